@@ -30,7 +30,7 @@ pub use histogram::Distribution;
 pub use probes::{PROBE_ARGUMENTS, PROBES, Probe};
 pub use recorder::{LatencyRecorder, Request, RequestObserver, RequestRecord, Taken};
 
-use histogram::Histogram;
+use histogram::{Counts, Latencies};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -126,10 +126,10 @@ impl Stage {
 /// first used: an idle queue costs less than 1 KiB, each latency histogram 2 KiB.
 #[derive(Debug, Default)]
 pub struct QueueLatency {
-    operations: [OnceLock<Histogram>; Operation::ALL.len()],
-    stages: [OnceLock<Histogram>; Stage::ALL.len()],
-    depth: OnceLock<Histogram>,
-    batch: OnceLock<Histogram>,
+    operations: [OnceLock<Latencies>; Operation::ALL.len()],
+    stages: [OnceLock<Latencies>; Stage::ALL.len()],
+    depth: OnceLock<Counts>,
+    batch: OnceLock<Counts>,
     observer: Observer,
 }
 
@@ -181,35 +181,39 @@ impl QueueLatency {
         }
     }
 
-    fn operation(&self, operation: Operation) -> &Histogram {
-        self.operations[operation as usize].get_or_init(Histogram::of_latencies)
+    #[inline]
+    fn operation(&self, operation: Operation) -> &Latencies {
+        self.operations[operation as usize].get_or_init(Latencies::new)
     }
 
-    fn stage(&self, stage: Stage) -> &Histogram {
-        self.stages[stage as usize].get_or_init(Histogram::of_latencies)
+    #[inline]
+    fn stage(&self, stage: Stage) -> &Latencies {
+        self.stages[stage as usize].get_or_init(Latencies::new)
     }
 
-    fn depth(&self) -> &Histogram {
-        self.depth.get_or_init(Histogram::of_counts)
+    #[inline]
+    fn depth(&self) -> &Counts {
+        self.depth.get_or_init(Counts::new)
     }
 
-    fn batch(&self) -> &Histogram {
-        self.batch.get_or_init(Histogram::of_counts)
+    #[inline]
+    fn batch(&self) -> &Counts {
+        self.batch.get_or_init(Counts::new)
     }
 
     /// Copies what was recorded so far.
     #[must_use]
     pub fn snapshot(&self) -> LatencySnapshot {
-        fn of<K: Copy>(keys: &[K], histograms: &[OnceLock<Histogram>]) -> Vec<(K, Distribution)> {
+        fn of<K: Copy>(keys: &[K], histograms: &[OnceLock<Latencies>]) -> Vec<(K, Distribution)> {
             let used =
-                |(key, histogram): (&K, &OnceLock<Histogram>)| Some((*key, histogram.get()?.snapshot()));
+                |(key, histogram): (&K, &OnceLock<Latencies>)| Some((*key, histogram.get()?.snapshot()));
             keys.iter().zip(histograms).filter_map(used).collect()
         }
         LatencySnapshot {
             operations: of(&Operation::ALL, &self.operations),
             stages: of(&Stage::ALL, &self.stages),
-            depth: self.depth.get().map(Histogram::snapshot),
-            batch: self.batch.get().map(Histogram::snapshot),
+            depth: self.depth.get().map(Counts::snapshot),
+            batch: self.batch.get().map(Counts::snapshot),
         }
     }
 }

@@ -88,6 +88,7 @@ impl<D: Device> Rig<D> {
 
     pub(crate) fn serve(&mut self) -> Result<Served, ServeError> {
         self.live.latency().announce();
+        self.live.latency().begin_turn();
         let served = self.handler.serve(&mut self.live)?;
         latency::rig::served(&mut self.live, &served);
         Ok(served)

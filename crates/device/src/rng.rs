@@ -128,8 +128,7 @@ impl QueueHandler for Handler {
             }
             served.completed += 1;
         }
-        latency.reap();
-        latency.complete(Operation::Entropy, measured, taken);
+        latency.complete_now(Operation::Entropy, measured, taken);
         served.interrupt = queue.publish()?;
         Ok(served)
     }

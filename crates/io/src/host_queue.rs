@@ -178,13 +178,14 @@ impl HostQueue {
     /// Serves as [`HostQueue::serve`] does. `true`: there may be more.
     fn serve_counted(&mut self, arm: bool, enough: u32, sum: &mut Served) -> Result<bool, ServeError> {
         let Self { key, live, handler, events, work, .. } = self;
+        live.latency().begin_turn();
         live.disable_kicks();
         for _ in 0..BUDGET {
             let served = handler.serve(live)?;
             if served.interrupt {
                 work.interrupted();
                 events.used_buffer(key.queue);
-                live.latency().interrupted();
+                live.latency().signalled();
             }
             live.latency().finish();
             sum.taken += served.taken;
@@ -251,6 +252,7 @@ impl HostQueue {
     }
 
     fn drain(&mut self, complete: bool) {
+        self.live.latency().begin_turn();
         let served = match &self.cut {
             Some(cut) => self.handler.drain_until(&mut self.live, complete, cut),
             None => self.handler.drain(&mut self.live, complete),
@@ -260,7 +262,7 @@ impl HostQueue {
         if served.interrupt {
             self.work.interrupted();
             self.events.used_buffer(self.key.queue);
-            self.live.latency().interrupted();
+            self.live.latency().signalled();
         }
         self.live.latency().finish();
     }

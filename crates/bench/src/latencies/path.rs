@@ -167,6 +167,7 @@ impl Subject for DevicePath {
                 Pace::Busy => completed += self.serve()?,
                 Pace::Polled => {
                     self.live.latency().announce_since(Duration::from_nanos(200));
+                    self.live.latency().begin_turn();
                     self.live.disable_kicks();
                     completed += self.serve()?;
                     completed += self.serve()?;

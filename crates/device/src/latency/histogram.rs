@@ -17,38 +17,34 @@ const LATENCY_OCTAVES: usize = 30;
 /// Octaves of counts: from 8 to 65536, more than the largest queue.
 const COUNT_OCTAVES: usize = 13;
 
+/// For latencies in nanoseconds, in units of 8 ns.
+pub(super) type Latencies = Histogram<3, { SUB + LATENCY_OCTAVES * SUB + 1 }>;
+/// For counts of 1 and more; exact up to 16.
+pub(super) type Counts = Histogram<0, { SUB + COUNT_OCTAVES * SUB + 1 }>;
+
 /// Distribution of numbers, written by one thread at a time and read by any.
+///
+/// `SHIFT` is the logarithm of the unit. The last of the `BUCKETS` is open.
 #[derive(Debug)]
-pub(super) struct Histogram {
-    /// The last one is open.
-    buckets: Box<[AtomicU64]>,
+pub(super) struct Histogram<const SHIFT: u32, const BUCKETS: usize> {
+    buckets: Box<[AtomicU64; BUCKETS]>,
     sum: AtomicU64,
     max: AtomicU64,
-    /// Logarithm of the unit.
-    shift: u32,
 }
 
-impl Histogram {
-    /// For latencies in nanoseconds, in units of 8 ns.
-    pub(super) fn of_latencies() -> Self {
-        Self::new(3, LATENCY_OCTAVES)
-    }
-
-    /// For counts of 1 and more; exact up to 16.
-    pub(super) fn of_counts() -> Self {
-        Self::new(0, COUNT_OCTAVES)
-    }
-
-    fn new(shift: u32, octaves: usize) -> Self {
-        let buckets = std::iter::repeat_with(AtomicU64::default).take(SUB + octaves * SUB + 1).collect();
-        Self { buckets, sum: AtomicU64::new(0), max: AtomicU64::new(0), shift }
+impl<const SHIFT: u32, const BUCKETS: usize> Histogram<SHIFT, BUCKETS> {
+    pub(super) fn new() -> Self {
+        Self {
+            buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]),
+            sum: AtomicU64::new(0),
+            max: AtomicU64::new(0),
+        }
     }
 
     /// Adds `value`, `times` times. One thread at a time may call it.
     #[inline]
     pub(super) fn add(&self, value: u64, times: u64) {
-        let last = self.buckets.len() - 1;
-        raise(&self.buckets[index(value, self.shift).min(last)], times);
+        raise(&self.buckets[index(value, SHIFT).min(BUCKETS - 1)], times);
         raise(&self.sum, value.wrapping_mul(times));
         // Relaxed: a statistic with one writer, as in `raise`.
         if value > self.max.load(Ordering::Relaxed) {
@@ -60,10 +56,10 @@ impl Histogram {
     pub(super) fn snapshot(&self) -> Distribution {
         // Relaxed: statistics.
         let max = self.max.load(Ordering::Relaxed);
-        let last = self.buckets.len() - 1;
+        let last = BUCKETS - 1;
         let bucket = |(index, count): (usize, &AtomicU64)| match count.load(Ordering::Relaxed) {
             0 => None,
-            count => Some((if index == last { max } else { upper(index, self.shift) }, count)),
+            count => Some((if index == last { max } else { upper(index, SHIFT) }, count)),
         };
         let buckets: Vec<_> = self.buckets.iter().enumerate().filter_map(bucket).collect();
         let count = buckets.iter().fold(0_u64, |sum, (_, count)| sum.wrapping_add(*count));
@@ -79,17 +75,15 @@ fn raise(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
-/// The bucket of a value, if there were buckets without end.
+/// The bucket of a value, if there were buckets without end. It has no branches.
 #[inline]
 fn index(value: u64, shift: u32) -> usize {
     // One less, so that upper bounds are inclusive.
     let units = value.saturating_sub(1) >> shift;
-    if units < SUB as u64 {
-        return units as usize;
-    }
-    let octave = units.ilog2() - SUB_BITS;
-    let sub = (units >> octave) as usize & (SUB - 1);
-    ((octave as usize + 1) << SUB_BITS) + sub
+    // The first two rows are linear: octave 0.
+    let octave = (units | SUB as u64).ilog2() - SUB_BITS;
+    // The leading bit of the quotient counts as one more row.
+    ((octave as usize) << SUB_BITS) + (units >> octave) as usize
 }
 
 /// The largest value of a bucket.
@@ -160,11 +154,11 @@ mod tests {
 
     #[test]
     fn small_counts_are_exact_and_large_values_end_in_the_open_bucket() {
-        let counts = Histogram::of_counts();
+        let counts = Counts::new();
         (1..=16).for_each(|count| counts.add(count, count));
         let buckets: Vec<_> = (1..=16).map(|count| (count, count)).collect();
         assert_eq!(counts.snapshot().buckets, buckets);
-        let latencies = Histogram::of_latencies();
+        let latencies = Latencies::new();
         latencies.add(u64::MAX, 2);
         latencies.add(1 << 40, 1);
         let snapshot = latencies.snapshot();
@@ -178,7 +172,7 @@ mod tests {
             mut values in prop::collection::vec((0..37_u32).prop_flat_map(|bits| 0..=1_u64 << bits), 1..300),
             q in 0.0..=1.0_f64,
         ) {
-            let latencies = Histogram::of_latencies();
+            let latencies = Latencies::new();
             values.iter().for_each(|value| latencies.add(*value, 1));
             values.sort_unstable();
             let snapshot = latencies.snapshot();
@@ -193,7 +187,7 @@ mod tests {
 
         #[test]
         fn a_value_added_many_times_is_as_many_values(value in any::<u32>(), times in 1..50_u64) {
-            let (once, each) = (Histogram::of_latencies(), Histogram::of_latencies());
+            let (once, each) = (Latencies::new(), Latencies::new());
             once.add(value.into(), times);
             (0..times).for_each(|_| each.add(value.into(), 1));
             prop_assert_eq!(once.snapshot(), each.snapshot());

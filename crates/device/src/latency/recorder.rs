@@ -3,14 +3,20 @@
 //! ```text
 //!   owner (I/O thread)                              handler
 //!
-//!   announce, announce_since  ----->  take -> Taken, kept with each request; batch
+//!   announce, announce_since
+//!   begin_turn                ----->  take -> Taken, kept with each request; batch
 //!                                     |    or: empty (nothing there), hold (rate limit), starve (no buffer)
 //!                                     v
 //!                                     reap, then complete for each request that is done
-//!   finish (signalled)        <-----  |
+//!                                     |    or: complete_now
+//!   signalled, finish         <-----  |
 //!   idle (nothing left)       <-----  '
 //! ```
 //! `finish` sees all times of a request, and is the only place that writes to the histograms.
+//!
+//! **Readings of the clock are shared.** A reading is most of the cost of a small batch. `finish`
+//! uses that of `complete_now`, unless the driver was signalled in between. In the same turn, the
+//! first `reap` or `take` after `finish` uses that of `finish`: nothing happens in between.
 use super::probes::ProbedQueue;
 use super::{Operation, QueueLatency, Stage};
 use quanta::Clock;
@@ -81,14 +87,81 @@ pub trait RequestObserver: Send + Sync {
     fn ended(&self, record: &RequestRecord);
 }
 
-/// Completed requests with the same times; or one, that is observed or probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    operation: Operation,
+/// Times of a completed request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Times {
     taken: Taken,
     done: Ticks,
+}
+
+/// Completed requests of one operation with the same times.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    operation: Operation,
+    times: Times,
     count: u64,
-    request: Option<Request>,
+}
+
+/// A completed request that an observer is told of.
+#[derive(Clone, Copy, Debug)]
+struct Observed {
+    operation: Operation,
+    times: Times,
+    request: Request,
+}
+
+/// Nanoseconds of each stage.
+#[derive(Clone, Copy, Debug)]
+struct Stages {
+    ring: u64,
+    throttled: u64,
+    host: u64,
+    interrupt: u64,
+}
+
+impl Stages {
+    fn sum(self) -> u64 {
+        let Self { ring, throttled, host, interrupt } = self;
+        ring.wrapping_add(throttled).wrapping_add(host).wrapping_add(interrupt)
+    }
+}
+
+/// Converts between ticks and nanoseconds, by a multiplication and a shift.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    /// Nanoseconds of 2^32 ticks.
+    nanos: u64,
+    /// Ticks of 2^32 nanoseconds.
+    ticks: u64,
+}
+
+impl Scale {
+    fn new(clock: &Clock) -> Self {
+        let nanos = clock.delta_as_nanos(0, 1 << 32).max(1);
+        Self { nanos, ticks: u64::try_from((1_u128 << 64) / u128::from(nanos)).unwrap_or(u64::MAX) }
+    }
+
+    /// Nanoseconds from one reading to another; 0 if the clock went back.
+    #[inline]
+    fn nanos(self, from: Ticks, to: Ticks) -> u64 {
+        ((u128::from(to.saturating_sub(from)) * u128::from(self.nanos)) >> 32) as u64
+    }
+
+    #[inline]
+    fn ticks(self, time: Duration) -> Ticks {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        u64::try_from((u128::from(nanos) * u128::from(self.ticks)) >> 32).unwrap_or(Ticks::MAX)
+    }
+
+    #[inline]
+    fn stages(self, Times { taken: Taken { announced, at, throttled }, done }: Times, end: Ticks) -> Stages {
+        Stages {
+            ring: self.nanos(announced.saturating_add(throttled), at),
+            throttled: self.nanos(0, throttled),
+            host: self.nanos(at, done),
+            interrupt: self.nanos(done, end),
+        }
+    }
 }
 
 /// Records the latencies of one live queue into its [`QueueLatency`].
@@ -104,6 +177,9 @@ pub struct LatencyRecorder {
 struct On {
     latency: Arc<QueueLatency>,
     clock: Clock,
+    scale: Scale,
+    /// The last reading of the clock, while nothing has happened since.
+    fresh: Option<Ticks>,
     /// Since when available chains are known, or may be there.
     announced: Option<Ticks>,
     /// Since when a rate limit holds the queue.
@@ -112,8 +188,11 @@ struct On {
     starved: bool,
     /// When the requests that complete now were done.
     reaped: Ticks,
-    /// Completed and not yet signalled.
-    runs: Vec<Run>,
+    /// Completed and not yet signalled; none if its count is 0.
+    run: Run,
+    /// The same, before `run`.
+    earlier: Vec<Run>,
+    observed: Vec<Observed>,
     /// What probes report.
     probed: ProbedQueue,
 }
@@ -128,12 +207,16 @@ impl LatencyRecorder {
         Self {
             on: Some(On {
                 latency,
+                scale: Scale::new(&clock),
                 clock,
+                fresh: None,
                 announced: None,
                 held: None,
                 starved: false,
                 reaped: 0,
-                runs: Vec::with_capacity(RUNS),
+                run: Run { operation: Operation::Other, times: Times::default(), count: 0 },
+                earlier: Vec::with_capacity(RUNS),
+                observed: Vec::new(),
                 probed: ProbedQueue::default(),
             }),
         }
@@ -171,7 +254,7 @@ impl LatencyRecorder {
         if let Some(on) = &mut self.on
             && on.announced.is_none()
         {
-            on.announced = Some(on.clock.raw().saturating_sub(on.ticks(ago)));
+            on.announced = Some(on.clock.raw().saturating_sub(on.scale.ticks(ago)));
         }
     }
 
@@ -183,11 +266,21 @@ impl LatencyRecorder {
         }
     }
 
-    /// Owner: the driver was interrupted.
+    /// Owner: serves the queue now, after something else.
     #[inline]
-    pub fn interrupted(&self) {
-        if let Some(on) = &self.on {
+    pub fn begin_turn(&mut self) {
+        if let Some(on) = &mut self.on {
+            on.fresh = None;
+        }
+    }
+
+    /// Owner: has signalled the driver, before [`LatencyRecorder::finish`].
+    #[inline]
+    pub fn signalled(&mut self) {
+        if let Some(on) = &mut self.on {
             on.probed.interrupt();
+            // Signalling took time.
+            on.fresh = None;
         }
     }
 
@@ -205,10 +298,12 @@ impl LatencyRecorder {
     /// Owner: the completed requests are published, and the driver is signalled if it wants it.
     #[inline]
     pub fn finish(&mut self) {
-        if let Some(on) = &mut self.on
-            && !on.runs.is_empty()
-        {
-            on.finish();
+        if let Some(on) = &mut self.on {
+            if on.run.count > 0 {
+                on.finish();
+            } else {
+                on.fresh = None;
+            }
         }
     }
 
@@ -256,19 +351,20 @@ impl LatencyRecorder {
             if let Some(held) = on.held.take() {
                 on.throttle_ends(held, on.clock.raw());
             }
-            (on.announced, on.starved) = (None, false);
+            (on.fresh, on.announced, on.starved) = (None, None, false);
         }
     }
 
     /// Handler: a rate limit holds the queue, from now on or still.
     pub fn hold(&mut self) {
-        if let Some(on) = &mut self.on
-            && on.held.is_none()
-        {
-            let now = on.clock.raw();
-            on.held = Some(now);
-            on.announced.get_or_insert(now);
-            on.probed.throttle_begin();
+        if let Some(on) = &mut self.on {
+            on.fresh = None;
+            if on.held.is_none() {
+                let now = on.clock.raw();
+                on.held = Some(now);
+                on.announced.get_or_insert(now);
+                on.probed.throttle_begin();
+            }
         }
     }
 
@@ -288,6 +384,7 @@ impl LatencyRecorder {
     /// Handler: has frames, and there is no buffer to take for them.
     pub fn starve(&mut self) {
         if let Some(on) = &mut self.on {
+            on.fresh = None;
             on.starved = true;
             on.announced.get_or_insert_with(|| on.clock.raw());
         }
@@ -313,7 +410,7 @@ impl LatencyRecorder {
     #[inline]
     pub fn reap(&mut self) {
         if let Some(on) = &mut self.on {
-            on.reaped = on.clock.raw();
+            on.reaped = on.now();
         }
     }
 
@@ -322,7 +419,22 @@ impl LatencyRecorder {
     #[inline]
     pub fn complete(&mut self, operation: Operation, taken: Taken, count: usize) {
         if let Some(on) = &mut self.on {
-            on.complete(Run { operation, taken, done: on.reaped, count: count as u64, request: None });
+            let times = Times { taken, done: on.reaped };
+            on.complete(operation, times, count as u64);
+        }
+    }
+
+    /// Handler: has completed requests that were taken at the same time, just now.
+    ///
+    /// Publish them next.
+    #[inline]
+    pub fn complete_now(&mut self, operation: Operation, taken: Taken, count: usize) {
+        if let Some(on) = &mut self.on
+            && count > 0
+        {
+            let done = on.clock.raw();
+            on.fresh = Some(done);
+            on.complete(operation, Times { taken, done }, count as u64);
         }
     }
 
@@ -335,8 +447,8 @@ impl LatencyRecorder {
         request: impl FnOnce() -> Request,
     ) {
         if let Some(on) = &mut self.on {
-            let done = on.reaped;
-            on.complete_request(operation, taken, done, request);
+            let times = Times { taken, done: on.reaped };
+            on.complete_request(operation, times, request);
         }
     }
 
@@ -345,22 +457,21 @@ impl LatencyRecorder {
     #[inline]
     pub fn answer_request(&mut self, operation: Operation, taken: Taken, request: impl FnOnce() -> Request) {
         if let Some(on) = &mut self.on {
-            on.complete_request(operation, taken, taken.at, request);
+            on.complete_request(operation, Times { taken, done: taken.at }, request);
         }
     }
 }
 
 impl On {
-    /// Duration in ticks of the clock.
-    fn ticks(&self, time: Duration) -> Ticks {
-        const MANY: Ticks = 1 << 32;
-        let nanos = self.clock.delta_as_nanos(0, MANY).max(1);
-        u64::try_from(time.as_nanos() * u128::from(MANY) / u128::from(nanos)).unwrap_or(u64::MAX)
+    /// The time; a fresh reading serves once.
+    #[inline]
+    fn now(&mut self) -> Ticks {
+        self.fresh.take().unwrap_or_else(|| self.clock.raw())
     }
 
     #[inline]
     fn take(&mut self) -> Taken {
-        let now = self.clock.raw();
+        let now = self.now();
         // Chains that are not taken now are there, or come after this look at the ring.
         let announced = self.announced.replace(now).unwrap_or(now);
         let throttled = match self.held.take() {
@@ -373,84 +484,106 @@ impl On {
 
     /// The limit has held the queue since `held`. Returns the time.
     fn throttle_ends(&self, held: Ticks, now: Ticks) -> Ticks {
-        self.probed.throttle_end(|| self.clock.delta_as_nanos(held, now));
+        self.probed.throttle_end(|| self.scale.nanos(held, now));
         now.saturating_sub(held)
     }
 
     #[inline]
-    fn complete_request(
-        &mut self,
-        operation: Operation,
-        taken: Taken,
-        done: Ticks,
-        request: impl FnOnce() -> Request,
-    ) {
-        let probed = self.probed.wants_requests();
-        let request = (probed || self.latency.is_observed()).then(request);
-        if probed && let Some(request) = &request {
-            self.probed.request_done(operation, request, self.clock.delta_as_nanos(taken.at, done));
+    fn complete_request(&mut self, operation: Operation, times: Times, request: impl FnOnce() -> Request) {
+        self.complete(operation, times, 1);
+        if self.probed.wants_requests() || self.latency.is_observed() {
+            self.observe(Observed { operation, times, request: request() });
         }
-        self.complete(Run { operation, taken, done, count: 1, request });
+    }
+
+    #[cold]
+    fn observe(&mut self, observed: Observed) {
+        let Observed { operation, times: Times { taken, done }, request } = &observed;
+        if self.probed.wants_requests() {
+            self.probed.request_done(*operation, request, self.scale.nanos(taken.at, *done));
+        }
+        self.observed.push(observed);
     }
 
     #[inline]
-    fn complete(&mut self, run: Run) {
-        if run.count == 0 {
-            return;
+    fn complete(&mut self, operation: Operation, times: Times, count: u64) {
+        if (self.run.operation, self.run.times) == (operation, times) {
+            self.run.count += count;
+        } else if count > 0 {
+            self.begin_run(Run { operation, times, count });
         }
-        if let Some(last) = self.runs.last_mut()
-            && last.operation == run.operation
-            && (last.taken, last.done) == (run.taken, run.done)
-            && (last.request, run.request) == (None, None)
-        {
-            last.count += run.count;
-            return;
+    }
+
+    #[inline(never)]
+    fn begin_run(&mut self, run: Run) {
+        let last = std::mem::replace(&mut self.run, run);
+        if last.count > 0 {
+            self.earlier.push(last);
         }
-        self.runs.push(run);
     }
 
     #[inline(never)]
     fn finish(&mut self) {
-        let end = self.clock.raw();
-        let Self { latency, clock, runs, probed, .. } = self;
-        let nanos = |from, to| clock.delta_as_nanos(from, to);
-        let stages = |Run { taken: Taken { announced, at, throttled }, done, .. }: &Run| {
-            let ring = nanos(announced.saturating_add(*throttled), *at);
-            [ring, nanos(0, *throttled), nanos(*at, *done), nanos(*done, end)]
+        let end = self.now();
+        self.fresh = Some(end);
+        if !self.observed.is_empty() {
+            self.tell(end);
+        }
+        if self.probed.wants_batches() {
+            self.probe(end);
+        }
+        let Self { latency, scale, run, earlier, .. } = self;
+        if !earlier.is_empty() {
+            // Neighbours with the same times share the stages.
+            earlier.push(*run);
+            let groups = earlier.chunk_by(|one, next| one.times == next.times);
+            groups.for_each(|group| record(latency, *scale, group, end));
+            earlier.clear();
+        } else {
+            record(latency, *scale, std::slice::from_ref(run), end);
+        }
+        run.count = 0;
+    }
+
+    #[cold]
+    fn tell(&mut self, end: Ticks) {
+        let Self { latency, scale, observed, probed, .. } = self;
+        let record = |&Observed { operation, times, request }: &Observed| {
+            let Stages { ring, throttled, host, interrupt } = scale.stages(times, end);
+            RequestRecord { operation, request, ring, throttled, host, interrupt }
         };
-        if runs.iter().any(|run| run.request.is_some()) {
-            let record = |run: &Run| {
-                let (operation, request) = (run.operation, run.request?);
-                let [ring, throttled, host, interrupt] = stages(run);
-                Some(RequestRecord { operation, request, ring, throttled, host, interrupt })
-            };
-            latency.tell(runs.iter().filter_map(record));
-            if probed.wants_requests() {
-                runs.iter().filter_map(record).for_each(|record| probed.request_ended(&record));
-            }
+        latency.tell(observed.iter().map(record));
+        if probed.wants_requests() {
+            observed.iter().for_each(|observed| probed.request_ended(&record(observed)));
         }
-        if probed.wants_batches() {
-            runs.iter().for_each(|run| probed.batch_ended(run.operation, run.count, stages(run)));
-        }
-        let mut runs = runs.drain(..).peekable();
-        while let Some(Run { operation, taken, done, count, .. }) = runs.next() {
-            let whole = nanos(taken.announced, end);
-            latency.operation(operation).add(whole, count);
-            // Neighbours with the same times share the work.
-            let mut sum = count;
-            while let Some(next) = runs.next_if(|next| (next.taken, next.done) == (taken, done)) {
-                latency.operation(next.operation).add(whole, next.count);
-                sum += next.count;
-            }
-            let Taken { announced, at, throttled } = taken;
-            latency.stage(Stage::Ring).add(nanos(announced.saturating_add(throttled), at), sum);
-            if throttled > 0 {
-                latency.stage(Stage::Throttled).add(nanos(0, throttled), sum);
-            }
-            latency.stage(Stage::Host).add(nanos(at, done), sum);
-            latency.stage(Stage::Interrupt).add(nanos(done, end), sum);
+        observed.clear();
+    }
+
+    #[cold]
+    fn probe(&self, end: Ticks) {
+        for run in self.earlier.iter().chain([&self.run]) {
+            let Stages { ring, throttled, host, interrupt } = self.scale.stages(run.times, end);
+            self.probed.batch_ended(run.operation, run.count, [ring, throttled, host, interrupt]);
         }
     }
+}
+
+/// Adds runs with the same times to the histograms.
+#[inline]
+fn record(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
+    let Some(Run { times, .. }) = runs.first() else { return };
+    let stages = scale.stages(*times, end);
+    let mut sum = 0;
+    for run in runs {
+        latency.operation(run.operation).add(stages.sum(), run.count);
+        sum += run.count;
+    }
+    latency.stage(Stage::Ring).add(stages.ring, sum);
+    if stages.throttled > 0 {
+        latency.stage(Stage::Throttled).add(stages.throttled, sum);
+    }
+    latency.stage(Stage::Host).add(stages.host, sum);
+    latency.stage(Stage::Interrupt).add(stages.interrupt, sum);
 }
 
 #[cfg(test)]

@@ -79,8 +79,7 @@ impl<B: BackEnd> QueueHandler for Control<B> {
             });
             answered.map_err(|error| queue.fail(error))?;
         }
-        latency.reap();
-        latency.complete(Operation::Other, measured, taken);
+        latency.complete_now(Operation::Other, measured, taken);
         Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: queue.publish()? })
     }
 

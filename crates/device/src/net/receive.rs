@@ -237,8 +237,7 @@ impl<R: Receiver> Receive<R> {
         self.receiver.flush();
         if let Some(taken) = first {
             latency.batch(served.taken as usize, usize::from(queue.in_flight()) + served.completed as usize);
-            latency.reap();
-            latency.complete(Operation::FrameIn, taken, frames);
+            latency.complete_now(Operation::FrameIn, taken, frames);
         }
         served.interrupt = queue.publish()?;
         Ok(served)

@@ -114,10 +114,7 @@ impl<S: Sender> Transmit<S> {
         let finished = &self.batch.chains()[before..self.done];
         served.completed = finished.len() as u32;
         queue.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
-        if served.completed > 0 {
-            latency.reap();
-            latency.complete(Operation::FrameOut, self.taken, finished.len());
-        }
+        latency.complete_now(Operation::FrameOut, self.taken, finished.len());
         served.interrupt = queue.publish()?;
         Ok(served)
     }
@@ -191,8 +188,7 @@ impl<S: Sender> QueueHandler for Transmit<S> {
             let QueueBatch { queue, latency, .. } = queue.begin_batch();
             // A queue that has latched publishes nothing.
             if queue.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
-                latency.reap();
-                latency.complete(Operation::FrameOut, self.taken, rest.len());
+                latency.complete_now(Operation::FrameOut, self.taken, rest.len());
                 served.completed = rest.len() as u32;
                 served.interrupt = queue.publish().unwrap_or(false);
             }

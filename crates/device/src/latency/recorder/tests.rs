@@ -139,6 +139,55 @@ fn a_frame_that_waits_for_a_buffer_waits_from_its_arrival() {
 }
 
 #[test]
+fn steps_that_follow_each_other_share_a_reading_of_the_clock() {
+    let mut f = Fixture::new();
+    for (signalled, interrupt) in [(false, 0), (true, 5)] {
+        f.recorder.announce();
+        f.recorder.begin_turn();
+        f.wait(1);
+        let taken = f.recorder.take();
+        f.wait(20);
+        f.recorder.complete_now(Operation::FrameOut, taken, 2);
+        f.wait(5);
+        if signalled {
+            f.recorder.signalled();
+        }
+        let before = f.stages();
+        f.recorder.finish();
+        let sum = |stages: &[(Stage, u64, u64)], wanted| {
+            stages.iter().find(|(stage, ..)| *stage == wanted).map_or(0, |(_, sum, _)| *sum)
+        };
+        let added = |stage| sum(&f.stages(), stage) - sum(&before, stage);
+        assert_eq!([Stage::Ring, Stage::Host, Stage::Interrupt].map(added), [2, 40, 2 * interrupt]);
+        // The next look in the same turn is at the time of `finish`, one in another turn is not.
+        let end = taken.at + 20 + interrupt;
+        f.wait(7);
+        assert_eq!(f.recorder.take().at, end);
+        assert_ne!(f.recorder.take().at, end, "it serves once");
+        f.recorder.complete_now(Operation::FrameOut, taken, 1);
+        f.recorder.finish();
+        f.wait(7);
+        f.recorder.begin_turn();
+        assert_eq!(f.recorder.take().at, end + if signalled { 14 } else { 19 });
+        f.recorder.empty();
+    }
+}
+
+#[test]
+fn ticks_become_nanoseconds_and_back() {
+    for nanos in [1_u64 << 29, 1 << 30, 1_431_655_765, 1 << 32, 3 << 32] {
+        let scale =
+            Scale { nanos, ticks: u64::try_from((1_u128 << 64) / u128::from(nanos)).unwrap_or(u64::MAX) };
+        assert_eq!(scale.nanos(7, (1 << 32) + 7), nanos);
+        assert_eq!(scale.nanos(8, 7), 0);
+        for time in [0, 999, 1_000_000_000, 3_600_000_000_000] {
+            let back = scale.nanos(0, scale.ticks(Duration::from_nanos(time)));
+            assert!(back <= time && time - back <= 2 + (time >> 28) + (nanos >> 32), "{time}: {back}");
+        }
+    }
+}
+
+#[test]
 fn a_request_that_is_answered_at_once_has_no_host_time() {
     let mut f = Fixture::new();
     let taken = f.recorder.take();

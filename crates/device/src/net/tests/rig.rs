@@ -143,6 +143,7 @@ impl<B: BackEnd> Card<B> {
     pub(super) fn serve(&mut self, lane: usize) -> Result<Served, ServeError> {
         let Lane { handler, live, .. } = &mut self.lanes[lane];
         live.latency().announce();
+        live.latency().begin_turn();
         let served = handler.serve(live)?;
         latency::rig::served(live, &served);
         Ok(served)
