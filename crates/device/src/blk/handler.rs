@@ -249,9 +249,9 @@ impl Handler {
                 (ended, blk::S_IOERR, failure.read)
             }
         };
-        let measured = ended.measured();
+        let (operation, taken) = ended.taken();
         finish(queue, memory, ended, (head, code, written), served)?;
-        latency.complete_request(measured.operation, measured.taken, || observed(measured, head, code));
+        latency.complete_request(operation, taken, || observed(self.requests.measured(head), head, code));
         Ok(())
     }
 

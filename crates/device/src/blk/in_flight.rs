@@ -122,6 +122,12 @@ impl RequestTable {
         Some(Free(Claim { entry, in_flight: &mut self.in_flight, head }))
     }
 
+    /// What is measured of the last request of `head`, which has ended.
+    #[cold]
+    pub(super) fn measured(&self, head: u16) -> Measured {
+        self.entries.get(usize::from(head)).map_or_else(Measured::default, |entry| entry.measured)
+    }
+
     /// Takes a request back from the engine. `None` if none is in flight there.
     pub(super) fn reaped(&mut self, outcome: Outcome) -> Option<Reaped<'_>> {
         let head = outcome.head();
@@ -398,6 +404,12 @@ impl Ended<'_> {
     /// What is measured of the request.
     pub(super) fn measured(&self) -> Measured {
         self.0.entry.measured
+    }
+
+    /// Operation, and when it was taken.
+    pub(super) fn taken(&self) -> (latency::Operation, Taken) {
+        let Measured { operation, taken, .. } = self.0.entry.measured;
+        (operation, taken)
     }
 
     /// Writes the status, ordered after the data, and frees the entry.
