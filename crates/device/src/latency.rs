@@ -19,7 +19,7 @@
 //! **Probes.** Tracers see each stage begin and end: [`PROBES`].
 //!
 //! The clock is the processor's cycle counter where that runs at a constant rate, else
-//! CLOCK_MONOTONIC. It is read three times a batch, never for each request.
+//! CLOCK_MONOTONIC. It is read one to four times a batch, never for each request.
 mod histogram;
 mod probes;
 mod recorder;

@@ -287,11 +287,11 @@ impl LatencyRecorder {
     /// Owner: nothing is left; the next work is announced.
     #[inline]
     pub fn idle(&mut self) {
-        if let Some(on) = &mut self.on
-            && on.held.is_none()
-            && !on.starved
-        {
-            on.announced = None;
+        if let Some(on) = &mut self.on {
+            on.fresh = None;
+            if on.held.is_none() && !on.starved {
+                on.announced = None;
+            }
         }
     }
 
