@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! BlkConfig --open--> Blk (image: opened, checked, locked)      image_file.rs, image.rs, qcow2/
+//!    '-- prepare --> UnlockedBlk --lock--> Blk                  when a dead process's requests have ended
 //!    | start_queue
 //!    v
 //! Handler, one for each queue                                   handler.rs
@@ -44,7 +45,7 @@ use crate::{Device, Limiter, QueueHandler};
 use engine::{Engine, EngineKind, Mapped, Pool};
 use handler::{Handler, Limited};
 use image::Image;
-use image_file::{ImageFile, Opening};
+use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
@@ -257,6 +258,15 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
+    /// A dead process has requests in flight for the image: its kernel still does them.
+    #[error(
+        "{}: requests of a process that is gone are in flight for the image; wait for its storage",
+        path.display()
+    )]
+    RequestsInFlight {
+        /// Path of the image.
+        path: PathBuf,
+    },
     /// The tables of a qcow2 image are invalid, or reading them failed.
     #[error("{}: cannot open the qcow2 image: {source}", path.display())]
     Qcow2 {
@@ -331,6 +341,30 @@ pub struct Blk {
     errors: Arc<StorageErrors>,
 }
 
+/// An open image that is not locked.
+#[derive(Debug)]
+pub struct UnlockedBlk {
+    file: UnlockedFile,
+    config: BlkConfig,
+}
+
+impl UnlockedBlk {
+    /// Locks the image.
+    ///
+    /// `Err` of the inner result: a dead process has requests in flight for the image, and holds
+    /// its lock. Try again later: nothing ends them but their storage. Returns at once then.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn lock(self) -> Result<Result<Blk, Self>, OpenError> {
+        let Self { file, config } = self;
+        Ok(match file.lock()? {
+            Ok(file) => Ok(Blk::on(file, config)?),
+            Err(file) => Err(Self { file, config }),
+        })
+    }
+}
+
 /// Whether this process can use io_uring on this host.
 ///
 /// # Errors
@@ -364,10 +398,23 @@ impl Blk {
     /// The lock is an open-file-description lock on the whole file: exclusive, or shared when
     /// read-only.
     ///
+    /// io_uring requests outlive a killed process, and may write after a newer write of the next
+    /// one. So an image is opened, locked or not, when no dead process has requests in flight for
+    /// it. This call waits for that for 2 s; [`Blk::prepare`] leaves the wait to the caller.
+    ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
         Self::on(ImageFile::open(&config.path, config.opening()?)?, config)
+    }
+
+    /// Opens the image without locking it; [`UnlockedBlk::lock`] makes a disk of it.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn prepare(config: BlkConfig) -> Result<UnlockedBlk, OpenError> {
+        let file = UnlockedFile::open(&config.path, config.opening()?)?;
+        Ok(UnlockedBlk { file, config })
     }
 
     /// As [`Blk::open`], for an image that is open already.

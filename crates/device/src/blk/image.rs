@@ -6,7 +6,7 @@
 //! ```
 use super::OpenError;
 use super::direct::Alignment;
-use super::image_file::{self, ImageFile};
+use super::image_file::{self, FileGuards, ImageFile};
 use super::qcow2::Qcow2;
 use paravane_spec::blk::{ID_LEN, SECTOR};
 use std::fs::File;
@@ -22,6 +22,7 @@ pub(super) struct Image {
     /// Dropped before the file, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
     pub(super) file: File,
+    _guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the disk in sectors, which requests are checked against.
     ///
@@ -54,10 +55,11 @@ impl Image {
     }
 
     fn new(file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
-        let ImageFile { file, path, read_only, in_memory, physical_block, direct, .. } = file;
+        let ImageFile { file, guards, path, read_only, in_memory, physical_block, direct, .. } = file;
         Self {
             qcow2,
             file,
+            _guards: guards,
             path,
             sectors: AtomicU64::new(sectors),
             look_error: Mutex::new(None),

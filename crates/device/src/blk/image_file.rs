@@ -1,16 +1,18 @@
 //! The file of an image: opened, checked and locked.
 //!
 //! Nothing of this changes the file.
+mod lock;
+
 use super::direct::Alignment;
 use super::{Format, OpenError};
+use lock::{INTERVAL, PATIENCE, Slot};
 use paravane_spec::blk::SECTOR;
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Largest physical block in bytes that drivers see.
 ///
@@ -26,6 +28,7 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 pub(super) struct ImageFile {
     /// Holds the lock.
     pub(super) file: File,
+    pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the file in bytes.
     pub(super) size: u64,
@@ -36,6 +39,116 @@ pub(super) struct ImageFile {
     pub(super) physical_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
+}
+
+/// Descriptors that stay open with an image, and that no request uses.
+///
+/// Dropped after the image.
+#[derive(Debug, Default)]
+pub(super) struct FileGuards {
+    /// Says that this process is alive.
+    _slot: Option<Slot>,
+    /// The exclusive use of a block device, if the image's descriptor does not have it.
+    _claim: Option<File>,
+}
+
+/// An open image that is not locked yet, as a dead process may have requests in flight for it.
+#[derive(Debug)]
+pub(super) struct UnlockedFile {
+    file: File,
+    slot: Option<Slot>,
+    path: PathBuf,
+    opening: Opening,
+    /// The descriptor has the exclusive use of a block device, or need not have it.
+    claimed: bool,
+}
+
+impl UnlockedFile {
+    /// Opens the image at `path`.
+    pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let read_only = opening.read_only;
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        // Checked before it is opened: opening a device node or a FIFO can have an effect by
+        // itself.
+        let expected = std::fs::metadata(path).map_err(os)?;
+        check_kind(path, &expected)?;
+
+        // O_NONBLOCK: the file may have become a FIFO since the check, and must not block this
+        // process.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let open =
+            |more| OpenOptions::new().read(true).write(!read_only).custom_flags(flags | more).open(path);
+        let is_claimed = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
+        let exclusive = expected.file_type().is_block_device() && !read_only && opening.lock;
+        let (file, claimed) = if exclusive {
+            let mut in_flight = false;
+            // Without O_CREAT, O_EXCL is defined for block devices only: EBUSY while the host has
+            // it mounted, or another process claims it.
+            let claim = || match open(libc::O_EXCL) {
+                Err(error) if is_claimed(&error) => {
+                    let file = open(0)?;
+                    in_flight = lock::requests_in_flight(&file);
+                    Ok(in_flight.then_some((file, false)))
+                }
+                file => file.map(|file| Some((file, true))),
+            };
+            lock::patiently_some(claim).map_err(os)?.ok_or(OpenError::InUse { path: path.to_owned() })?
+        } else {
+            (open(0).map_err(os)?, true)
+        };
+        check_kind(path, &file.metadata().map_err(os)?)?;
+        // Held from here on: another process that finds the image locked knows that this one lives.
+        let slot = Slot::take(&file, open(0).ok(), read_only);
+        Ok(Self { file, slot, path: path.to_owned(), opening, claimed })
+    }
+
+    /// Locks the image.
+    ///
+    /// `Err` of the inner result: a dead process has requests in flight for it; try again later.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`]: a live process has it locked. Or the file cannot be used.
+    pub(super) fn lock(self) -> Result<Result<ImageFile, Self>, OpenError> {
+        let Self { file, slot, path, opening, claimed } = self;
+        let os = |source| OpenError::Os { path: path.clone(), source };
+        let lock = || match opening.lock {
+            true => lock::whole(&file, opening.read_only),
+            false => Ok(true),
+        };
+        // A dead process may have the image open without a lock.
+        if !lock().map_err(os)? || lock::requests_in_flight(&file) {
+            if lock::requests_in_flight(&file) {
+                return Ok(Err(Self { file, slot, path, opening, claimed }));
+            }
+            // The holder may have ended meanwhile, or be about to release the lock.
+            if !lock::patiently(lock).map_err(os)? {
+                return Err(OpenError::InUse { path });
+            }
+        }
+        let claim = match claimed {
+            true => None,
+            false => claim(&path)?,
+        };
+        let guards = FileGuards { _slot: slot, _claim: claim };
+        ImageFile::locked(file, &path, opening, guards).map(Ok)
+    }
+}
+
+/// Claims a block device whose lock this process has: it cannot be mounted while claimed.
+fn claim(path: &Path) -> Result<Option<File>, OpenError> {
+    let open = || match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
+        // The kernel ends the claim of a dead process soon after its lock.
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
+        // The process may have dropped the right to open it.
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "block device not claimed: the host can mount it");
+            Ok(Some(None))
+        }
+        Ok(file) => Ok(Some(Some(file))),
+    };
+    let claim =
+        lock::patiently_some(open).map_err(|source| OpenError::Os { path: path.to_owned(), source })?;
+    claim.ok_or(OpenError::InUse { path: path.to_owned() })
 }
 
 /// Options for opening an image.
@@ -52,51 +165,48 @@ pub(super) struct Opening {
 }
 
 impl ImageFile {
-    /// Opens the image at `path`.
+    /// Opens the image at `path`, and locks it.
     pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let read_only = opening.read_only;
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
-        // Checked before it is opened: opening a device node or a FIFO can have an effect by
-        // itself.
-        let expected = std::fs::metadata(path).map_err(os)?;
-        check_kind(path, &expected)?;
-
-        // O_NONBLOCK: the file may have become a FIFO since the check, and must not block this
-        // process.
-        let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let is_block_device = expected.file_type().is_block_device();
-        if is_block_device && !read_only && opening.lock {
-            // Without O_CREAT this is defined for block devices only: EBUSY while the host has it
-            // mounted.
-            flags |= libc::O_EXCL;
+        let mut unlocked = UnlockedFile::open(path, opening)?;
+        let start = Instant::now();
+        loop {
+            match unlocked.lock()? {
+                Ok(file) => return Ok(file),
+                Err(_) if start.elapsed() >= PATIENCE => {
+                    return Err(OpenError::RequestsInFlight { path: path.to_owned() });
+                }
+                Err(still) => unlocked = still,
+            }
+            std::thread::sleep(INTERVAL);
         }
-        let is_held = |error: &io::Error| is_block_device && error.raw_os_error() == Some(libc::EBUSY);
-        let open = || OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path);
-        let file = patiently(open, is_held).map_err(|source| match is_held(&source) {
-            true => OpenError::InUse { path: path.to_owned() },
-            false => os(source),
-        })?;
-        Self::of(file, path, opening)
     }
 
     /// Uses an open file, and shares the lock of its open file description.
-    pub(super) fn of(mut file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+    pub(super) fn of(file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        check_kind(
+            path,
+            &file.metadata().map_err(|source| OpenError::Os { path: path.to_owned(), source })?,
+        )?;
+        if opening.lock
+            && !lock::patiently(|| lock::whole(&file, opening.read_only))
+                .map_err(|source| OpenError::Os { path: path.to_owned(), source })?
+        {
+            return Err(OpenError::InUse { path: path.to_owned() });
+        }
+        Self::locked(file, path, opening, FileGuards::default())
+    }
+
+    /// Uses an open file whose lock is held, if it is to be locked.
+    fn locked(mut file: File, path: &Path, opening: Opening, guards: FileGuards) -> Result<Self, OpenError> {
         let Opening { format, read_only, direct, .. } = opening;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
-        check_kind(path, &metadata)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.
         let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| os(error.into()))? - OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&file, flags).map_err(|error| os(error.into()))?;
         // Saves a time stamp for each read. Only the file's owner may set it, hence the ignored
         // error.
         let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
-        if opening.lock {
-            lock(&file, read_only).map_err(|source| match source.raw_os_error() {
-                Some(libc::EAGAIN | libc::EACCES) => OpenError::InUse { path: path.to_owned() },
-                _ => os(source),
-            })?;
-        }
 
         let size = end(&mut file).map_err(os)?;
         if size == 0 {
@@ -117,7 +227,7 @@ impl ImageFile {
         let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
         let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
         let path = path.to_owned();
-        Ok(Self { file, path, size, read_only, in_memory, physical_block: physical, direct })
+        Ok(Self { file, guards, path, size, read_only, in_memory, physical_block: physical, direct })
     }
 }
 
@@ -134,51 +244,5 @@ fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
         Ok(())
     } else {
         Err(OpenError::Kind { path: path.to_owned() })
-    }
-}
-
-/// Longest wait for a lock whose holder is about to release it.
-///
-/// The kernel releases the rings of a killed process some time after its end: tens of milliseconds,
-/// more on a busy host.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Locks the whole file: exclusive, or shared when read-only.
-///
-/// The lock belongs to the open file description.
-///
-/// The lock lasts until the last descriptor of the description is closed. Unlike a process's lock,
-/// it is not lost when this process opens and closes the same file.
-///
-/// A child process has a copy of each descriptor between fork and exec, and with it the lock of an
-/// image that was closed meanwhile. So a lock that is held elsewhere is retried for [`PATIENCE`].
-fn lock(file: &File, read_only: bool) -> io::Result<()> {
-    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
-    // SAFETY: `flock` is plain data, for which all zeroes are valid; l_pid must be 0 for OFD locks.
-    let mut whole: libc::flock = unsafe { std::mem::zeroed() };
-    whole.l_type = kind as libc::c_short;
-    whole.l_whence = libc::SEEK_SET as libc::c_short;
-    // l_start and l_len stay 0: the whole file, at any size.
-    let lock = || {
-        // SAFETY: the descriptor is open, and the kernel only reads the structure, which outlives
-        // the call.
-        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
-    };
-    patiently(lock, |error| matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)))
-}
-
-/// Retries `attempt` for [`PATIENCE`] while `is_held` is true for its error.
-fn patiently<T>(attempt: impl Fn() -> io::Result<T>, is_held: impl Fn(&io::Error) -> bool) -> io::Result<T> {
-    let start = Instant::now();
-    loop {
-        match attempt() {
-            Err(error) if is_held(&error) && start.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            result => return result,
-        }
     }
 }

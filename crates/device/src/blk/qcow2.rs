@@ -31,7 +31,6 @@ use imago::{FormatAccess, Mapping, StorageOpenOptions};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
 use std::cell::RefCell;
-use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -71,7 +70,7 @@ pub(super) struct Qcow2 {
     /// Message of the last error, if it has no number.
     reason: Mutex<Option<String>>,
     /// The backing files, for their locks.
-    _layers: Vec<File>,
+    _layers: Vec<ImageFile>,
 }
 
 impl Qcow2 {
@@ -257,7 +256,7 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 }
 
 /// Opens an image and its backing files.
-fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<File>) -> Result<Driver, OpenError> {
+fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<Driver, OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.file)
@@ -300,7 +299,7 @@ fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<File>) -> Result<Dr
 }
 
 /// Opens a backing file.
-fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<Access, OpenError> {
+fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Result<Access, OpenError> {
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
     let image = ImageFile::open(&layer.path, opening)?;
     let access = match layer.format {
@@ -312,7 +311,7 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<File>) -> Result<
         }
         Format::Raw => return Err(OpenError::NoBacking { path: layer.path.clone() }),
     };
-    files.push(image.file);
+    files.push(image);
     Ok(access)
 }
 
