@@ -35,9 +35,9 @@ use anyhow::{Context, anyhow};
 use args::{DaemonArgs, Format, LogFormat, ServeArgs};
 use config::Config;
 use control::Control;
-use exports::{ExportContext, Exports};
+use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
-use open::{LinkEnds, Opened};
+use open::{LinkEnds, Opening};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
@@ -60,6 +60,11 @@ use std::time::{Duration, Instant};
 const LOG_RATE: u32 = 1;
 /// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest wait for the images of a file's devices before the daemon is ready.
+const START_PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two looks at devices that wait for their images at the start.
+const STARTUP_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.device
@@ -232,7 +237,7 @@ fn open_all(
     devices: Vec<DeviceSpec>,
     allowed: Option<Arc<AllowedPaths>>,
     signals: &Signals,
-) -> Result<Option<Vec<(DeviceSpec, Opened)>>, Failure> {
+) -> Result<Option<Vec<(DeviceSpec, Opening)>>, Failure> {
     let (sender, receiver) = channel();
     let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
     let signal = Arc::clone(&done);
@@ -358,14 +363,8 @@ fn run(
     if let Some(metrics) = metrics {
         metrics.serve(report())?;
     }
-    if let Some(connects) = seal {
-        sandbox::calls::seal(connects)?;
-    }
-    if let Some(file) = &args.try_sandbox {
-        sandbox::probe::run(file);
-    }
-    tracing::info!("ready");
-    manager.tell(&[NotifyState::Ready]);
+    let start = Instant::now();
+    let mut is_ready = false;
     let mut reading: Option<Reading> = None;
     // SIGHUP arrived while the file was read.
     let mut again = false;
@@ -387,6 +386,23 @@ fn run(
         if told {
             manager.tell(&[NotifyState::Ready]);
         }
+        if !is_ready {
+            is_ready = match exports.startup() {
+                Startup::Complete => true,
+                // The daemon of a file serves the others meanwhile.
+                _ if args.config.is_some() => start.elapsed() >= START_PATIENCE,
+                Startup::Waiting => false,
+                Startup::Failed(why) => return Err(anyhow!(why)),
+            };
+            match is_ready {
+                true => become_ready(args, manager, seal)?,
+                false => manager.starting(STARTUP_INTERVAL * 10),
+            }
+        }
+        let time = match is_ready {
+            true => time,
+            false => Some(time.map_or(STARTUP_INTERVAL, |time| time.min(STARTUP_INTERVAL))),
+        };
         if exports.has_run_out() {
             tracing::info!("the VMM has disconnected from the inherited socket: exiting");
             return Ok(());
@@ -407,6 +423,23 @@ fn run(
             }
         }
     }
+}
+
+/// Drops the last rights, and reports readiness.
+fn become_ready(
+    args: &ServeArgs,
+    manager: &systemd::Manager,
+    seal: Option<bool>,
+) -> Result<(), anyhow::Error> {
+    if let Some(connects) = seal {
+        sandbox::calls::seal(connects)?;
+    }
+    if let Some(file) = &args.try_sandbox {
+        sandbox::probe::run(file);
+    }
+    tracing::info!("ready");
+    manager.tell(&[NotifyState::Ready, NotifyState::Status("")]);
+    Ok(())
 }
 
 /// A file of devices being read by a thread, as storage may hang.

@@ -6,6 +6,7 @@
 //!   wanted:   Waiting --no stopping group holds ---> Opening --> Served
 //!                ^      a resource that it needs     (a thread)    |
 //!                |                                      '------> Failed       until the next reload
+//!                |        locks the image when no dead process has requests in flight (lock_wait)
 //!   reload:      '-- new or changed in the file; or failed or panicked before
 //!                    unchanged in the file: left alone
 //!                    removed from the file, or changed: -----------.
@@ -20,11 +21,12 @@
 //! all changes of state, and the lock is held briefly. After half of the stop timeout, a stopping
 //! device does not continue requests of several parts.
 mod group;
+mod lock_wait;
 mod served;
 
 pub(crate) use served::open_one;
 
-use super::open::{LinkEnds, Opened};
+use super::open::{LinkEnds, Opening, UnlockedDisk};
 use super::report::{self, Report};
 use super::sandbox::paths::AllowedPaths;
 use super::sockets::Sockets;
@@ -34,6 +36,8 @@ use super::trace::lines::Answer;
 
 use crate::failure::one_line;
 use group::{Group, Leaving, State, groups};
+use lock_wait::{LockWait, WAITS_FOR};
+use paravane_device::LogDevice;
 use paravane_vhost::{MappingPool, Notifier, caught};
 use served::ServedDevice;
 use std::collections::{HashMap, HashSet};
@@ -88,17 +92,27 @@ struct Shared {
     started: Instant,
 }
 
+/// Whether the devices of the start are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Startup {
+    Complete,
+    /// A device waits for its image.
+    Waiting,
+    /// A device cannot be served.
+    Failed(String),
+}
+
 /// Handle of all served devices; clones share them.
 #[derive(Clone)]
 pub(crate) struct Exports(Arc<Shared>);
 
 impl Exports {
-    /// Serves opened devices.
+    /// Serves opened devices, and starts with [`Exports::advance`] those that wait for their image.
     ///
     /// # Errors
     /// A device cannot be served; then none is.
     pub(crate) fn start(
-        opened: Vec<(DeviceSpec, Opened)>,
+        opened: Vec<(DeviceSpec, Opening)>,
         context: ExportContext,
     ) -> Result<Self, anyhow::Error> {
         let changed = Arc::new(Notifier::new(false)?);
@@ -106,7 +120,15 @@ impl Exports {
         let mut members: HashMap<String, ServedDevice> = HashMap::new();
         // Every device gets its share before the first VMM can connect.
         let quotas: Vec<_> = opened.iter().map(|_| context.pool.quota()).collect();
-        for ((spec, device), quota) in opened.into_iter().zip(quotas) {
+        let mut unlocked: HashMap<String, Box<UnlockedDisk>> = HashMap::new();
+        for ((spec, opening), quota) in opened.into_iter().zip(quotas) {
+            let device = match opening {
+                Opening::Device(device) => device,
+                Opening::Unlocked(disk) => {
+                    unlocked.insert(spec.name, disk);
+                    continue;
+                }
+            };
             match ServedDevice::start(spec, device, quota, &context.sockets, &changed) {
                 Ok(member) => drop(members.insert(member.spec.name.clone(), member)),
                 Err(error) => {
@@ -127,7 +149,11 @@ impl Exports {
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
             let mut group = Group::new(inner.id(), specs);
-            group.enter(State::Served(served));
+            // A group with a disk has no other device.
+            group.unlocked = unlocked.remove(&group.specs[0].name);
+            if group.unlocked.is_none() {
+                group.enter(State::Served(served));
+            }
             inner.groups.push(group);
         }
         let inner = Mutex::new(inner);
@@ -230,8 +256,10 @@ impl Exports {
                 continue;
             }
             let (exports, id, specs) = (self.clone(), group.id, group.specs.clone());
+            let (unlocked, wait) = (group.unlocked.take(), Arc::new(LockWait::default()));
+            let state = State::Opening(wait.clone());
             let open = move || {
-                let start = caught(|| exports.open(&specs));
+                let start = caught(|| exports.open(&specs, unlocked, &wait));
                 let start = start.unwrap_or_else(|words| {
                     Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
                 });
@@ -240,7 +268,7 @@ impl Exports {
             };
             let name = format!("open-{}", group.specs[0].name);
             group.enter(match std::thread::Builder::new().name(name).spawn(open) {
-                Ok(_) => State::Opening,
+                Ok(_) => state,
                 Err(error) => State::Failed(all_failed(
                     &group.specs,
                     &format!("cannot start a thread to open it: {error}"),
@@ -250,13 +278,22 @@ impl Exports {
     }
 
     /// Opens and serves all devices of a group, or none.
-    fn open(&self, specs: &[DeviceSpec]) -> Start {
+    ///
+    /// `unlocked`: the disk of the group, if it is open already.
+    fn open(&self, specs: &[DeviceSpec], mut unlocked: Option<Box<UnlockedDisk>>, wait: &LockWait) -> Start {
         let ExportContext { sockets, allowed, pool, .. } = &self.0.context;
         let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
         let mut link_ends = LinkEnds::default();
         let mut members = Vec::new();
         for (spec, quota) in specs.iter().zip(quotas) {
-            let opened = open_one(spec, &mut link_ends, allowed.as_deref());
+            let opened = match unlocked.take() {
+                Some(disk) => Ok(Opening::Unlocked(disk)),
+                None => open_one(spec, &mut link_ends, allowed.as_deref()),
+            };
+            let opened = opened.and_then(|opening| {
+                let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+                wait.wait(&spec.name, opening)
+            });
             let member = opened.and_then(|device| {
                 ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed)
             });
@@ -317,6 +354,24 @@ impl Exports {
             && served.all(|member| member.export.has_ended() && !member.export.has_failed())
     }
 
+    /// What keeps the devices of the start from being served.
+    pub(crate) fn startup(&self) -> Startup {
+        let inner = self.inner();
+        let mut startup = Startup::Complete;
+        for group in &inner.groups {
+            match &group.state {
+                State::Failed(failed) => {
+                    let failed =
+                        failed.iter().map(|failed| format!("device {}: {}", failed.name, failed.why));
+                    return Startup::Failed(failed.collect::<Vec<_>>().join("; "));
+                }
+                State::Waiting | State::Opening(_) => startup = Startup::Waiting,
+                State::Served(_) => {}
+            }
+        }
+        startup
+    }
+
     /// Begins to stop all devices; see [`Exports::is_gone`].
     pub(crate) fn begin_stop(&self) {
         let mut inner = self.inner();
@@ -362,7 +417,10 @@ impl Inner {
         let Group { id, specs, state, .. } = group;
         let members = match state {
             State::Waiting | State::Failed(_) => return 0,
-            State::Opening => None,
+            State::Opening(wait) => {
+                wait.cancel();
+                None
+            }
             State::Served(mut members) => {
                 members.iter_mut().for_each(ServedDevice::begin_stop);
                 Some(members)
@@ -424,7 +482,7 @@ impl Inner {
         let failed = count(|state| matches!(state, State::Failed(_)));
         let mut outcome =
             format!("{left_alone} unchanged, {removed} removed, {there} added, {failed} failed");
-        let waiting = count(|state| matches!(state, State::Waiting | State::Opening));
+        let waiting = count(|state| matches!(state, State::Waiting | State::Opening(_)));
         let stopping: usize = self.leaving.iter().map(|leaving| leaving.specs.len()).sum();
         for (count, what) in [(stopping, "still stopping"), (waiting, "not started yet")] {
             if count > 0 {
@@ -458,7 +516,8 @@ impl Inner {
                     None => "its turn to open".to_owned(),
                 }
             }
-            State::Opening => "the host to open its files".to_owned(),
+            State::Opening(ref wait) if wait.waits() => WAITS_FOR.to_owned(),
+            State::Opening(_) => "the host to open its files".to_owned(),
             State::Served(_) | State::Failed(_) => return Vec::new(),
         };
         let seconds = group.since.elapsed().as_secs_f64();

@@ -3,12 +3,15 @@ use super::args::{Backing, Format};
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::engine::Engine;
 use anyhow::Context;
-use paravane_device::blk::{self, BlkConfig, EngineChoice, Layer, Resizer, StorageErrors};
+use paravane_device::blk::{
+    self, BlkConfig, EngineChoice, Layer, OpenError, Resizer, StorageErrors, UnlockedBlk,
+};
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A device ready to be served.
@@ -20,6 +23,57 @@ pub(crate) struct Opened {
     pub(crate) resizer: Option<Resizer>,
     /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
+}
+
+/// A device, or a disk that waits for its image.
+pub(crate) enum Opening {
+    Device(Opened),
+    Unlocked(Box<UnlockedDisk>),
+}
+
+/// A disk whose image is open and not locked: a dead process has requests in flight for it.
+pub(crate) struct UnlockedDisk {
+    disk: UnlockedBlk,
+    image: PathBuf,
+    limiter: Option<Arc<Limiter>>,
+}
+
+impl From<Opened> for Opening {
+    fn from(opened: Opened) -> Self {
+        Self::Device(opened)
+    }
+}
+
+impl Opening {
+    /// The device.
+    ///
+    /// # Errors
+    /// It waits for its image.
+    pub(crate) fn opened(self) -> Result<Opened, anyhow::Error> {
+        match self {
+            Self::Device(opened) => Ok(opened),
+            Self::Unlocked(disk) => Err(OpenError::RequestsInFlight { path: disk.image }.into()),
+        }
+    }
+}
+
+impl UnlockedDisk {
+    /// Locks the image, unless the requests are still in flight.
+    ///
+    /// # Errors
+    /// The image cannot be locked, or not be used.
+    pub(crate) fn lock(self) -> Result<Opening, anyhow::Error> {
+        let Self { disk, image, limiter } = self;
+        let device = match disk.lock()? {
+            Ok(device) => device,
+            Err(disk) => return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter }))),
+        };
+        let back_end = format!("{} ({})", image.display(), device.engine());
+        let resizer = Some(device.resizer());
+        let (storage, limiters) = (Some(device.errors()), Vec::from_iter(limiter));
+        let figures = Figures { storage, limiters, ..Figures::default() };
+        Ok(Opened { device: Box::new(device), figures, resizer, back_end }.into())
+    }
 }
 
 /// Counters of a device besides those of its export.
@@ -43,7 +97,7 @@ pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 ///
 /// # Errors
 /// The device cannot be opened.
-pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Opened, anyhow::Error> {
+pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Opening, anyhow::Error> {
     // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
@@ -76,7 +130,8 @@ pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Opened
             figures: Figures::default(),
             resizer: None,
             back_end: "getrandom".to_owned(),
-        }),
+        }
+        .into()),
     }
 }
 
@@ -91,7 +146,7 @@ pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConf
     config
 }
 
-fn disk(name: &str, blk: &Blk) -> Result<Opened, anyhow::Error> {
+fn disk(name: &str, blk: &Blk) -> Result<Opening, anyhow::Error> {
     let layer = |layer: &Backing| Layer { path: layer.path.clone(), format: format(layer.format) };
     let limiter = limiter(blk.limit);
     let config = BlkConfig {
@@ -114,12 +169,8 @@ fn disk(name: &str, blk: &Blk) -> Result<Opened, anyhow::Error> {
         limiter: limiter.clone(),
         ..BlkConfig::new(&blk.image)
     };
-    let device = blk::Blk::open(config)?;
-    let back_end = format!("{} ({})", blk.image.display(), device.engine());
-    let resizer = Some(device.resizer());
-    let figures =
-        Figures { storage: Some(device.errors()), limiters: Vec::from_iter(limiter), ..Figures::default() };
-    Ok(Opened { device: Box::new(device), figures, resizer, back_end })
+    let disk = blk::Blk::prepare(config)?;
+    UnlockedDisk { disk, image: blk.image.clone(), limiter }.lock()
 }
 
 fn format(format: Format) -> blk::Format {
@@ -134,7 +185,7 @@ fn limiter(limit: RateLimit) -> Option<Arc<Limiter>> {
     (limit != RateLimit::default()).then(|| Limiter::new(limit))
 }
 
-fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyhow::Error> {
+fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opening, anyhow::Error> {
     match (limiter(net.limit), limiter(net.limit)) {
         (Some(transmit), Some(receive)) => {
             let limiters = vec![transmit.clone(), receive.clone()];
@@ -149,7 +200,7 @@ fn connect<B: BackEnd>(
     end: B,
     limiters: Vec<Arc<Limiter>>,
     back_end: String,
-) -> Result<Opened, anyhow::Error> {
+) -> Result<Opening, anyhow::Error> {
     let config = net::NetConfig {
         mtu: net.mtu,
         offloads: net.offloads,
@@ -159,5 +210,5 @@ fn connect<B: BackEnd>(
     };
     let card = net::Net::new(config, end)?;
     let figures = Figures { net: Some(card.counters()), limiters, ..Figures::default() };
-    Ok(Opened { device: Box::new(card), figures, resizer: None, back_end })
+    Ok(Opened { device: Box::new(card), figures, resizer: None, back_end }.into())
 }

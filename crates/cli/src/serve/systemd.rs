@@ -48,6 +48,14 @@ impl Manager {
         }
     }
 
+    /// Extends the timeout of the start to `time` from now.
+    pub(crate) fn starting(&self, time: Duration) {
+        let status =
+            NotifyState::Status("waiting for the lock of an image: a dead process has requests in flight");
+        let time = NotifyState::ExtendTimeoutUsec(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
+        self.tell(&[status, time]);
+    }
+
     /// Announces the stop and extends its timeout to `time`.
     pub(crate) fn stopping(&self, time: Duration) {
         // Some more, so that the daemon's own deadline comes first.

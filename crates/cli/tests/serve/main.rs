@@ -24,6 +24,7 @@ mod images;
 mod iotlb;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
+mod late;
 mod latencies;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
@@ -51,6 +52,7 @@ mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]
 mod signals;
 mod slow_disk;
+mod stalled;
 mod stop;
 mod top;
 mod trace;

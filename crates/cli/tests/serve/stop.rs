@@ -259,7 +259,7 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
 
 /// Requests in the kernel outlive the daemon.
 ///
-/// The image stays locked until they are done, as they could overwrite data of the next daemon.
+/// The next daemon waits until they are done, as they could overwrite its data.
 #[test]
 fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
     const TEST: &str = "an_image_stays_locked_until_the_kernel_is_done_with_it";
@@ -290,12 +290,14 @@ fn an_image_stays_locked_until_the_kernel_is_done_with_it() {
         }
         let (ended, log) = daemon.end();
         assert_eq!(ended.code(), if kill { None } else { Some(130) }, "{log:?}");
-        let mut refused = crate::daemon::paravane();
+        let mut next = crate::daemon::paravane();
         let more = crate::daemon::without_sandbox();
-        let output = refused.arg("serve").args(arguments).arg(&second).args(more).output().unwrap();
-        crate::daemon::assert_refused(&output, "in use by another process");
+        let mut next = Daemon::spawn(next.arg("serve").args(arguments).arg(&second).args(more));
+        next.wait_for("waiting for the lock of its image: a dead process has requests in flight");
+        assert!(!folder.path("second").exists(), "the device is served");
         storage.thaw();
-        let (ended, log) = Daemon::start(&[&arguments[..], &[&second]].concat()).end();
+        next.wait_for("ready");
+        let (ended, log) = next.end();
         assert!(ended.success(), "{log:?}");
     }
 }

@@ -1,9 +1,12 @@
 //! Devices that start and stop together: one device, or the two cards of a link.
+use super::super::open::UnlockedDisk;
 use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
+use super::lock_wait::LockWait;
 use super::served::ServedDevice;
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Devices of the file that start and stop together.
@@ -12,6 +15,8 @@ pub(super) struct Group {
     /// In the order of the file.
     pub(super) specs: Vec<DeviceSpec>,
     pub(super) state: State,
+    /// Opened when the daemon started, and still to be locked.
+    pub(super) unlocked: Option<Box<UnlockedDisk>>,
     /// When it entered this state.
     pub(super) since: Instant,
 }
@@ -19,7 +24,7 @@ pub(super) struct Group {
 /// See the module `exports`.
 pub(super) enum State {
     Waiting,
-    Opening,
+    Opening(Arc<LockWait>),
     Served(Vec<ServedDevice>),
     Failed(Vec<report::Failed>),
 }
@@ -35,7 +40,7 @@ pub(super) struct Leaving {
 
 impl Group {
     pub(super) fn new(id: u64, specs: Vec<DeviceSpec>) -> Self {
-        Self { id, specs, state: State::Waiting, since: Instant::now() }
+        Self { id, specs, state: State::Waiting, unlocked: None, since: Instant::now() }
     }
 
     pub(super) fn enter(&mut self, state: State) {
@@ -45,7 +50,7 @@ impl Group {
     /// Whether a reload with the same specifications leaves the group alone.
     pub(super) fn is_good(&self) -> bool {
         match &self.state {
-            State::Waiting | State::Opening => true,
+            State::Waiting | State::Opening(_) => true,
             State::Served(members) => !members.iter().any(|member| member.export.has_failed()),
             State::Failed(_) => false,
         }

@@ -1,5 +1,5 @@
 //! One served device.
-use super::super::open::{self, Figures, LinkEnds, Opened};
+use super::super::open::{self, Figures, LinkEnds, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
@@ -39,7 +39,7 @@ pub(crate) fn open_one(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
     allowed: Option<&AllowedPaths>,
-) -> Result<Opened, anyhow::Error> {
+) -> Result<Opening, anyhow::Error> {
     open::open(spec, link_ends).map_err(|error| match (refused_access(&error), allowed) {
         (true, Some(_)) if spec.tap().is_some() => anyhow!(
             "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",

@@ -81,7 +81,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     let device = Box::new(Faulty);
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
     let members = vec![
-        (faulty.clone(), opened),
+        (faulty.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
     ];
     let exports = Exports::start(members, context()).unwrap();
