@@ -128,8 +128,9 @@ pub struct BlkConfig {
     /// Locks the image [`true`].
     ///
     /// Without a lock, other processes may write to the image at the same time. That is safe only
-    /// while one of them has a running driver at most, as in a live migration. A qcow2 image is
-    /// always locked, since its tables are read when it is opened.
+    /// while one of them has a running driver at most, as in a live migration. A queue starts when
+    /// no dead process has requests in flight: that takes up to 2 s, then the start fails. A qcow2
+    /// image is always locked, since its tables are read when it is opened.
     pub lock: bool,
     /// Bypasses the host's page cache (O_DIRECT) [`false`]. For raw images.
     ///
@@ -590,6 +591,7 @@ impl Device for Blk {
                 format!("the disk has no queue {index}; it has {}", self.queue_sizes.len()),
             ));
         };
+        self.image.guards.check(&self.image.file)?;
         let engine = Engine::new(&self.engine, &self.image, size)?;
         let limit = match &self.limiter {
             Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), engine.fd())?)),

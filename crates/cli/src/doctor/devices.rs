@@ -101,8 +101,9 @@ fn needed(devices: &[DeviceSpec]) -> u64 {
             Kind::Net(net) => 2 * u64::from(net.queues) + 1,
             Kind::Rng => 1,
         };
-        let backing = device.images().len() as u64;
-        DEVICE_FDS + SESSION_FDS + backing + QUEUE_FDS * queues + THREAD_FDS * u64::from(device.workers)
+        // One for requests, one that says that the daemon lives.
+        let images = 2 * device.images().len() as u64;
+        DEVICE_FDS + SESSION_FDS + images + QUEUE_FDS * queues + THREAD_FDS * u64::from(device.workers)
     };
     DAEMON_FDS + devices.iter().map(of).sum::<u64>()
 }

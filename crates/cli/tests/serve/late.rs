@@ -5,11 +5,13 @@
 use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, status, without_sandbox};
 use crate::raw::{Ask, Machine, Raw};
 use crate::stalled::{Held, SIZE, Stalled};
+use paravane_spec::vhost_user::{VringState, request};
 use rustix::process::Signal;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
 /// Bytes of a write: a block of any device.
 const LEN: usize = 4096;
@@ -36,8 +38,11 @@ impl Disk {
     }
 
     fn arguments(&self) -> Vec<String> {
-        let (image, socket, control) =
-            (self.folder.text("mnt/a.img"), self.folder.text("s"), self.folder.text("control"));
+        self.arguments_of("s", "control")
+    }
+
+    fn arguments_of(&self, socket: &str, control: &str) -> Vec<String> {
+        let [image, socket, control] = ["mnt/a.img", socket, control].map(|name| self.folder.text(name));
         let fixed = ["serve", "blk", "--image", &image, "--socket", &socket, "--control", &control];
         fixed.iter().chain(self.options).copied().chain(without_sandbox()).map(str::to_owned).collect()
     }
@@ -65,9 +70,14 @@ impl Disk {
         held
     }
 
-    /// Does what was in flight, writes something newer to the same place, and compares.
+    /// Does what was in flight, and writes something newer to the same place.
     fn write_again(&mut self, machine: &mut Machine) {
-        let raw = Raw::connect(&self.folder.path("s"));
+        self.write_again_by("s", machine);
+    }
+
+    /// The same by the daemon with this socket.
+    fn write_again_by(&mut self, socket: &str, machine: &mut Machine) {
+        let raw = Raw::connect(&self.folder.path(socket));
         machine.attach(&raw, 0, true);
         machine.finish(&mut self.model);
         machine.ask(0, Ask::Write(2), 0, LEN);
@@ -228,22 +238,90 @@ fn a_device_that_waits_for_a_dead_daemon_delays_itself_alone() {
     assert!(ended.success(), "{log:?}");
 }
 
+/// The source of a migration is killed when its target has opened the image already.
+#[test]
+fn a_target_starts_no_queue_before_the_writes_of_a_killed_source_are_done() {
+    const TEST: &str = "a_target_starts_no_queue_before_the_writes_of_a_killed_source_are_done";
+    let Some(mut disk) = Disk::new(&["--direct", "--engine", "io_uring", "--no-lock"], TEST) else { return };
+    let mut machine = Machine::new(0, 64, 4);
+    let source = disk.serve();
+    let mut target = Daemon::spawn(paravane().args(disk.arguments_of("target", "other")));
+    target.wait_for("ready");
+    let held = disk.kill_with_a_write(&source, &mut machine);
+    source.end();
+
+    let raw = Raw::connect(&disk.folder.path("target"));
+    raw.begin(machine.features);
+    let (inflight, fd) = machine.inflight.as_ref().unwrap();
+    raw.say(request::SET_INFLIGHT_FD, inflight, &[fd.as_fd()]);
+    machine.share(&raw);
+    let state = |num| VringState { index: 0, num };
+    let queue = 0_u64;
+    raw.say(request::SET_VRING_NUM, &state(machine.addresses.size.into()), &[]);
+    raw.say(request::SET_VRING_BASE, &state(0), &[]);
+    raw.say(request::SET_VRING_ADDR, &machine.vring_addr(), &[]);
+    // The queue starts with one of these: the session ends.
+    for (request, payload, fd) in [
+        (request::SET_VRING_CALL, queue.as_bytes(), Some(machine.call.as_fd())),
+        (request::SET_VRING_KICK, queue.as_bytes(), Some(machine.kick.as_fd())),
+        (request::SET_VRING_ENABLE, state(1).as_bytes(), None),
+    ] {
+        let _ = raw.send(request, payload, fd.as_slice());
+    }
+    assert!(raw.is_closed());
+    target.wait_for("requests of a process that is gone are in flight for the image");
+    assert!(disk.storage.content() == disk.model);
+
+    disk.storage.let_go(held);
+    disk.write_again_by("target", &mut machine);
+    assert!(disk.storage.content() == disk.model, "an old write landed late");
+    let (ended, log) = target.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+/// What protects a migration whose source lives: its answer comes after its last write.
+#[test]
+fn a_source_gives_its_queue_away_when_its_writes_are_done() {
+    const TEST: &str = "a_source_gives_its_queue_away_when_its_writes_are_done";
+    for options in [&["--direct", "--no-lock"][..], &["--engine", "threads", "--no-lock"]] {
+        let Some(mut disk) = Disk::new(options, TEST) else { return };
+        let mut machine = Machine::new(0, 64, 4);
+        let source = disk.serve();
+        let raw = Raw::connect(&disk.folder.path("s"));
+        machine.attach(&raw, 0, true);
+        disk.storage.hold();
+        machine.ask(0, Ask::Write(1), 0, LEN);
+        machine.kick();
+        let held = disk.storage.take(1);
+        raw.send(request::GET_VRING_BASE, VringState { index: 0, num: 0 }.as_bytes(), &[]).unwrap();
+        raw.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(raw.receive().is_err(), "{options:?}: answered before its write is done");
+        raw.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        disk.storage.let_go(held);
+        raw.receive().unwrap();
+        assert_eq!(machine.reap(&mut disk.model), 1);
+        assert!(disk.storage.content() == disk.model, "{options:?}");
+        let (ended, log) = source.end();
+        assert!(ended.success(), "{log:?}");
+    }
+}
+
 /// A process whose threads are in the storage's hands cannot be reaped, and keeps all its locks.
 #[test]
 fn a_killed_daemon_that_is_not_gone_counts_as_alive() {
     const TEST: &str = "a_killed_daemon_that_is_not_gone_counts_as_alive";
-    for options in
-        [&["--engine", "threads"][..], &["--engine", "threads", "--direct"], &["--engine", "io_uring"]]
-    {
+    for options in [
+        &["--engine", "threads"][..],
+        &["--engine", "threads", "--direct"],
+        &["--engine", "io_uring"],
+        &["--engine", "immediate"],
+    ] {
         let Some(mut disk) = Disk::new(options, TEST) else { return };
         let mut machine = Machine::new(0, 64, 4);
         let daemon = disk.serve();
         let held = disk.kill_with_a_write(&daemon, &mut machine);
-        // Its sockets are its own, too.
-        let (control, other) = (disk.folder.text("control"), disk.folder.text("other"));
-        let arguments =
-            disk.arguments().into_iter().map(|word| if word == control { other.clone() } else { word });
-        let next = paravane().args(arguments).output().unwrap();
+        // Its sockets are held, too.
+        let next = paravane().args(disk.arguments_of("other", "other-control")).output().unwrap();
         assert_refused(&next, "in use by another process");
         let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
         let state = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG).unwrap();

@@ -22,7 +22,7 @@ pub(super) struct Image {
     /// Dropped before the file, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
     pub(super) file: File,
-    _guards: FileGuards,
+    pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the disk in sectors, which requests are checked against.
     ///
@@ -59,7 +59,7 @@ impl Image {
         Self {
             qcow2,
             file,
-            _guards: guards,
+            guards,
             path,
             sectors: AtomicU64::new(sectors),
             look_error: Mutex::new(None),

@@ -50,6 +50,25 @@ pub(super) struct FileGuards {
     _slot: Option<Slot>,
     /// The exclusive use of a block device, if the image's descriptor does not have it.
     _claim: Option<File>,
+    /// The image is not locked: other processes may have it open, too.
+    is_shared: bool,
+}
+
+impl FileGuards {
+    /// Checks before a queue starts that no dead process has requests in flight for `file`.
+    ///
+    /// Waits for [`PATIENCE`]. A locked image has no such requests.
+    ///
+    /// # Errors
+    /// It still has.
+    pub(super) fn check(&self, file: &File) -> io::Result<()> {
+        if !self.is_shared || lock::patiently(|| Ok(!lock::requests_in_flight(file)))? {
+            return Ok(());
+        }
+        let what = "requests of a process that is gone are in flight for the image, which is not locked; \
+                    connect again when its storage has done them";
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, what))
+    }
 }
 
 /// An open image that is not locked yet, as a dead process may have requests in flight for it.
@@ -129,7 +148,7 @@ impl UnlockedFile {
             true => None,
             false => claim(&path)?,
         };
-        let guards = FileGuards { _slot: slot, _claim: claim };
+        let guards = FileGuards { _slot: slot, _claim: claim, is_shared: !opening.lock };
         ImageFile::locked(file, &path, opening, guards).map(Ok)
     }
 }

@@ -143,3 +143,71 @@ fn is_held(file: &File, byte: i64) -> bool {
     let found = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) };
     found == 0 && i32::from(range.l_type) != libc::F_UNLCK
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Process {
+        requests: File,
+        slot: Option<Slot>,
+    }
+
+    fn process(path: &std::path::Path, read_only: bool) -> Process {
+        let open = || File::options().read(true).write(!read_only).open(path).unwrap();
+        let requests = open();
+        let slot = Slot::take(&requests, Some(open()), read_only);
+        Process { requests, slot }
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_told_from_a_live_one() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let observer = File::open(file.path()).unwrap();
+        for read_only in [false, true] {
+            let (mut dies, lives) = (process(file.path(), read_only), process(file.path(), read_only));
+            assert!(dies.slot.is_some() && lives.slot.is_some());
+            assert!(!requests_in_flight(&observer));
+            // The kernel closes its other descriptors; requests keep this one open.
+            dies.slot = None;
+            assert!(requests_in_flight(&observer) && requests_in_flight(&lives.requests));
+            // The slot of the dead is not free.
+            let third = process(file.path(), read_only);
+            assert!(third.slot.is_some() && requests_in_flight(&third.requests));
+            drop(dies);
+            assert!(!requests_in_flight(&observer));
+        }
+    }
+
+    #[test]
+    fn a_lock_of_the_whole_file_counts_as_alive() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let other = file.reopen().unwrap();
+        // To the end of the file, at any size.
+        assert!(set(&other, false, 0, 0).unwrap());
+        let late = process(file.path(), false);
+        assert!(late.slot.is_none());
+        assert!(!whole(&late.requests, false).unwrap() && !requests_in_flight(&late.requests));
+    }
+
+    #[test]
+    fn the_locks_of_a_process_leave_room_for_other_processes_alone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (writer, other) = (process(file.path(), false), process(file.path(), false));
+        assert!(whole(&writer.requests, false).unwrap());
+        assert!(!whole(&other.requests, false).unwrap());
+        // Bytes of QEMU's locks.
+        assert!(!set(&other.requests, false, 100, 1).unwrap());
+        drop(writer);
+        assert!(whole(&other.requests, false).unwrap());
+    }
+
+    #[test]
+    fn a_process_beyond_the_slots_goes_without() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let all: Vec<Process> = (0..SLOTS).map(|_| process(file.path(), false)).collect();
+        assert!(all.iter().all(|process| process.slot.is_some()));
+        assert!(process(file.path(), false).slot.is_none());
+        assert!(!requests_in_flight(&all[0].requests));
+    }
+}
