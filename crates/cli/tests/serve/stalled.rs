@@ -41,6 +41,8 @@ mod op {
 
 /// FUSE_ASYNC_DIO: direct writes wait without a thread, as those of a disk do.
 const ASYNC_DIO: u32 = 1 << 15;
+/// FOPEN_KEEP_CACHE: to open the file does not wait for pages that are being written.
+const KEEP_CACHE: u64 = 1 << 1;
 
 #[derive(FromBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -265,7 +267,7 @@ fn serve(fuse: &Arc<OwnedFd>, state: &Mutex<State>) {
             }
             op::LOOKUP => reply(libc::ENOENT, &[]),
             op::GETATTR => reply(0, &valid(header.node)),
-            op::OPEN | op::OPENDIR => reply(0, [1_u64, 0].as_bytes()),
+            op::OPEN | op::OPENDIR => reply(0, [1_u64, KEEP_CACHE].as_bytes()),
             op::READ => {
                 let (read, _) = Transfer::read_from_prefix(body).unwrap();
                 let content = &state.lock().unwrap().content;
