@@ -67,11 +67,7 @@ impl LockWait {
             if start.elapsed() >= next_line {
                 next_line += LOG_INTERVAL;
                 let seconds = start.elapsed().as_secs();
-                tracing::warn!(
-                    device = name,
-                    seconds,
-                    "waiting for {WAITS_FOR}; it ends with its storage's answer"
-                );
+                tracing::warn!(device = name, seconds, "waiting for {WAITS_FOR}; check the storage");
             }
             std::thread::sleep(interval);
             interval = (interval * 2).min(INTERVAL[1]);
