@@ -438,7 +438,7 @@ fn become_ready(
         sandbox::probe::run(file);
     }
     tracing::info!("ready");
-    manager.tell(&[NotifyState::Ready, NotifyState::Status("")]);
+    manager.ready();
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 //! The notification socket is opened at startup, as the sandbox denies it later.
 use anyhow::Context;
 use sd_notify::NotifyState;
+use std::cell::Cell;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +14,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Manager {
     socket: Option<UnixDatagram>,
+    /// The manager shows a status of the start.
+    has_status: Cell<bool>,
 }
 
 impl Manager {
@@ -22,7 +25,7 @@ impl Manager {
     /// NOTIFY_SOCKET is set and cannot be connected to.
     pub(crate) fn from_environment() -> Result<Self, anyhow::Error> {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return Ok(Self { socket: None });
+            return Ok(Self { socket: None, has_status: Cell::new(false) });
         };
         let open = || {
             let address = match name.as_bytes().strip_prefix(b"@") {
@@ -36,7 +39,7 @@ impl Manager {
             Ok::<_, io::Error>(socket)
         };
         let socket = open().with_context(|| format!("NOTIFY_SOCKET {name:?}"))?;
-        Ok(Self { socket: Some(socket) })
+        Ok(Self { socket: Some(socket), has_status: Cell::new(false) })
     }
 
     /// Sends the state of the service. Failure is logged only.
@@ -53,7 +56,16 @@ impl Manager {
         let status =
             NotifyState::Status("waiting for the lock of an image: a dead process has requests in flight");
         let time = NotifyState::ExtendTimeoutUsec(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
+        self.has_status.set(true);
         self.tell(&[status, time]);
+    }
+
+    /// Announces that the start is complete.
+    pub(crate) fn ready(&self) {
+        match self.has_status.take() {
+            true => self.tell(&[NotifyState::Ready, NotifyState::Status("")]),
+            false => self.tell(&[NotifyState::Ready]),
+        }
     }
 
     /// Announces the stop and extends its timeout to `time`.

@@ -9,7 +9,7 @@ use paravane_spec::vhost_user::{VringState, request};
 use rustix::process::Signal;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -190,6 +190,32 @@ fn a_signal_ends_the_wait_for_a_dead_daemon() {
     assert!(ended.success(), "{log:?}");
     assert!(!log.iter().any(|line| line.contains("ready")), "{log:?}");
     drop(held);
+}
+
+#[test]
+fn the_service_manager_gives_the_wait_for_a_dead_daemon_its_time() {
+    const TEST: &str = "the_service_manager_gives_the_wait_for_a_dead_daemon_its_time";
+    let Some((disk, _machine, held)) = killed(&["--direct", "--engine", "io_uring"], TEST) else { return };
+    let manager = UnixDatagram::bind(disk.folder.path("notify")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let receive = || {
+        let mut message = [0; 256];
+        let len = manager.recv(&mut message).unwrap();
+        String::from_utf8(message[..len].to_vec()).unwrap()
+    };
+    let mut command = paravane();
+    let next = Daemon::spawn(command.args(disk.arguments()).env("NOTIFY_SOCKET", disk.folder.path("notify")));
+    let first = receive();
+    assert!(first.starts_with("STATUS=waiting for the lock of an image"), "{first}");
+    assert!(first.contains("\nEXTEND_TIMEOUT_USEC="), "{first}");
+    disk.storage.let_go(held);
+    let mut last = receive();
+    while last.starts_with("STATUS=waiting") {
+        last = receive();
+    }
+    assert_eq!(last, "READY=1\nSTATUS=\n");
+    let (ended, log) = next.end();
+    assert!(ended.success(), "{log:?}");
 }
 
 /// The other devices of the daemon are served at once, and the one that waits can be removed.

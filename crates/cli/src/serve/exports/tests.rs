@@ -1,4 +1,4 @@
-use super::super::open::Figures;
+use super::super::open::{Figures, Opened};
 use super::super::spec::{Endpoint, Kind};
 use super::*;
 use paravane_device::{Device, QueueHandler};
@@ -155,7 +155,7 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
     let device = Box::new(Slow(storage.clone()));
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "slow".into() };
     let members = vec![
-        (slow.clone(), opened),
+        (slow.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
     ];
     let exports = Exports::start(members, context()).unwrap();
