@@ -160,8 +160,8 @@ pub(crate) fn counts(case: &str, batch: u16, subject: &str) -> io::Result<Counts
 fn count((case, batch, subject): (&str, u16, &str), clock: bool) -> io::Result<(Steps, f64)> {
     let batches = CHAINS.div_ceil(batch);
     // A first batch absorbs the cost of entering the loop. In a long batch that cost is negligible,
-    // and another long batch would take long.
-    let first = u16::from(batches > 1);
+    // and another long batch would take long; but readings of the clock are few.
+    let first = u16::from(batches > 1 || clock);
     let tracee = Tracee::spawn(case, subject, [first, first + batches])?;
     tracee.first_mark()?;
     tracee.next_mark(false)?;
