@@ -513,6 +513,8 @@ impl Blk {
     /// A duplicate descriptor of the image's file, for verification by the host.
     ///
     /// It shares the lock, the file offset (read at explicit offsets) and O_DIRECT with the disk.
+    /// Close it before the disk is dropped: other processes take what is left of the lock for
+    /// requests of a dead process, and wait.
     ///
     /// # Errors
     /// The process has no file descriptors left.

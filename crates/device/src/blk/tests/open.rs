@@ -100,8 +100,8 @@ fn a_second_writer_is_refused() {
     let verifier = first.image().unwrap();
     drop(first);
     assert!(
-        matches!(open(file.path()), Err(OpenError::InUse { .. })),
-        "the second descriptor has the lock too"
+        matches!(open(file.path()), Err(OpenError::RequestsInFlight { .. })),
+        "the second descriptor has the lock too, and seems to be a dead process's"
     );
     drop(verifier);
     open(file.path()).unwrap();
