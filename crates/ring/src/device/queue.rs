@@ -178,7 +178,7 @@ impl<O: Order> Queue<O> {
     ///
     /// # Errors
     /// `head` is not in flight, or the queue has latched.
-    #[inline]
+    #[inline(always)]
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         ring!(mut self, ring => ring.complete(head, written))?;
         if let Some(tracking) = &mut self.tracking {
@@ -216,7 +216,7 @@ impl<O: Order> Queue<O> {
     ///
     /// # Errors
     /// The queue has latched.
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self) -> Result<bool, QueueError> {
         if self.tracking.is_some() {
             return self.publish_tracked();

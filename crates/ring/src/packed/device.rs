@@ -242,13 +242,13 @@ impl<O: Order> Ring<O> {
     }
 
     /// See [`crate::device::Queue::complete`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
         self.complete_all([(id, written)])
     }
 
     /// See [`crate::device::Queue::complete_all`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_all(
         &mut self,
         chains: impl IntoIterator<Item = (u16, u32)>,
@@ -347,7 +347,7 @@ impl<O: Order> Ring<O> {
     }
 
     /// See [`crate::device::Queue::publish`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             return Err(error);

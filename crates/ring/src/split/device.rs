@@ -181,7 +181,7 @@ impl<O: Order> Ring<O> {
     }
 
     /// See [`crate::device::Queue::complete_all`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_all(
         &mut self,
         chains: impl IntoIterator<Item = (u16, u32)>,
@@ -220,7 +220,7 @@ impl<O: Order> Ring<O> {
     }
 
     /// See [`crate::device::Queue::publish`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
         if let Some(error) = self.error {
             return Err(error);

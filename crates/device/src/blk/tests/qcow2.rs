@@ -6,6 +6,7 @@ use crate::rig::skipped;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A folder for images; `None`, said loudly, where QEMU's tool is missing.
@@ -19,8 +20,20 @@ fn folder(test: &str) -> Option<TempDir> {
     }
 }
 
+/// Runs qemu-img, again while the image is locked.
+///
+/// A child that another test has forked keeps our descriptors, with their locks, until it executes
+/// its program.
 fn qemu_img(arguments: &[&str]) -> Output {
-    Command::new("qemu-img").args(arguments).output().unwrap()
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let output = Command::new("qemu-img").args(arguments).output().unwrap();
+        let locked = String::from_utf8_lossy(&output.stderr).contains("Failed to lock byte");
+        if output.status.success() || !locked || Instant::now() > end {
+            return output;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn done(arguments: &[&str]) {
