@@ -173,7 +173,7 @@ fn axis(out: &mut String, scale: &Scale, [top, bottom]: [f64; 2], left: f64) {
         [("end", "\u{2190} peer better", one - 8.0), ("start", "Paravane better \u{2192}", one + 8.0)];
     for (anchor, text, x) in words {
         // Without room on the left, the right one says enough.
-        if anchor == "start" || x > left + 70.0 {
+        if anchor == "start" || x > left + 84.0 {
             let (x, y) = (at(x), at(top - 9.0));
             let _ =
                 write!(out, "<text class=\"t\" x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\">{text}</text>");
