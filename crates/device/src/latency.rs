@@ -23,12 +23,14 @@
 mod histogram;
 mod probes;
 mod recorder;
+mod request;
 #[cfg(test)]
 pub(crate) mod rig;
 
 pub use histogram::Distribution;
 pub use probes::{PROBE_ARGUMENTS, PROBES, Probe};
-pub use recorder::{LatencyRecorder, Request, RequestObserver, RequestRecord, Taken};
+pub use recorder::{LatencyRecorder, Taken};
+pub use request::{Request, RequestObserver, RequestRecord};
 
 use histogram::{Counts, Latencies};
 use std::fmt;

@@ -11,7 +11,8 @@ mod points;
 
 pub use points::PROBES;
 
-use super::{Operation, Request, RequestRecord, Stage};
+use super::request::{Request, RequestRecord};
+use super::{Operation, Stage};
 use std::ffi::{CStr, CString};
 
 /// A probe, for documentation.

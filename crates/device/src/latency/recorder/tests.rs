@@ -1,7 +1,7 @@
 //! The recorder with a clock that stands still until it is moved.
 use super::*;
-use crate::latency::LatencySnapshot;
 use crate::latency::rig::Watch;
+use crate::latency::{LatencySnapshot, RequestObserver};
 
 struct Fixture {
     recorder: LatencyRecorder,

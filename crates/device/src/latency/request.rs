@@ -1,0 +1,47 @@
+//! What observers and probes are told of one request.
+use super::{Operation, Stage};
+
+/// What one request of a disk was, for a [`RequestObserver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Index of its descriptor chain.
+    pub head: u16,
+    /// First sector (512 bytes), if it has one.
+    pub sector: Option<u64>,
+    /// Bytes of data asked for, or the length of its ranges.
+    pub bytes: u64,
+    /// Status byte.
+    pub status: u8,
+}
+
+/// One request that has ended, with its stages in nanoseconds.
+///
+/// Their sum is its whole latency; it ends when the observer is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestRecord {
+    /// Operation.
+    pub operation: Operation,
+    /// The request.
+    pub request: Request,
+    /// Time in the ring; see [`Stage::Ring`].
+    pub ring: u64,
+    /// Time held by a rate limit.
+    pub throttled: u64,
+    /// Time of host I/O.
+    pub host: u64,
+    /// Time from completion to the interrupt.
+    pub interrupt: u64,
+}
+
+impl RequestRecord {
+    /// Times in the order of [`Stage::ALL`].
+    pub(super) fn stages(&self) -> [u64; Stage::ALL.len()] {
+        [self.ring, self.throttled, self.host, self.interrupt]
+    }
+}
+
+/// Is told of each request of a queue; see [`QueueLatency::observe`].
+pub trait RequestObserver: Send + Sync {
+    /// A request has ended just now. Called by the I/O thread; must not block.
+    fn ended(&self, record: &RequestRecord);
+}
