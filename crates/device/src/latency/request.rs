@@ -40,7 +40,7 @@ impl RequestRecord {
     }
 }
 
-/// Is told of each request of a queue; see [`QueueLatency::observe`].
+/// Is told of each request of a queue; see [`QueueLatency::observe`](super::QueueLatency::observe).
 pub trait RequestObserver: Send + Sync {
     /// A request has ended just now. Called by the I/O thread; must not block.
     fn ended(&self, record: &RequestRecord);
