@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::time::{Duration, Instant};
 
 /// Whether bpftrace works here; if not, `test` is skipped.
 fn works(test: &str) -> bool {
@@ -111,8 +111,20 @@ impl Tracer {
     /// Ends it as Ctrl-C does, and returns the lines that were not received yet.
     fn end(mut self) -> Vec<String> {
         // It may have ended by itself.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
-        let lines = self.lines.iter().collect();
+        let interrupt = || kill_process(Pid::from_child(&self.child), Signal::INT);
+        let _ = interrupt();
+        let (mut lines, end) = (Vec::new(), Instant::now() + PATIENCE);
+        loop {
+            match self.lines.recv_timeout(Duration::from_secs(1)) {
+                Ok(line) => lines.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                // bpftrace 0.17 loses one at times.
+                Err(RecvTimeoutError::Timeout) => {
+                    assert!(Instant::now() < end, "bpftrace does not end");
+                    let _ = interrupt();
+                }
+            }
+        }
         let mut errors = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
         assert!(self.child.wait().unwrap().success(), "{errors}");
