@@ -194,7 +194,9 @@ fn who_reads_the_log_again_is_told_how_much_is_lost() {
         if line.contains("log lines lost") {
             break line;
         }
-        if let Some(session) = line.split("session=").nth(1) {
+        // The probe for readiness was a session of `b`.
+        let of_a = line.contains("device=\"a\"").then(|| line.split("session=").nth(1)).flatten();
+        if let Some(session) = of_a {
             sessions.push(session.split_whitespace().next().unwrap().parse::<usize>().unwrap());
         }
     };
