@@ -23,6 +23,7 @@ mod rights;
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, NextClient, SocketFile};
 
+use crate::handover::{Handover, HandoverError};
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, Received, SocketError};
@@ -127,6 +128,9 @@ pub enum ExportError {
     /// A thread of the export panicked, see [`Export::join`].
     #[error("the device has failed: {0}")]
     Failed(String),
+    /// Handover that cannot be resumed.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
 }
 
 /// Exported device. Stops when it is dropped.
@@ -309,6 +313,48 @@ impl Export {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.control.signal();
         self.shared.remove_file();
+    }
+
+    /// Begins to hand the export over to another process, and returns at once.
+    ///
+    /// No further client is accepted and no message is read. The queues are drained and keep their
+    /// positions, and the device is dropped. [`Export::take_handover`] then returns the state.
+    ///
+    /// The client notices nothing: its connection stays open, and its kicks are counted.
+    pub fn begin_hand_over(&self) {
+        todo!()
+    }
+
+    /// Returns the state to hand over, once; `None` until the device has been dropped.
+    ///
+    /// [`ExportConfig::ended`] is signalled when the state is there. From this call on the socket's
+    /// file belongs to the caller: resume the state, here or in another process.
+    ///
+    /// Call [`Export::begin_hand_over`] first.
+    ///
+    /// # Errors
+    /// The export stopped or failed before, or its session cannot be handed over. The client is
+    /// disconnected, and can reconnect to a new export.
+    #[must_use]
+    pub fn take_handover(&self) -> Option<Result<Handover, HandoverError>> {
+        todo!()
+    }
+
+    /// Starts an export that continues where another one was handed over.
+    ///
+    /// The configuration's endpoint must be that of the handover, or [`Endpoint::Handover`].
+    ///
+    /// If the session cannot be restored, its client is disconnected, and the next one is served.
+    ///
+    /// # Errors
+    /// As [`Export::start`], or the handover is invalid. The client is disconnected.
+    pub fn resume(
+        config: ExportConfig,
+        device: Box<dyn Device>,
+        handover: Handover,
+    ) -> Result<Self, ExportError> {
+        let _ = (config, device, handover);
+        todo!()
     }
 
     /// Has requests that take several steps end after the current one.

@@ -50,6 +50,7 @@
 mod back_channel;
 mod device_state;
 mod export;
+mod handover;
 mod inflight;
 mod iotlb;
 pub mod memory;
@@ -62,6 +63,7 @@ mod status;
 mod vring;
 
 pub use export::{Endpoint, Export, ExportConfig, ExportError};
+pub use handover::{Handover, HandoverError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
 pub use paravane_io::caught;
 pub use paravane_notify::Notifier;

@@ -2,6 +2,7 @@
 use super::ExportError;
 use super::backoff::Backoff;
 use super::rights;
+use crate::handover::HandoverError;
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -33,6 +34,10 @@ pub enum Endpoint {
     ///
     /// The export ends when that client disconnects.
     Connection(UnixStream),
+    /// The endpoint of a handover, whatever it is.
+    ///
+    /// For [`Export::resume`](crate::Export::resume) only.
+    Handover,
 }
 
 /// Endpoint in use.
@@ -109,6 +114,7 @@ impl Acceptor {
     /// Opens an endpoint. Returns the socket's file too, if the export created it.
     pub(super) fn open(endpoint: Endpoint) -> Result<(Self, Option<SocketFile>), ExportError> {
         match endpoint {
+            Endpoint::Handover => Err(HandoverError::Missing.into()),
             Endpoint::Connect(path) => Ok((Self::new(EndpointKind::Connects { path }), None)),
             Endpoint::Connection(stream) => {
                 Ok((Self::new(EndpointKind::Connected { socket: Some(stream.into()) }), None))

@@ -1,0 +1,59 @@
+//! Handover: the state of an export, for another process.
+use std::io;
+use std::os::fd::OwnedFd;
+use thiserror::Error;
+
+/// State of an export that another process resumes.
+///
+/// Send both parts to it: the bytes as they are, the descriptors in this order.
+#[derive(Debug)]
+#[must_use]
+pub struct Handover {
+    /// Record of the state, in the format of `docs/reference/handover-record.md`.
+    pub record: Vec<u8>,
+    /// Descriptors in the order in which the record names them.
+    ///
+    /// First the listening socket and the connection, where there are such.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Export that cannot be handed over, or handover that cannot be resumed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum HandoverError {
+    /// Export that was stopped.
+    #[error("the export stopped before it was handed over; start a new one")]
+    Stopped,
+    /// Device that failed.
+    #[error("the device failed before it was handed over; start a new export")]
+    Failed,
+    /// Session with a device-state transfer.
+    #[error("the client is transferring device state (SET_DEVICE_STATE_FD); hand over when it has migrated")]
+    Transfer,
+    /// Queue without a known position.
+    #[error("queue {0}: its position is unknown; the client must reconnect")]
+    Position(u32),
+    /// Descriptor that cannot be duplicated.
+    #[error("cannot duplicate a descriptor of the client: {0}")]
+    Fd(#[source] io::Error),
+    /// State that does not fit in a record.
+    #[error("the state is larger than a handover record can be; the client must reconnect")]
+    TooLarge,
+    /// Record of another version.
+    #[error("handover record of version {0}: this version reads 1; start a new export")]
+    Version(u32),
+    /// Record that is damaged, or is none.
+    #[error("invalid handover record: {0}; start a new export")]
+    Record(&'static str),
+    /// Endpoint that is not that of the record.
+    #[error(
+        "handover record: the endpoint is {recorded}, not the one of the configuration; correct the configuration or start a new export"
+    )]
+    Endpoint {
+        /// Endpoint in the record.
+        recorded: String,
+    },
+    /// [`Endpoint::Handover`](crate::Endpoint::Handover) without a handover.
+    #[error("there is no handover to take the endpoint from; give a socket or a path")]
+    Missing,
+}
