@@ -64,6 +64,11 @@ impl Transfer {
         }
     }
 
+    /// Whether a request that follows depends on it.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self, Self::In(_) | Self::Done(false))
+    }
+
     /// Whether the transfer succeeded so far. Reads a pending state.
     pub(crate) fn check(&mut self, device_id: u32, queues: u32) -> bool {
         if let Self::In(pipe) = self {

@@ -5,6 +5,12 @@
 //!                     |                                   |
 //!                     '--- stop, or a thread panics ------'--> stopping: socket removed, queues drained --> ended
 //! ```
+//! [`Export::begin_hand_over`] ends it in another way: the socket and the client's connection stay
+//! open, and [`Export::resume`] continues with them:
+//! ```text
+//!  waiting, session --begin_hand_over--> queues drained, device dropped --> ended, with a Handover
+//!  Handover --resume--> session (its messages are replayed first), or waiting
+//! ```
 //! An export of a connection ([`Endpoint::Connection`]) ends with its only session.
 //!
 //! One client at a time; the next one waits until it has disconnected. A client can end its session
@@ -23,6 +29,7 @@ mod rights;
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, NextClient, SocketFile};
 
+use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
@@ -155,6 +162,9 @@ struct Shared {
     ended: AtomicBool,
     /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
+    hand_over: AtomicBool,
+    /// State to hand over, or why there is none. Set before `ended`.
+    handed: Mutex<Option<Result<Handover, HandoverError>>>,
 }
 
 impl Shared {
@@ -179,6 +189,26 @@ impl Shared {
         self.failed.load(Ordering::Relaxed)
     }
 
+    fn is_handing_over(&self) -> bool {
+        // Relaxed: the signal orders.
+        self.hand_over.load(Ordering::Relaxed)
+    }
+
+    /// Records the outcome of a handover; `None`: the export ended before.
+    ///
+    /// Removes the socket if there is no state to hand over.
+    fn finish_hand_over(&self, state: Option<Result<ExportState, HandoverError>>) {
+        let handed = match state {
+            Some(state) => state.and_then(ExportState::encode),
+            None if self.has_failed() => Err(HandoverError::Failed),
+            None => Err(HandoverError::Stopped),
+        };
+        if handed.is_err() {
+            self.remove_file();
+        }
+        *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+    }
+
     /// Removes the socket, so that no client can connect.
     fn remove_file(&self) {
         drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -196,6 +226,17 @@ impl Export {
     /// The socket or a thread cannot be made, or the device has too many queues: see
     /// [`ExportError`].
     pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
+        Self::launch(config, device, |endpoint| {
+            let (acceptor, file) = Acceptor::open(endpoint)?;
+            Ok(Beginning { acceptor, file, sessions: 0, connection: None })
+        })
+    }
+
+    fn launch(
+        config: ExportConfig,
+        device: Box<dyn Device>,
+        begin: impl FnOnce(Endpoint) -> Result<Beginning, ExportError>,
+    ) -> Result<Self, ExportError> {
         let queues = device.queue_sizes().len();
         if queues > 256 {
             return Err(ExportError::Queues(queues));
@@ -206,10 +247,15 @@ impl Export {
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let (acceptor, file) = Acceptor::open(endpoint)?;
+        let Beginning { acceptor, file, sessions, connection } = begin(endpoint)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared_status = SharedStatus::new(&name, queues, quota);
         let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
+        {
+            let mut status = shared_status.write();
+            // The session that continues counts already.
+            (status.sessions, status.connected) = (sessions, connection.is_some());
+        }
         let shared = Arc::new(Shared {
             shared_status,
             control,
@@ -219,6 +265,8 @@ impl Export {
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             file: Mutex::new(file),
+            hand_over: AtomicBool::new(false),
+            handed: Mutex::new(None),
         });
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
@@ -237,14 +285,19 @@ impl Export {
                 paravane_io::outlive_pipes();
                 let shared = Arc::clone(&export_thread.shared);
                 // Queues that are still served stop with their threads.
-                if let Err(message) = caught(|| export_thread.run(acceptor)) {
+                let handed = caught(|| export_thread.run(acceptor, connection)).unwrap_or_else(|message| {
                     let mut status = shared.shared_status.write();
                     status.connected = false;
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
                     shared.fail(&message);
+                    None
+                });
+                if shared.is_handing_over() {
+                    shared.finish_hand_over(handed);
+                } else {
+                    shared.remove_file();
                 }
-                shared.remove_file();
                 // Release: a thread that loads it (Acquire, in [`Export::has_ended`]) sees that the
                 // device is gone.
                 shared.ended.store(true, Ordering::Release);
@@ -322,22 +375,33 @@ impl Export {
     ///
     /// The client notices nothing: its connection stays open, and its kicks are counted.
     pub fn begin_hand_over(&self) {
-        todo!()
+        // Relaxed: the signal orders.
+        self.shared.hand_over.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
     }
 
-    /// Returns the state to hand over, once; `None` until the device has been dropped.
+    /// Returns the state to hand over; `None` until the device has been dropped.
     ///
     /// [`ExportConfig::ended`] is signalled when the state is there. From this call on the socket's
     /// file belongs to the caller: resume the state, here or in another process.
     ///
-    /// Call [`Export::begin_hand_over`] first.
+    /// Call [`Export::begin_hand_over`] first. Only the first call returns the state.
     ///
     /// # Errors
     /// The export stopped or failed before, or its session cannot be handed over. The client is
     /// disconnected, and can reconnect to a new export.
     #[must_use]
     pub fn take_handover(&self) -> Option<Result<Handover, HandoverError>> {
-        todo!()
+        if !self.has_ended() || !self.shared.is_handing_over() {
+            return None;
+        }
+        let handed = self.shared.handed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Ok(_)) = handed
+            && let Some(file) = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            file.give_away();
+        }
+        Some(handed.unwrap_or(Err(HandoverError::Stopped)))
     }
 
     /// Starts an export that continues where another one was handed over.
@@ -353,8 +417,14 @@ impl Export {
         device: Box<dyn Device>,
         handover: Handover,
     ) -> Result<Self, ExportError> {
-        let _ = (config, device, handover);
-        todo!()
+        let ExportState { endpoint, sessions, connection } = ExportState::decode(handover)?;
+        if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
+            return Err(HandoverError::Record("its connection is no stream socket").into());
+        }
+        Self::launch(config, device, |configured| {
+            let (acceptor, file) = Acceptor::resume(configured, endpoint)?;
+            Ok(Beginning { acceptor, file, sessions, connection })
+        })
     }
 
     /// Has requests that take several steps end after the current one.
@@ -417,6 +487,23 @@ impl Drop for Export {
     }
 }
 
+/// How an export begins.
+struct Beginning {
+    acceptor: Acceptor,
+    file: Option<SocketFile>,
+    /// Number of sessions so far.
+    sessions: u64,
+    /// Connection that another process has handed over.
+    connection: Option<ConnectionState>,
+}
+
+/// How a session ended in good order.
+enum Ended {
+    /// The client disconnected, or the export stops.
+    Closed,
+    HandedOver(Result<ConnectionState, HandoverError>),
+}
+
 /// State of the export's thread.
 struct ExportThread {
     shared: Arc<Shared>,
@@ -433,6 +520,8 @@ enum SessionEnd {
     Session(#[from] SessionError),
     #[error(transparent)]
     Socket(#[from] SocketError),
+    #[error("cannot restore the session: {0}")]
+    Restore(#[source] SessionError),
     #[error("poll: {0}")]
     Poll(#[from] rustix::io::Errno),
     #[error("device failed")]
@@ -454,12 +543,42 @@ impl ExportThread {
         }
     }
 
-    fn run(mut self, mut acceptor: Acceptor) {
-        while let Some(socket) = self.next_client(&mut acceptor) {
+    /// Serves clients until the export ends. Returns the state if it is handed over.
+    fn run(
+        mut self,
+        mut acceptor: Acceptor,
+        resumed: Option<ConnectionState>,
+    ) -> Option<Result<ExportState, HandoverError>> {
+        let mut next = resumed.map(|connection| (connection, true));
+        let mut handed = None;
+        loop {
+            let (connection, is_resumed) = match next.take() {
+                Some(resumed) => resumed,
+                None => match self.next_client(&mut acceptor) {
+                    Some(socket) => (ConnectionState::new(socket), false),
+                    None => break,
+                },
+            };
             let (start, before) = (Instant::now(), self.completed());
-            self.session(socket);
+            if let Some(result) = self.session(connection, is_resumed) {
+                handed = Some(result);
+                break;
+            }
             acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
+        if self.stopping() || !self.shared.is_handing_over() {
+            return None;
+        }
+        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let (endpoint, unserved) = acceptor.hand_over(file.as_ref());
+        drop(file);
+        let sessions = self.shared.shared_status.read().sessions;
+        let connection = match handed {
+            Some(Ok(connection)) => Some(connection),
+            Some(Err(error)) => return Some(Err(error)),
+            None => unserved.map(ConnectionState::new),
+        };
+        Some(Ok(ExportState { endpoint, sessions, connection }))
     }
 
     /// Number of buffers returned to clients so far.
@@ -475,7 +594,7 @@ impl ExportThread {
     /// Waits for the next client; `None` to stop the export.
     fn next_client(&mut self, acceptor: &mut Acceptor) -> Option<OwnedFd> {
         loop {
-            if self.stopping() {
+            if self.stopping() || self.shared.is_handing_over() {
                 return None;
             }
             self.refresh();
@@ -504,20 +623,38 @@ impl ExportThread {
         }
     }
 
-    fn session(&mut self, socket: OwnedFd) {
+    /// Serves one client. Returns its session if that is handed over.
+    fn session(
+        &mut self,
+        connection: ConnectionState,
+        is_resumed: bool,
+    ) -> Option<Result<ConnectionState, HandoverError>> {
         let number = {
             let mut status = self.shared.shared_status.write();
             status.connected = true;
-            status.sessions += 1;
+            status.sessions += u64::from(!is_resumed);
             (status.features, status.protocol_features) = (0, 0);
             status.sessions
         };
-        tracing::info!(device = self.name, session = number, "client connected");
-        let result = self.converse(Connection::new(socket));
+        match is_resumed {
+            true => tracing::info!(device = self.name, session = number, "session taken over"),
+            false => tracing::info!(device = self.name, session = number, "client connected"),
+        }
+        let result = self.converse(connection);
+        if let Ok(Ended::HandedOver(Ok(connection))) = result {
+            tracing::info!(device = self.name, session = number, "session handed over");
+            return Some(Ok(connection));
+        }
         let mut status = self.shared.shared_status.write();
         status.connected = false;
         match result {
-            Ok(()) => {
+            Ok(Ended::HandedOver(Err(error))) => {
+                status.last_error = Some(error.to_string());
+                drop(status);
+                tracing::warn!(device = self.name, session = number, "cannot hand the session over: {error}");
+                return Some(Err(error));
+            }
+            Ok(_) => {
                 drop(status);
                 tracing::info!(device = self.name, session = number, "client disconnected");
             }
@@ -530,15 +667,28 @@ impl ExportThread {
                 tracing::warn!(device = self.name, session = number, "session ended: {error}");
             }
         }
+        None
     }
 
-    fn converse(&mut self, mut connection: Connection) -> Result<(), SessionEnd> {
+    fn converse(&mut self, connection: ConnectionState) -> Result<Ended, SessionEnd> {
         let Self { shared, device, threads, offer, name } = self;
+        let ConnectionState { socket, partial: (part, fds), session: state } = connection;
+        let mut connection = Connection::resume(socket, &part, fds)?;
         let workers = Workers { threads, device: 0 };
         let mut session = Session::new(&mut **device, workers, &shared.shared_status, *offer)?;
-        let result = converse(&mut session, &mut connection, shared, name);
+        let mut result = session.replay(state).map_err(SessionEnd::Restore);
+        if result.is_ok() {
+            result = converse(&mut session, &mut connection, shared, name);
+        }
+        // Relaxed: the signal orders.
+        if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
+            let session = session.hand_over();
+            let (socket, part, fds) = connection.into_parts();
+            let state = session.map(|session| ConnectionState { socket, partial: (part, fds), session });
+            return Ok(Ended::HandedOver(state));
+        }
         session.end();
-        result
+        result.map(|()| Ended::Closed)
     }
 }
 
@@ -551,7 +701,7 @@ fn log_refresh(device: &str, changed: io::Result<bool>) {
     }
 }
 
-/// Handles messages until the client disconnects, an error, or the export's end.
+/// Handles messages until the client disconnects, an error, a handover, or the export's end.
 fn converse(
     session: &mut Session<'_>,
     connection: &mut Connection,
@@ -605,6 +755,10 @@ fn converse(
         // Relaxed: as above.
         if shared.config_changed.swap(false, Ordering::Relaxed) {
             session.config_changed();
+        }
+        // Last, so that nothing of the above is pending.
+        if shared.is_handing_over() {
+            return Ok(());
         }
     }
 }

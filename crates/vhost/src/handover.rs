@@ -1,4 +1,19 @@
 //! Handover: the state of an export, for another process.
+//!
+//! ```text
+//!  old: begin_hand_over --> last message handled --> queues drained --> device dropped --> Handover
+//!                                                                                             |
+//!  new: serves  <-- queues started, each signalled once <-- messages replayed <-- resume <----'
+//! ```
+//! The record of a session is the list of vhost-user messages that make it again, each with its
+//! descriptors. To resume is to handle them as if a client sent them: there is no second parser
+//! to trust, and every check applies. A few facts that no message carries stand beside them.
+//!
+//! The descriptors of a disk image do not go along: the new process opens and locks it anew, so the
+//! old one has finished all its requests by then.
+mod checksum;
+pub(crate) mod record;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use thiserror::Error;

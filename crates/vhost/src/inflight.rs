@@ -69,6 +69,13 @@ impl InflightMemory {
         Ok(Self { layout, memory: Memory::new(vec![region]).map_err(refused)? })
     }
 
+    /// What the client said about the region, and its file duplicated.
+    pub(crate) fn parts(&self) -> std::io::Result<(Inflight, OwnedFd)> {
+        let regions = self.memory.regions();
+        let file = regions.first().map(|region| region.fd().try_clone_to_owned());
+        Ok((self.layout, file.ok_or(std::io::ErrorKind::NotFound)??))
+    }
+
     /// Whether the client truncated the file.
     pub(crate) fn lost(&self) -> bool {
         self.memory.regions().iter().any(|region| region.lost())

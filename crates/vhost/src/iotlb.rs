@@ -52,6 +52,19 @@ impl Piece {
         whole.then_some(Self { first, last, user, access })
     }
 
+    /// Writes the update that makes this piece; `None` if it covers all 2^64 addresses.
+    fn update(self) -> Option<Iotlb> {
+        let size = (self.last - self.first).checked_add(1)?;
+        let mut perm = 0;
+        for (direction, bit) in [(Access::READ, iotlb::READ), (Access::WRITE, iotlb::WRITE)] {
+            if self.access.contains(direction) {
+                perm |= bit;
+            }
+        }
+        let (iova, user, kind) = (self.first, self.user, iotlb::UPDATE);
+        Some(Iotlb { iova, size, user, perm, kind, ..Iotlb::default() })
+    }
+
     /// The part in `first..=last`, which must overlap the piece.
     fn part(self, first: u64, last: u64) -> Self {
         let from = self.first.max(first);
@@ -123,6 +136,11 @@ impl Translations {
         let before = self.pieces.range(..first).next_back().map(|(_, piece)| *piece);
         let inside = self.pieces.range(first..=last).map(|(_, piece)| *piece);
         before.filter(|piece| piece.last >= first).into_iter().chain(inside)
+    }
+
+    /// Updates that make all translations again.
+    pub(crate) fn updates(&self) -> impl Iterator<Item = Iotlb> {
+        self.pieces.values().filter_map(|piece| piece.update())
     }
 
     /// Whether `new` contradicts a known translation, which must be removed first.

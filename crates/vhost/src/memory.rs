@@ -222,6 +222,18 @@ impl ClientMemory {
         Ok(())
     }
 
+    /// Sets how often each region was added, as an earlier process counted.
+    ///
+    /// Returns `false`, and changes nothing, if the counts do not fit the regions.
+    #[must_use]
+    pub(crate) fn set_times(&mut self, times: &[u32]) -> bool {
+        let fits = times.len() == self.regions.0.len() && !times.contains(&0);
+        if fits {
+            self.regions.0.iter_mut().zip(times).for_each(|(entry, times)| entry.times = *times);
+        }
+        fits
+    }
+
     fn client_region(&self, shared: SharedRegion) -> Result<ClientRegion, TableError> {
         let SharedRegion { region: layout, file } = shared;
         for addr in [layout.gpa, layout.user, layout.offset] {
@@ -280,6 +292,11 @@ impl ClientRegions {
             let inside = user.checked_sub(entry.layout.user).filter(|inside| *inside < entry.layout.size)?;
             Some((entry, inside))
         })
+    }
+
+    /// All regions, each with its file and how often it was added.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (MemoryRegion, BorrowedFd<'_>, u32)> {
+        self.0.iter().map(|entry| (entry.layout, entry.region.fd(), entry.times))
     }
 
     fn push(&mut self, new: ClientRegion) -> Result<(), TableError> {

@@ -188,6 +188,34 @@ impl ClientNotifiers {
         self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
     }
 
+    /// Records the error of a queue that failed in an earlier process.
+    pub(crate) fn restore_failure(&self, queue: u16, error: String) {
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            *lock(&queue_notifiers.failure) = Some(error);
+        }
+    }
+
+    /// Gives the call and error descriptors of a queue away.
+    pub(crate) fn take(&self, queue: u16) -> io::Result<[Option<OwnedFd>; 2]> {
+        let Some(QueueNotifiers { call, err, .. }) = self.queue_notifiers(queue) else {
+            return Ok([None, None]);
+        };
+        let take = |place: &Mutex<Option<Arc<Signal>>>| {
+            let taken = lock(place).take();
+            let fd = |signal| match Arc::try_unwrap(signal) {
+                Ok(Signal { fd, .. }) => Ok(fd),
+                // A thread still uses it.
+                Err(shared) => {
+                    let fd = shared.fd.try_clone();
+                    lock(&self.replaced).push(Arc::downgrade(&shared));
+                    fd
+                }
+            };
+            taken.map(fd).transpose()
+        };
+        Ok([take(call)?, take(err)?])
+    }
+
     /// Drops the client's descriptors and all errors. Counters stay.
     pub(crate) fn clear(&self) {
         for queue_notifiers in &self.queues {

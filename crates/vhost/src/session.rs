@@ -7,12 +7,14 @@
 //!                                                        |
 //!                                                        +--> features, memory, log, in-flight region: kept here
 //!                                                        '--> Vring: started on an I/O thread, stopped, moved
+//!   hand over: drain all queues, give the messages that make the session again
 //!   end:  drain all queues, close the client's descriptors, unmap its memory, reset the device
 //! ```
 //! The first error ends the session: the messages that follow it have no defined meaning. A client
 //! that asked for an acknowledgement receives a negative one first.
 mod error;
 mod features;
+mod handover;
 mod migration;
 mod queues;
 mod translation;
@@ -37,7 +39,7 @@ use paravane_io::IoThread;
 use paravane_notify::Notifier;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
-    ConfigAccess, F_LOG_ALL, Header, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
+    ConfigAccess, F_LOG_ALL, Header, LogArea, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
 };
 use paravane_spec::{device_id, feature};
 use std::io;
@@ -79,7 +81,7 @@ pub struct Session<'a> {
     features: Features,
     memory: ClientMemory,
     vrings: Vec<Vring>,
-    log: Option<Arc<DirtyLog>>,
+    log: Option<(LogArea, Arc<DirtyLog>)>,
     inflight: Option<InflightMemory>,
     back_channel: Arc<BackChannel>,
     /// Set while addresses are IOVAs.
@@ -390,7 +392,7 @@ impl<'a> Session<'a> {
     /// Shared memory is lost: the client truncated a file.
     pub fn check_memory(&self) -> Result<(), SessionError> {
         let _ = self.memory.alarm().take();
-        let log = self.log.as_ref().is_some_and(|log| log.lost());
+        let log = self.log.as_ref().is_some_and(|(_, log)| log.lost());
         let inflight = self.inflight.as_ref().is_some_and(InflightMemory::lost);
         if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }

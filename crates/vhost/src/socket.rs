@@ -82,6 +82,42 @@ impl Connection {
         Self { socket, bytes, have: 0, need: HEADER, begun: None, fds: Vec::new() }
     }
 
+    /// Continues a connection, in the middle of a message perhaps.
+    ///
+    /// `part` and `fds` are those that [`Connection::into_parts`] returned.
+    ///
+    /// # Errors
+    /// The part is no beginning of a message.
+    pub fn resume(socket: OwnedFd, part: &[u8], fds: Vec<OwnedFd>) -> Result<Self, SocketError> {
+        let mut connection = Self::new(socket);
+        if part.is_empty() && fds.is_empty() {
+            return Ok(connection);
+        }
+        if let Ok((header, _)) = Header::read_from_prefix(part) {
+            connection.need = HEADER + message::payload_len(header)?;
+        }
+        if part.is_empty() || part.len() >= connection.need {
+            return Err(SocketError::CutOff);
+        }
+        if fds.len() > MAX_FDS {
+            return Err(SocketError::TooManyFds);
+        }
+        connection.bytes[..part.len()].copy_from_slice(part);
+        (connection.have, connection.begun, connection.fds) = (part.len(), Some(Instant::now()), fds);
+        Ok(connection)
+    }
+
+    /// Ends the use of a connection, and leaves it open.
+    ///
+    /// Returns the socket, and the part of a message that has arrived with its descriptors.
+    #[must_use]
+    pub fn into_parts(self) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
+        let Self { socket, bytes, have, need, fds, .. } = self;
+        // The last message has been handled.
+        let have = if have == need { 0 } else { have };
+        (socket, bytes[..have].to_vec(), fds)
+    }
+
     /// Receives until a message is complete or nothing is left to read.
     ///
     /// # Errors

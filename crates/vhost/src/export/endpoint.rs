@@ -3,12 +3,15 @@ use super::ExportError;
 use super::backoff::Backoff;
 use super::rights;
 use crate::handover::HandoverError;
+use crate::handover::record::{EndpointState, Kind};
 use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
 };
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -98,11 +101,29 @@ pub(super) struct SocketFile {
     path: PathBuf,
     /// Device and inode number.
     id: (u64, u64),
+    /// Another export owns it.
+    given_away: bool,
+}
+
+impl SocketFile {
+    /// Leaves the file to another export.
+    pub(super) fn give_away(mut self) {
+        self.given_away = true;
+    }
+
+    /// Takes the file that another export made, if it is still there.
+    fn take_over(path: PathBuf, id: (u64, u64)) -> Option<Self> {
+        let found = lstat(&path).ok()?;
+        let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+        let is_same = (found.st_dev, found.st_ino) == id;
+        (is_socket && is_same).then_some(Self { path, id, given_away: false })
+    }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if lstat(&self.path).is_ok_and(|found| (found.st_dev, found.st_ino) == self.id)
+        if !self.given_away
+            && lstat(&self.path).is_ok_and(|found| (found.st_dev, found.st_ino) == self.id)
             && let Err(error) = unlink(&self.path)
         {
             tracing::warn!("cannot remove {}: {error}", self.path.display());
@@ -147,11 +168,73 @@ impl Acceptor {
                     result => result.map_err(refused)?,
                 }
                 let found = lstat(&path).map_err(refused)?;
-                let file = SocketFile { path: path.clone(), id: (found.st_dev, found.st_ino) };
+                let id = (found.st_dev, found.st_ino);
+                let file = SocketFile { path: path.clone(), id, given_away: false };
                 listen(&socket, BACKLOG).map_err(refused)?;
                 Ok((Self::new(EndpointKind::Listens { listener: socket.into() }), Some(file)))
             }
         }
+    }
+
+    /// Continues with the endpoint of a handover, which must be the configured one.
+    ///
+    /// Returns the socket's file too, if the export created it.
+    pub(super) fn resume(
+        configured: Endpoint,
+        state: EndpointState,
+    ) -> Result<(Self, Option<SocketFile>), ExportError> {
+        let EndpointState { kind, path, file, listener } = state;
+        let recorded = PathBuf::from(OsString::from_vec(path));
+        let same_file = |path: &Path| lstat(path).is_ok_and(|found| (found.st_dev, found.st_ino) == file);
+        let path = match (configured, kind) {
+            (Endpoint::Handover, _) => recorded,
+            (Endpoint::Listener(_), Kind::Listen | Kind::Listener) => recorded,
+            (Endpoint::Listen(path), Kind::Listen) if path == recorded || same_file(&path) => path,
+            (Endpoint::Listen(path), Kind::Listener) if path == recorded => path,
+            (Endpoint::Connect(path), Kind::Connect) if path == recorded => path,
+            _ => {
+                let recorded = match kind {
+                    Kind::Listen | Kind::Listener => format!("listening on {}", recorded.display()),
+                    Kind::Connect => format!("connecting to {}", recorded.display()),
+                    Kind::Connection => "a single connection".to_owned(),
+                };
+                return Err(HandoverError::Endpoint { recorded }.into());
+            }
+        };
+        Ok(match (kind, listener) {
+            (Kind::Connect, _) => (Self::new(EndpointKind::Connects { path }), None),
+            (Kind::Connection, _) => (Self::new(EndpointKind::Connected { socket: None }), None),
+            (Kind::Listen | Kind::Listener, Some(socket)) => {
+                if !is_stream(&socket) || sockopt::socket_acceptconn(&socket) != Ok(true) {
+                    return Err(HandoverError::Record("its listening socket is none").into());
+                }
+                let listener = UnixListener::from(socket);
+                let refused = |source| ExportError::Socket { path: path.clone(), source };
+                listener.set_nonblocking(true).map_err(refused)?;
+                let file = (kind == Kind::Listen).then(|| SocketFile::take_over(path, file)).flatten();
+                (Self::new(EndpointKind::Listens { listener }), file)
+            }
+            (Kind::Listen | Kind::Listener, None) => {
+                return Err(HandoverError::Record("no listening socket").into());
+            }
+        })
+    }
+
+    /// Gives the endpoint away, with a connection whose session has not begun.
+    pub(super) fn hand_over(self, file: Option<&SocketFile>) -> (EndpointState, Option<OwnedFd>) {
+        let (kind, path, listener, socket) = match (self.kind, file) {
+            (EndpointKind::Listens { listener }, Some(file)) => {
+                (Kind::Listen, file.path.clone(), Some(listener.into()), None)
+            }
+            (EndpointKind::Listens { listener }, None) => {
+                let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.to_owned()));
+                (Kind::Listener, path.unwrap_or_default(), Some(listener.into()), None)
+            }
+            (EndpointKind::Connects { path }, _) => (Kind::Connect, path, None, None),
+            (EndpointKind::Connected { socket }, _) => (Kind::Connection, PathBuf::new(), None, socket),
+        };
+        let file = file.map_or((0, 0), |file| file.id);
+        (EndpointState { kind, path: path.into_os_string().into_vec(), file, listener }, socket)
     }
 
     fn new(kind: EndpointKind) -> Self {
@@ -232,6 +315,12 @@ impl Acceptor {
             EndpointKind::Connects { .. } | EndpointKind::Connected { .. } => None,
         }
     }
+}
+
+/// Whether a descriptor is a UNIX stream socket.
+pub(super) fn is_stream(fd: &OwnedFd) -> bool {
+    let is_unix = rustix::net::getsockname(fd).is_ok_and(|name| name.address_family() == AddressFamily::UNIX);
+    is_unix && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
 /// Accepts the next client, which may send descriptors from now on.

@@ -122,6 +122,9 @@ pub enum SessionError {
     /// In-flight region that cannot be used.
     #[error("in-flight region: {0}")]
     Inflight(&'static str),
+    /// Handover whose counts of memory regions do not fit its messages.
+    #[error("handover record: the counts of memory regions do not fit the regions")]
+    RegionTimes,
     /// Access to a page behind the new end of a truncated file.
     #[error("shared memory is lost: the client truncated its file")]
     MemoryLost,

@@ -111,6 +111,11 @@ impl Features {
         self.accepted
     }
 
+    /// All protocol features that the client accepted.
+    pub(super) fn accepted_protocol(self) -> u64 {
+        self.accepted_protocol
+    }
+
     /// Features that the driver accepted, without those of the protocol.
     pub(super) fn of_driver(self) -> u64 {
         self.accepted & !(F_PROTOCOL_FEATURES | F_LOG_ALL)

@@ -18,7 +18,7 @@ impl Session<'_> {
         self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
         let (alarm, quota) = (self.memory.alarm(), self.memory.quota());
         let log = DirtyLog::guarded(file, area.offset, area.size, alarm, quota)?;
-        self.log = Some(Arc::clone(&log));
+        self.log = Some((area, Arc::clone(&log)));
         if self.features.has(F_LOG_ALL) {
             self.memory.memory().start_log(log, BATCH_TIMEOUT)?;
         }
@@ -29,7 +29,7 @@ impl Session<'_> {
     pub(super) fn update_logging(&mut self) -> Result<(), SessionError> {
         let memory = self.memory.memory();
         match (self.features.has(F_LOG_ALL), &self.log) {
-            (true, Some(log)) => memory.start_log(Arc::clone(log), BATCH_TIMEOUT)?,
+            (true, Some((_, log))) => memory.start_log(Arc::clone(log), BATCH_TIMEOUT)?,
             // SET_LOG_BASE turns it on.
             (true, None) => {}
             (false, _) => {

@@ -342,17 +342,22 @@ impl Session<'_> {
     /// Stops all queues.
     ///
     /// All leave their threads before the first is drained, so that none runs on meanwhile.
-    pub(super) fn stop_every(&mut self) {
+    ///
+    /// Returns the queues whose position is not known: those that have failed.
+    pub(super) fn stop_every(&mut self) -> Vec<u16> {
+        let mut unknown = Vec::new();
         self.back_channel.forget();
         let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());
         let taking_off: Vec<_> =
             live.map(|(queue, _)| (queue, self.thread(queue).begin_take_off(self.key(queue)))).collect();
         for (queue, taking_off) in taking_off {
-            if let Some(host_queue) = self.thread(queue).taken_off(taking_off) {
-                self.put_away(queue, host_queue, false);
+            let taken = self.thread(queue).taken_off(taking_off);
+            if !taken.is_some_and(|host_queue| self.put_away(queue, host_queue, false)) {
+                unknown.push(queue);
             }
             self.set_stopped(queue);
         }
+        unknown
     }
 
     /// Ends a queue that has left its thread, and keeps its position.
@@ -360,12 +365,15 @@ impl Session<'_> {
     /// With `leave`, requests in flight stay in the tracking region; else they are completed. QEMU
     /// stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every stop
     /// leaves them. If the queue starts again, here or elsewhere, they come first.
-    fn put_away(&mut self, queue: u16, mut host_queue: Box<HostQueue>, leave: bool) {
+    ///
+    /// Returns whether the position is known.
+    fn put_away(&mut self, queue: u16, mut host_queue: Box<HostQueue>, leave: bool) -> bool {
         host_queue.tell(self.relay(queue));
         let ended = match leave {
             true => host_queue.leave(),
             false => host_queue.park().map(|resting| (resting.position(), 0)),
         };
+        let is_known = ended.is_ok();
         match ended {
             Ok((position, in_flight)) => {
                 self.vrings[usize::from(queue)].base = position.vring_base();
@@ -376,6 +384,7 @@ impl Session<'_> {
             Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
         }
         self.thread(queue).finish_tasks();
+        is_known
     }
 
     /// Stops a queue whose driver has been reset.

@@ -1,0 +1,327 @@
+//! Format of a record: sections between a header and a checksum.
+//!
+//! ```text
+//!  header: magic, version, length | section ... section | checksum of all before
+//!  section: tag, number of descriptors, length | value
+//! ```
+//! All numbers are little-endian. A section takes its descriptors from the front of those that
+//! remain. A section with an unknown tag is skipped with its descriptors: a later version may add
+//! sections that an earlier one can do without, and raises the version for others.
+//!
+//! A record is not trusted. Each length is checked, nothing is allocated before, and the messages
+//! go through the same checks as those of a client.
+use super::checksum::checksum;
+use super::{Handover, HandoverError};
+use crate::memory::MAX_SLOTS;
+use crate::message::{HEADER as MESSAGE_HEADER, MAX_FDS, MAX_PAYLOAD};
+use std::os::fd::OwnedFd;
+
+pub(crate) const MAGIC: [u8; 8] = *b"PRVHAND\n";
+pub(crate) const VERSION: u32 = 1;
+/// Magic number, version, and length of the whole record.
+const HEADER: usize = 8 + 4 + 4;
+const CHECKSUM: usize = 4;
+/// Tag, number of descriptors, and length of the value.
+const SECTION: usize = 4 + 4 + 4;
+/// Largest record in bytes. The translations of an IOMMU are up to 3 MiB.
+pub(crate) const MAX_RECORD: usize = 16 << 20;
+/// Longest path of a socket in bytes, and longest text of an error.
+const MAX_TEXT: usize = 4096;
+/// Largest configuration space in bytes.
+const MAX_CONFIG: usize = paravane_spec::vhost_user::MAX_CONFIG as usize;
+
+/// Tags of sections.
+mod tag {
+    /// Endpoint, number of sessions so far, and the listening socket.
+    pub(super) const EXPORT: u32 = 1;
+    /// Connection, with the part of a message that has arrived.
+    pub(super) const CONNECTION: u32 = 2;
+    /// One vhost-user message.
+    pub(super) const MESSAGE: u32 = 3;
+    /// How often each memory region was added.
+    pub(super) const REGION_TIMES: u32 = 4;
+    /// Queue that has failed.
+    pub(super) const FAILED: u32 = 5;
+    /// Configuration space as the driver has seen it.
+    pub(super) const CONFIG: u32 = 6;
+}
+
+/// Kind of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Listens on a path, and has made the file.
+    Listen,
+    /// Listens on a socket that it was given.
+    Listener,
+    /// Connects to a path.
+    Connect,
+    /// Was given its only connection.
+    Connection,
+}
+
+impl Kind {
+    pub(crate) fn listens(self) -> bool {
+        matches!(self, Self::Listen | Self::Listener)
+    }
+}
+
+/// Endpoint of an export.
+#[derive(Debug)]
+pub(crate) struct EndpointState {
+    pub(crate) kind: Kind,
+    /// Path, if the kind has one, as the operator gave it.
+    pub(crate) path: Vec<u8>,
+    /// Device and inode number of the socket's file, if the export made it.
+    pub(crate) file: (u64, u64),
+    /// Socket, if the kind listens.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
+/// Message, with its header, and its descriptors.
+pub(crate) type Message = (Vec<u8>, Vec<OwnedFd>);
+
+/// State of a session, without its connection.
+#[derive(Debug, Default)]
+pub(crate) struct SessionState {
+    /// Messages that make it again, in their order.
+    pub(crate) messages: Vec<Message>,
+    /// How often each region was added, in the order of the regions.
+    pub(crate) region_times: Vec<u32>,
+    /// Queues that have failed, each with its error.
+    pub(crate) failed: Vec<(u16, String)>,
+    /// Configuration space as the driver has seen it.
+    pub(crate) config: Vec<u8>,
+}
+
+/// Connection with the session on it.
+#[derive(Debug)]
+pub(crate) struct ConnectionState {
+    pub(crate) socket: OwnedFd,
+    /// The part of a message that has arrived, and its descriptors.
+    pub(crate) partial: Message,
+    pub(crate) session: SessionState,
+}
+
+impl ConnectionState {
+    /// A connection without messages so far.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, partial: Message::default(), session: SessionState::default() }
+    }
+}
+
+/// State of an export.
+#[derive(Debug)]
+pub(crate) struct ExportState {
+    pub(crate) endpoint: EndpointState,
+    /// Number of sessions so far.
+    pub(crate) sessions: u64,
+    pub(crate) connection: Option<ConnectionState>,
+}
+
+/// Record that is being written.
+struct Writer {
+    record: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Writer {
+    fn section(&mut self, tag: u32, value: &[u8], fds: impl IntoIterator<Item = OwnedFd>) {
+        let before = self.fds.len();
+        self.fds.extend(fds);
+        // Each is far below 2^32: the record's size is checked at its end.
+        for number in [tag, (self.fds.len() - before) as u32, value.len() as u32] {
+            self.record.extend(number.to_le_bytes());
+        }
+        self.record.extend(value);
+    }
+}
+
+impl ExportState {
+    /// Writes the record.
+    ///
+    /// # Errors
+    /// It would be too large.
+    pub(crate) fn encode(self) -> Result<Handover, HandoverError> {
+        let Self { endpoint, sessions, connection } = self;
+        let mut writer = Writer { record: Vec::new(), fds: Vec::new() };
+        writer.record.extend(MAGIC);
+        writer.record.extend(VERSION.to_le_bytes());
+        writer.record.extend([0; 4]);
+        let mut value = (endpoint.kind as u32).to_le_bytes().to_vec();
+        for number in [sessions, endpoint.file.0, endpoint.file.1] {
+            value.extend(number.to_le_bytes());
+        }
+        value.extend(&endpoint.path);
+        writer.section(tag::EXPORT, &value, endpoint.listener);
+        if let Some(ConnectionState { socket, partial, session }) = connection {
+            writer.section(tag::CONNECTION, &partial.0, std::iter::once(socket).chain(partial.1));
+            for (message, fds) in session.messages {
+                writer.section(tag::MESSAGE, &message, fds);
+            }
+            let times: Vec<u8> = session.region_times.iter().flat_map(|times| times.to_le_bytes()).collect();
+            writer.section(tag::REGION_TIMES, &times, None);
+            for (queue, error) in session.failed {
+                let text = &error.as_bytes()[..error.floor_char_boundary(MAX_TEXT)];
+                writer.section(tag::FAILED, &[&u32::from(queue).to_le_bytes(), text].concat(), None);
+            }
+            writer.section(tag::CONFIG, &session.config, None);
+        }
+        let Writer { mut record, fds } = writer;
+        let length = record.len() + CHECKSUM;
+        if length > MAX_RECORD {
+            return Err(HandoverError::TooLarge);
+        }
+        record[12..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
+        record.extend(checksum(&record).to_le_bytes());
+        Ok(Handover { record, fds })
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// It is damaged, invalid or of another version. All descriptors are closed.
+    pub(crate) fn decode(handover: Handover) -> Result<Self, HandoverError> {
+        let Handover { record, fds } = handover;
+        let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
+        let (mut export, mut connection, mut session) = (None, None, SessionState::default());
+        let (mut times, mut config) = (None, None);
+        while let Some(Section { tag, value, mut fds }) = sections.next()? {
+            if (tag::MESSAGE..=tag::CONFIG).contains(&tag) && connection.is_none() {
+                return Err(invalid("session without a connection"));
+            }
+            match tag {
+                tag::EXPORT => once(&mut export, read_export(value, fds)?)?,
+                tag::CONNECTION => {
+                    if value.len() > MESSAGE_HEADER + MAX_PAYLOAD || !(1..=MAX_FDS + 1).contains(&fds.len()) {
+                        return Err(invalid("connection"));
+                    }
+                    let socket = fds.remove(0);
+                    once(&mut connection, (socket, (value.to_vec(), fds)))?;
+                }
+                tag::MESSAGE => {
+                    if !(MESSAGE_HEADER..=MESSAGE_HEADER + MAX_PAYLOAD).contains(&value.len())
+                        || fds.len() > MAX_FDS
+                    {
+                        return Err(invalid("message"));
+                    }
+                    session.messages.push((value.to_vec(), fds));
+                }
+                tag::REGION_TIMES => {
+                    let (numbers, rest) = value.as_chunks::<4>();
+                    if !rest.is_empty() || numbers.len() > MAX_SLOTS || !fds.is_empty() {
+                        return Err(invalid("memory regions"));
+                    }
+                    once(&mut times, numbers.iter().map(|number| u32::from_le_bytes(*number)).collect())?;
+                }
+                tag::FAILED => session.failed.push(read_failed(value, &fds)?),
+                tag::CONFIG => {
+                    if value.len() > MAX_CONFIG || !fds.is_empty() {
+                        return Err(invalid("configuration space"));
+                    }
+                    once(&mut config, value.to_vec())?;
+                }
+                // Of a later version.
+                _ => {}
+            }
+        }
+        if !sections.fds.as_slice().is_empty() {
+            return Err(invalid("more descriptors than it names"));
+        }
+        let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
+        (session.region_times, session.config) = (times.unwrap_or_default(), config.unwrap_or_default());
+        let connection = connection.map(|(socket, partial)| ConnectionState { socket, partial, session });
+        Ok(Self { endpoint, sessions, connection })
+    }
+}
+
+fn invalid(what: &'static str) -> HandoverError {
+    HandoverError::Record(what)
+}
+
+fn once<T>(place: &mut Option<T>, value: T) -> Result<(), HandoverError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(invalid("a section that may be there once only is repeated")),
+    }
+}
+
+/// Checks the frame of a record, and returns its sections.
+fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
+    if record.get(..8) != Some(&MAGIC) {
+        return Err(invalid("no magic number"));
+    }
+    let number = |bytes: Option<&[u8]>| -> Result<u32, HandoverError> {
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or(invalid("too short"))?;
+        Ok(u32::from_le_bytes(bytes))
+    };
+    match number(record.get(8..12))? {
+        VERSION => {}
+        other => return Err(HandoverError::Version(other)),
+    }
+    if record.len() > MAX_RECORD {
+        return Err(HandoverError::TooLarge);
+    }
+    if number(record.get(12..HEADER))? as usize != record.len() || record.len() < HEADER + CHECKSUM {
+        return Err(invalid("wrong length"));
+    }
+    let (summed, sum) = record.split_at(record.len() - CHECKSUM);
+    if number(Some(sum))? != checksum(summed) {
+        return Err(invalid("wrong checksum"));
+    }
+    Ok(&summed[HEADER..])
+}
+
+struct Section<'a> {
+    tag: u32,
+    value: &'a [u8],
+    fds: Vec<OwnedFd>,
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    fds: std::vec::IntoIter<OwnedFd>,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<Option<Section<'a>>, HandoverError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let short = || invalid("a section is cut off");
+        let (head, rest) = self.rest.split_first_chunk::<SECTION>().ok_or_else(short)?;
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (tag, fds, len) = (word(0), word(4) as usize, word(8) as usize);
+        let (value, rest) = rest.split_at_checked(len).ok_or_else(short)?;
+        self.rest = rest;
+        if fds > self.fds.len() {
+            return Err(invalid("fewer descriptors than it names"));
+        }
+        Ok(Some(Section { tag, value, fds: self.fds.by_ref().take(fds).collect() }))
+    }
+}
+
+fn read_export(value: &[u8], mut fds: Vec<OwnedFd>) -> Result<(EndpointState, u64), HandoverError> {
+    let short = || invalid("endpoint");
+    let (head, path) = value.split_first_chunk::<28>().ok_or_else(short)?;
+    let kind = match u32::from_le_bytes([head[0], head[1], head[2], head[3]]) {
+        0 => Kind::Listen,
+        1 => Kind::Listener,
+        2 => Kind::Connect,
+        3 => Kind::Connection,
+        _ => return Err(invalid("unknown kind of endpoint")),
+    };
+    let (numbers, _) = head[4..].as_chunks::<8>();
+    let [sessions, dev, ino] = [0, 1, 2].map(|at| u64::from_le_bytes(numbers[at]));
+    if path.len() > MAX_TEXT || fds.len() != usize::from(kind.listens()) {
+        return Err(short());
+    }
+    Ok((EndpointState { kind, path: path.to_vec(), file: (dev, ino), listener: fds.pop() }, sessions))
+}
+
+fn read_failed(value: &[u8], fds: &[OwnedFd]) -> Result<(u16, String), HandoverError> {
+    let failed = value.split_first_chunk::<4>().and_then(|(queue, text)| {
+        let queue = u16::try_from(u32::from_le_bytes(*queue)).ok()?;
+        Some((queue, str::from_utf8(text).ok()?.to_owned()))
+    });
+    failed.filter(|(_, text)| text.len() <= MAX_TEXT && fds.is_empty()).ok_or(invalid("failed queue"))
+}
