@@ -325,3 +325,6 @@ fn read_failed(value: &[u8], fds: &[OwnedFd]) -> Result<(u16, String), HandoverE
     });
     failed.filter(|(_, text)| text.len() <= MAX_TEXT && fds.is_empty()).ok_or(invalid("failed queue"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,14 +30,14 @@ fn layouts() -> impl Iterator<Item = u64> {
 }
 
 /// The IOMMU's side of a session.
-struct Iommu<'a> {
+pub(crate) struct Iommu<'a> {
     raw: &'a Raw,
     back: UnixStream,
 }
 
 impl<'a> Iommu<'a> {
     /// Call it before queues start.
-    fn new(raw: &'a Raw) -> Self {
+    pub(crate) fn new(raw: &'a Raw) -> Self {
         let (back, theirs) = UnixStream::pair().unwrap();
         back.set_nonblocking(true).unwrap();
         raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0][..], &[theirs.as_fd()]);
@@ -45,7 +45,7 @@ impl<'a> Iommu<'a> {
     }
 
     /// The next message of the device side, if any.
-    fn said(&self) -> Option<Iotlb> {
+    pub(crate) fn said(&self) -> Option<Iotlb> {
         let mut bytes = [0; size_of::<Header>() + size_of::<Iotlb>()];
         (&mut &self.back).read_exact(&mut bytes).ok()?;
         let (header, said) = bytes.split_at(size_of::<Header>());
@@ -91,12 +91,12 @@ impl<'a> Iommu<'a> {
         assert_eq!(self.tell(machine.translation(iova).expect("no such page")), 0);
     }
 
-    fn invalidate(&self, iova: u64, size: u64) {
+    pub(crate) fn invalidate(&self, iova: u64, size: u64) {
         assert_eq!(self.tell(Iotlb { iova, size, kind: iotlb::INVALIDATE, ..Iotlb::default() }), 0);
     }
 
     /// Answers the misses.
-    fn answer(&self, machines: &[&Machine]) -> usize {
+    pub(crate) fn answer(&self, machines: &[&Machine]) -> usize {
         let mut count = 0;
         while let Some(miss) = self.said() {
             assert_eq!(miss.kind, iotlb::MISS);
@@ -108,7 +108,7 @@ impl<'a> Iommu<'a> {
     }
 
     /// Continues until nothing is in flight.
-    fn finish(&self, machine: &mut Machine, model: &mut [u8]) {
+    pub(crate) fn finish(&self, machine: &mut Machine, model: &mut [u8]) {
         let end = Instant::now() + Duration::from_secs(20);
         while machine.in_flight() > 0 {
             assert!(Instant::now() < end, "{} are in flight", machine.in_flight());

@@ -1,11 +1,12 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 //!
-//! All but `frontend`, `in_order`, `latencies`, `panics` and `sockets` are also run against the program in its
+//! All but `frontend`, `handover`, `in_order`, `latencies`, `panics` and `sockets` are also run against the program in its
 //! sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
 mod frontend;
 mod guest_physical;
+mod handover;
 mod held;
 mod in_order;
 mod iotlb;

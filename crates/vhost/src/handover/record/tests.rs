@@ -1,0 +1,177 @@
+use super::*;
+use crate::message::message;
+use paravane_spec::vhost_user::{flags, request};
+use proptest::prelude::*;
+use std::fs::File;
+
+fn fd() -> OwnedFd {
+    File::open("/dev/null").unwrap().into()
+}
+
+fn state() -> ExportState {
+    let say = |request, payload: &[u8]| message(request, flags::VERSION, payload);
+    let session = SessionState {
+        messages: vec![
+            (say(request::SET_FEATURES, &[1; 8]), vec![]),
+            (say(request::SET_VRING_KICK, &[0; 8]), vec![fd()]),
+        ],
+        region_times: vec![1, 2],
+        failed: vec![(3, "descriptor loop".into())],
+        config: vec![7; 60],
+    };
+    ExportState {
+        endpoint: EndpointState {
+            kind: Kind::Listen,
+            path: b"/run/x.sock".to_vec(),
+            file: (1, u64::MAX),
+            listener: Some(fd()),
+        },
+        sessions: 9,
+        connection: Some(ConnectionState { socket: fd(), partial: (vec![5; 14], vec![fd()]), session }),
+    }
+}
+
+/// Decodes bytes with as many descriptors.
+fn decode(record: Vec<u8>, fds: usize) -> Result<ExportState, HandoverError> {
+    ExportState::decode(Handover { record, fds: std::iter::repeat_with(fd).take(fds).collect() })
+}
+
+/// Sets the length and the checksum of a record that was changed.
+fn seal(mut record: Vec<u8>) -> Vec<u8> {
+    record.truncate(record.len() - CHECKSUM);
+    let length = ((record.len() + CHECKSUM) as u32).to_le_bytes();
+    record[12..HEADER].copy_from_slice(&length);
+    record.extend(checksum(&record).to_le_bytes());
+    record
+}
+
+/// The bytes of [`state`], which names four descriptors.
+fn bytes() -> Vec<u8> {
+    let handover = state().encode().unwrap();
+    assert_eq!(handover.fds.len(), 4);
+    handover.record
+}
+
+#[test]
+fn a_record_is_read_as_it_was_written() {
+    let read = ExportState::decode(state().encode().unwrap()).unwrap();
+    let wanted = state();
+    assert_eq!((read.sessions, read.endpoint.kind), (9, Kind::Listen));
+    assert_eq!((read.endpoint.path, read.endpoint.file), (wanted.endpoint.path, wanted.endpoint.file));
+    assert!(read.endpoint.listener.is_some());
+    let (read, wanted) = (read.connection.unwrap(), wanted.connection.unwrap());
+    assert_eq!((read.partial.0, read.partial.1.len()), (wanted.partial.0, 1));
+    let messages = |session: &SessionState| -> Vec<(Vec<u8>, usize)> {
+        session.messages.iter().map(|(bytes, fds)| (bytes.clone(), fds.len())).collect()
+    };
+    assert_eq!(messages(&read.session), messages(&wanted.session));
+    assert_eq!(read.session.region_times, wanted.session.region_times);
+    assert_eq!(read.session.failed, wanted.session.failed);
+    assert_eq!(read.session.config, wanted.session.config);
+}
+
+#[test]
+fn sections_of_a_later_version_are_skipped_with_their_descriptors() {
+    let mut record = bytes();
+    let end = record.len() - CHECKSUM;
+    let first = SECTION + 28 + b"/run/x.sock".len();
+    for at in [end, HEADER + first, HEADER] {
+        let head = [0x8000_0001_u32, 1, 5].map(u32::to_le_bytes).concat();
+        record.splice(at..at, head.into_iter().chain(*b"later"));
+    }
+    let read = decode(seal(record), 7).unwrap();
+    assert_eq!(read.sessions, 9);
+    assert_eq!(read.connection.unwrap().session.messages.len(), 2);
+}
+
+#[test]
+fn a_record_of_another_version_is_refused() {
+    for version in [0, 2, u32::MAX] {
+        let mut record = bytes();
+        record[8..12].copy_from_slice(&version.to_le_bytes());
+        let refused = decode(seal(record), 4).unwrap_err();
+        assert!(matches!(refused, HandoverError::Version(found) if found == version), "{refused}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_detected() {
+    let good = bytes();
+    assert!(decode(good.clone(), 4).is_ok());
+    for bit in 0..good.len() * 8 {
+        let mut record = good.clone();
+        record[bit / 8] ^= 1 << (bit % 8);
+        assert!(decode(record, 4).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn every_truncation_and_wrong_number_of_descriptors_is_detected() {
+    let good = bytes();
+    for length in 0..good.len() {
+        assert!(decode(good[..length].to_vec(), 4).is_err(), "{length} bytes");
+    }
+    for fds in [0, 1, 2, 3, 5] {
+        let refused = decode(good.clone(), fds).unwrap_err();
+        assert!(matches!(refused, HandoverError::Record(_)), "{fds} descriptors: {refused}");
+    }
+    // The checksum fits, so that the sections themselves are checked.
+    let sections = HEADER..good.len() - CHECKSUM;
+    let mut lengths = Vec::new();
+    for end in sections.clone() {
+        let mut record = good[..end].to_vec();
+        record.extend([0; CHECKSUM]);
+        if decode(seal(record), 4).is_ok() {
+            lengths.push(end);
+        }
+    }
+    // Sections without descriptors at the end can be missing: they are whole.
+    assert!(lengths.len() <= 3, "{lengths:?}");
+}
+
+#[test]
+fn a_repeated_or_misplaced_section_is_refused() {
+    let good = bytes();
+    let export = SECTION + 28 + b"/run/x.sock".len();
+    let copy = good[HEADER..HEADER + export].to_vec();
+    let mut record = good.clone();
+    record.splice(HEADER..HEADER, copy);
+    assert!(decode(seal(record), 5).is_err(), "two endpoints");
+    let mut record = good;
+    let connection = SECTION + 14;
+    record.drain(HEADER + export..HEADER + export + connection);
+    assert!(decode(seal(record), 2).is_err(), "messages without a connection");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sealed_record_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        fds in 0_usize..8,
+    ) {
+        let mut record = bytes();
+        let body = HEADER..record.len() - CHECKSUM;
+        for (at, value) in changes {
+            record[body.start + at.index(body.len())] = value;
+        }
+        let _ = decode(seal(record), fds);
+    }
+
+    #[test]
+    fn no_sections_panic(
+        sections in prop::collection::vec(
+            (0_u32..9, 0_u32..3, prop::collection::vec(any::<u8>(), 0..64)),
+            0..12,
+        ),
+    ) {
+        let mut writer = Writer { record: bytes()[..HEADER].to_vec(), fds: Vec::new() };
+        for (tag, fds, value) in sections {
+            writer.section(tag, &value, std::iter::repeat_with(fd).take(fds as usize));
+        }
+        let Writer { mut record, fds } = writer;
+        record.extend([0; CHECKSUM]);
+        let _ = ExportState::decode(Handover { record: seal(record), fds });
+    }
+}
