@@ -57,6 +57,7 @@ use receive::Receive;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use thiserror::Error;
 use transmit::Transmit;
 use zerocopy::IntoBytes;
@@ -132,6 +133,8 @@ pub struct Net<B> {
     agreed: bool,
     /// Pairs in use, where the driver does not report them through our control queue.
     enabled: u16,
+    /// Pairs that the driver has set through our control queue; 0: none.
+    commanded: Arc<AtomicU16>,
 }
 
 impl<B: BackEnd> Net<B> {
@@ -173,6 +176,7 @@ impl<B: BackEnd> Net<B> {
             counters: Arc::default(),
             agreed: false,
             enabled: 1,
+            commanded: Arc::default(),
         })
     }
 
@@ -249,7 +253,11 @@ impl<B: BackEnd> Device for Net<B> {
         // Section 5.1.2: the control queue follows the pairs, of which a driver without MQ has one.
         let pairs = if features & F_MQ != 0 { self.pairs() } else { 1 };
         if index >= pairs * net::PAIR {
-            return Ok(Box::new(Control::new(Arc::clone(&self.back_end), features)));
+            return Ok(Box::new(Control::new(
+                Arc::clone(&self.back_end),
+                features,
+                Arc::clone(&self.commanded),
+            )));
         }
         let (pair, counters) = (index / net::PAIR, self.counters());
         const { assert!(RECEIVE == 0 && TRANSMIT == 1) };
@@ -266,6 +274,8 @@ impl<B: BackEnd> Device for Net<B> {
 
     fn reset(&mut self) {
         (self.agreed, self.enabled) = (false, 1);
+        // Relaxed: no control queue is served.
+        self.commanded.store(0, Ordering::Relaxed);
         if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
             tracing::warn!(%error, "cannot reset the back end");
         }
@@ -281,6 +291,8 @@ impl<B: BackEnd> NetDevice for Net<B> {
             return;
         }
         self.enabled = pairs;
+        // Relaxed: a statement of one side, which the other replaces.
+        self.commanded.store(0, Ordering::Relaxed);
         if self.agreed
             && let Err(error) = self.back_end.use_pairs(pairs)
         {
@@ -291,6 +303,25 @@ impl<B: BackEnd> NetDevice for Net<B> {
     fn announce(&mut self, mac: [u8; 6]) {
         if let Err(error) = self.back_end.inject(&rarp(mac)) {
             tracing::warn!(%error, "cannot announce the migrated machine to the network; switches may send its frames to the old host");
+        }
+    }
+
+    fn commanded_pairs(&self) -> u16 {
+        // Relaxed: the queue has left its thread, which orders.
+        self.commanded.load(Ordering::Relaxed)
+    }
+
+    fn restore_pairs(&mut self, pairs: u16) {
+        // A driver sets them after its queues have started.
+        if pairs == 0 || pairs > self.pairs() || !self.agreed {
+            return;
+        }
+        match self.back_end.use_pairs(pairs) {
+            // Relaxed: as above.
+            Ok(()) => self.commanded.store(pairs, Ordering::Relaxed),
+            Err(error) => {
+                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
+            }
         }
     }
 }

@@ -21,6 +21,9 @@
 //!                '-- stop, or a panic --------'--> stopping: socket removed, queues drained --> ended
 //! ```
 //!
+//! An export can be handed over to another process while a client is connected
+//! ([`Export::begin_hand_over`], [`Export::resume`]): the client keeps its connection.
+//!
 //! An export serves one client at a time; further clients wait until it disconnects. See
 //! [`session`] for the states of a session.
 //!

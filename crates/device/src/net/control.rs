@@ -10,6 +10,7 @@ use paravane_spec::net::{
     MQ_VQ_PAIRS_SET,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Bytes before a command's data.
 const COMMAND: u32 = size_of::<Command>() as u32;
@@ -18,12 +19,14 @@ pub(super) struct Control<B> {
     back_end: Arc<B>,
     multiqueue: bool,
     announce: bool,
+    /// Number of pairs that the driver has set.
+    commanded: Arc<AtomicU16>,
 }
 
 impl<B: BackEnd> Control<B> {
-    pub(super) fn new(back_end: Arc<B>, features: u64) -> Self {
+    pub(super) fn new(back_end: Arc<B>, features: u64, commanded: Arc<AtomicU16>) -> Self {
         let has = |feature| features & feature != 0;
-        Self { back_end, multiqueue: has(F_MQ), announce: has(F_GUEST_ANNOUNCE) }
+        Self { back_end, multiqueue: has(F_MQ), announce: has(F_GUEST_ANNOUNCE), commanded }
     }
 
     /// Executes one command and returns its answer.
@@ -58,7 +61,11 @@ impl<B: BackEnd> Control<B> {
             return Ok(CTRL_ERR);
         }
         Ok(match self.back_end.use_pairs(pairs) {
-            Ok(()) => CTRL_OK,
+            Ok(()) => {
+                // Relaxed: it is read when the queue has left its thread.
+                self.commanded.store(pairs, Ordering::Relaxed);
+                CTRL_OK
+            }
             Err(error) => {
                 tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
                 CTRL_ERR

@@ -15,6 +15,14 @@ pub trait NetDevice {
     ///
     /// For a machine that has been migrated, and whose driver cannot announce itself.
     fn announce(&mut self, mac: [u8; 6]);
+
+    /// Number of queue pairs that the driver has set through the control queue; 0 if none.
+    fn commanded_pairs(&self) -> u16;
+
+    /// Sets the number of queue pairs as the driver did, in another process.
+    ///
+    /// Ignores a number that the driver could not have set.
+    fn restore_pairs(&mut self, pairs: u16);
 }
 
 /// The handler of a receive or transmit queue of a network card.

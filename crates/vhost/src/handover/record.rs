@@ -44,6 +44,8 @@ mod tag {
     pub(super) const FAILED: u32 = 5;
     /// Configuration space as the driver has seen it.
     pub(super) const CONFIG: u32 = 6;
+    /// Queue pairs that the driver has set through the control queue.
+    pub(super) const PAIRS: u32 = 7;
 }
 
 /// Kind of an endpoint.
@@ -91,6 +93,8 @@ pub(crate) struct SessionState {
     pub(crate) failed: Vec<(u16, String)>,
     /// Configuration space as the driver has seen it.
     pub(crate) config: Vec<u8>,
+    /// Number of queue pairs that the driver has set; 0: none.
+    pub(crate) pairs: u16,
 }
 
 /// Connection with the session on it.
@@ -165,6 +169,9 @@ impl ExportState {
                 writer.section(tag::FAILED, &[&u32::from(queue).to_le_bytes(), text].concat(), None);
             }
             writer.section(tag::CONFIG, &session.config, None);
+            if session.pairs > 0 {
+                writer.section(tag::PAIRS, &u32::from(session.pairs).to_le_bytes(), None);
+            }
         }
         let Writer { mut record, fds } = writer;
         let length = record.len() + CHECKSUM;
@@ -184,9 +191,9 @@ impl ExportState {
         let Handover { record, fds } = handover;
         let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
         let (mut export, mut connection, mut session) = (None, None, SessionState::default());
-        let (mut times, mut config) = (None, None);
+        let (mut times, mut config, mut pairs) = (None, None, None);
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
-            if (tag::MESSAGE..=tag::CONFIG).contains(&tag) && connection.is_none() {
+            if (tag::MESSAGE..=tag::PAIRS).contains(&tag) && connection.is_none() {
                 return Err(invalid("session without a connection"));
             }
             match tag {
@@ -220,6 +227,13 @@ impl ExportState {
                     }
                     once(&mut config, value.to_vec())?;
                 }
+                tag::PAIRS => {
+                    let number = value.try_into().map(u32::from_le_bytes).map(u16::try_from);
+                    let (Ok(Ok(number)), true) = (number, fds.is_empty()) else {
+                        return Err(invalid("queue pairs"));
+                    };
+                    once(&mut pairs, number)?;
+                }
                 // Of a later version.
                 _ => {}
             }
@@ -229,6 +243,7 @@ impl ExportState {
         }
         let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
         (session.region_times, session.config) = (times.unwrap_or_default(), config.unwrap_or_default());
+        session.pairs = pairs.unwrap_or_default();
         let connection = connection.map(|(socket, partial)| ConnectionState { socket, partial, session });
         Ok(Self { endpoint, sessions, connection })
     }

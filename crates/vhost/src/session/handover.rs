@@ -78,10 +78,11 @@ impl Session<'_> {
         let mut config = vec![0; MAX_CONFIG as usize];
         self.device.read_config(0, &mut config);
         let region_times = self.memory.regions().iter().map(|(_, _, times)| times).collect();
+        let pairs = self.device.net().map_or(0, |net| net.commanded_pairs());
         let mut messages = Messages::default();
         self.push_all(&mut messages)?;
         self.push_queues(&mut messages)?;
-        Ok(SessionState { messages: messages.0, region_times, failed, config })
+        Ok(SessionState { messages: messages.0, region_times, failed, config, pairs })
     }
 
     /// Writes all that comes before the queues.
@@ -159,7 +160,7 @@ impl Session<'_> {
     /// # Errors
     /// As [`Session::answer`]. End the session.
     pub(crate) fn replay(&mut self, state: SessionState) -> Result<(), SessionError> {
-        let SessionState { messages, region_times, failed, config } = state;
+        let SessionState { messages, region_times, failed, config, pairs } = state;
         // First, so that these queues do not start.
         for (queue, error) in failed {
             let queue = self.queue(queue.into())?;
@@ -175,6 +176,9 @@ impl Session<'_> {
         }
         if !self.memory.set_times(&region_times) {
             return Err(SessionError::RegionTimes);
+        }
+        if let Some(net) = self.device.net() {
+            net.restore_pairs(pairs);
         }
         for (queue, vring) in (0..).zip(&self.vrings) {
             self.publish_status(queue, vring);

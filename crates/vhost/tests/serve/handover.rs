@@ -242,6 +242,8 @@ fn translations_and_the_back_channel_go_along() {
             iommu.finish(&mut machine, &mut model);
             if round % 3 == 0 {
                 relay.hand_over();
+                // Answered when the queues have started.
+                assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
                 assert!(iommu.said().is_none(), "something is missed that is translated");
             }
         }

@@ -139,3 +139,21 @@ fn a_driver_without_a_control_queue_has_one_pair() {
     card.settle(1);
     assert_eq!(card.settle(0).len(), 1);
 }
+
+#[test]
+fn another_process_continues_with_the_pairs_that_the_driver_has_set() {
+    let mut old = card(0);
+    assert_eq!(old.net.commanded_pairs(), 0);
+    assert_eq!(command(&mut old, CONTROL, &[4, 0, 3, 0]), CTRL_OK);
+    let pairs = old.net.commanded_pairs();
+    assert_eq!(pairs, 3);
+    let mut new = card(0);
+    new.net.restore_pairs(pairs);
+    for impossible in [0, 4, u16::MAX] {
+        new.net.restore_pairs(impossible);
+    }
+    assert_eq!(new.net.commanded_pairs(), 3);
+    assert_eq!(come_on(&mut new), [1, 1, 1]);
+    // A driver that starts over has set none.
+    assert_eq!(new.net.commanded_pairs(), 0);
+}
