@@ -26,6 +26,7 @@ mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
 mod systemd;
+pub(crate) mod take_over;
 pub(crate) mod trace;
 
 use crate::conventions::BackEnd;
@@ -55,6 +56,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use take_over::{Giver, Taker};
 
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
@@ -159,6 +161,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     check(daemon, &devices).map_err(Failure::request)?;
     let fd = args.device.as_ref().and_then(|device| device.endpoint().fd);
     // Before this process opens a descriptor that could have that number.
+    // A daemon that takes over gets that of the old one.
+    let fd = fd.filter(|_| !args.take_over);
     let sockets = Sockets::take(fd).map_err(|error| match fd {
         Some(_) => Failure::request(error),
         None => error.into(),
@@ -169,8 +173,21 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let pool = MappingPool::new(limits::mapping(daemon).map_err(Failure::request)?);
     let manager = systemd::Manager::from_environment()?;
     let user = daemon.user.as_deref().map(Target::find).transpose().map_err(Failure::request)?;
-    let metrics = daemon.metrics.map(Metrics::bind).transpose()?;
-    let control = Control::open(daemon.control.as_deref())?;
+    let mut metrics = daemon.metrics.map(Metrics::bind).transpose();
+    // The old daemon may have the port.
+    let port = daemon.metrics.filter(|_| args.take_over && metrics.is_err());
+    if port.is_some() {
+        metrics = Ok(None);
+    }
+    let mut metrics = metrics?;
+    let old = match args.take_over {
+        true => Some(take_over::find(daemon.control.as_deref()).map_err(Failure::request)?),
+        false => None,
+    };
+    let mut control = match old {
+        Some(_) => None,
+        None => Control::open(daemon.control.as_deref())?,
+    };
     let process = Arc::new(ProcessFiles::open());
 
     let allowed = if daemon.no_sandbox {
@@ -179,18 +196,31 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         );
         None
     } else {
-        let allowed = allowed_paths(args, daemon, &devices, control.as_ref());
+        let control = control.as_ref().map(|control| &*control.path).or(old.as_deref());
+        let allowed = allowed_paths(args, daemon, &devices, control);
         sandbox::enter(&allowed)?;
         Some(allowed)
     };
 
     let sandboxed = allowed.is_some();
-    let kept = sandbox::capabilities::needed(&devices, args.config.is_some());
+    let kept = sandbox::capabilities::needed(&devices, args.config.is_some() || args.take_over);
     let allowed = allowed.map(Arc::new);
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
-    let Some(opened) = open_all(devices, allowed.clone(), &signals)? else {
+    let specs = devices.clone();
+    let Some(opened) = open_all(devices, allowed.clone(), &signals, args.take_over)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
+    };
+    // Before privileges are dropped, which the socket may need.
+    let taker = match &old {
+        Some(path) => {
+            let taker = Taker::ask(path, &specs).map_err(Failure::request)?;
+            if let Some(address) = port.filter(|address| !taker.has_metrics(*address)) {
+                return Err(Failure::request(anyhow!("metrics: {address} is in use by another process")));
+            }
+            Some(taker)
+        }
+        None => None,
     };
     match &user {
         user if sandboxed => sandbox::drop_privileges(user.as_ref(), kept)?,
@@ -202,11 +232,46 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let stop_timeout =
         daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
     let sealed = allowed.is_some() && args.config.is_none();
-    let exports = Exports::start(opened, ExportContext { sockets, allowed, stop_timeout, pool })?;
+    let context = ExportContext { sockets, allowed, stop_timeout, pool };
+    let mut take_overs = 0;
+    let exports = match taker {
+        Some(taker) => {
+            let took = taker.begin(port.is_some())?;
+            control = Some(took.control);
+            metrics = metrics.or(took.metrics);
+            take_overs = took.take_overs;
+            Exports::take_over(opened, context, took.arrivals)?
+        }
+        None => Exports::start(opened, context)?,
+    };
     // From here on the sockets exist, and must be removed on every path.
     let seal = sealed.then_some(connects);
-    let observers = Observers { control: control.as_ref(), metrics, process };
+    let giver = match &control {
+        Some(control) => {
+            let listener = control.listener.try_clone()?;
+            let port = metrics.as_ref().map(|metrics| metrics.listener.try_clone()).transpose()?;
+            Some(Giver::new(exports.clone(), listener, port, stop_timeout, take_overs))
+        }
+        None => None,
+    };
+    let observers =
+        Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs };
     let result = run(args, &exports, &signals, &manager, seal, observers);
+    if let Some(result) = giver.as_ref().and_then(|giver| giver.outcome()) {
+        // The new daemon owns the sockets.
+        std::mem::forget(control);
+        match result {
+            Ok(count) => {
+                tracing::info!(devices = count, "devices handed over: exiting");
+                return Ok(());
+            }
+            Err(why) => {
+                tracing::error!("handover failed: {why}: exiting");
+                exports.log_unfinished();
+                failure::exit(1)
+            }
+        }
+    }
     manager.stopping(stop_timeout);
     match end(&exports, &signals, stop_timeout) {
         End::Finished => Ok(result?),
@@ -232,11 +297,12 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
 
 /// Opens all devices in a separate thread, as storage may hang.
 ///
-/// `None`: a signal ended the wait.
+/// `take_over`: another daemon serves them. `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
     allowed: Option<Arc<AllowedPaths>>,
     signals: &Signals,
+    take_over: bool,
 ) -> Result<Option<Vec<(DeviceSpec, Opening)>>, Failure> {
     let (sender, receiver) = channel();
     let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
@@ -244,7 +310,10 @@ fn open_all(
     let open = move || {
         let mut link_ends = LinkEnds::default();
         let open = |spec: DeviceSpec| {
-            let device = exports::open_one(&spec, &mut link_ends, allowed.as_deref());
+            let device = match take_over {
+                true => exports::prepare_one(&spec, &mut link_ends, allowed.as_deref()),
+                false => exports::open_one(&spec, &mut link_ends, allowed.as_deref()),
+            };
             let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
             Ok((spec, device))
         };
@@ -332,6 +401,9 @@ struct Observers<'a> {
     control: Option<&'a Control>,
     metrics: Option<Metrics>,
     process: Arc<ProcessFiles>,
+    giver: Option<Arc<Giver>>,
+    /// Number of take-overs before this daemon.
+    take_overs: u64,
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -345,7 +417,7 @@ fn run(
     seal: Option<bool>,
     observers: Observers<'_>,
 ) -> Result<(), anyhow::Error> {
-    let Observers { control, metrics, process } = observers;
+    let Observers { control, metrics, process, giver, take_overs } = observers;
     let report = || {
         let (exports, process) = (exports.clone(), process.clone());
         move || Report {
@@ -353,15 +425,19 @@ fn run(
             max_open_files: process::limit(),
             process: process.report(),
             log: report::Log::now(),
+            take_overs,
             ..exports.report()
         }
     };
-    if let Some(control) = control {
-        let traced = exports.clone();
-        control.serve(report(), move |device| traced.trace(device))?;
+    let [control_moved, metrics_moved] =
+        giver.as_ref().map_or_else(Default::default, |giver| giver.moved.clone());
+    if let (Some(control), Some(giver)) = (control, &giver) {
+        let (traced, giver) = (exports.clone(), giver.clone());
+        let give = move |stream, uid, version| giver.answer(stream, uid, version);
+        control.serve(report(), move |device| traced.trace(device), give, control_moved)?;
     }
     if let Some(metrics) = metrics {
-        metrics.serve(report())?;
+        metrics.serve(report(), metrics_moved)?;
     }
     let start = Instant::now();
     let mut is_ready = false;
@@ -372,6 +448,8 @@ fn run(
         if let Some(read) = reading.as_ref().and_then(Reading::result) {
             reading = None;
             match read {
+                // The new daemon has read it, too.
+                Ok(_) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {}
                 Ok(config) => exports.reload(config.devices),
                 Err(why) => {
                     exports.refused(&why);
@@ -383,6 +461,9 @@ fn run(
             }
         }
         let (time, told) = exports.advance();
+        if giver.as_ref().is_some_and(|giver| giver.outcome().is_some()) {
+            return Ok(());
+        }
         if told {
             manager.tell(&[NotifyState::Ready]);
         }
@@ -392,6 +473,8 @@ fn run(
                 // The daemon of a file serves the others meanwhile.
                 _ if args.config.is_some() => start.elapsed() >= START_PATIENCE,
                 Startup::Waiting => false,
+                // The others have clients of the old daemon.
+                Startup::Failed(_) if args.take_over && exports.serves_any() => true,
                 Startup::Failed(why) => return Err(anyhow!(why)),
             };
             match is_ready {
@@ -409,6 +492,9 @@ fn run(
         }
         match (signals.wait(exports.changed(), time)?, &args.config) {
             (None, _) => {}
+            (Some(_), _) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {
+                tracing::warn!("signal ignored: the devices are being handed over");
+            }
             (Some(Request::End), _) => return Ok(()),
             (Some(Request::Reload), None) => {
                 manager.reloading();
@@ -473,7 +559,7 @@ fn allowed_paths(
     args: &ServeArgs,
     daemon: &DaemonArgs,
     devices: &[DeviceSpec],
-    control: Option<&Control>,
+    control: Option<&Path>,
 ) -> AllowedPaths {
     let mut allowed = AllowedPaths::default();
     allowed.threads();
@@ -484,7 +570,7 @@ fn allowed_paths(
         daemon.allow.iter().for_each(|directory| allowed.directory(directory));
     }
     if let Some(control) = control {
-        allowed.socket(&control.path);
+        allowed.socket(control);
     }
     for device in devices {
         if let Some(socket) = device.socket() {

@@ -27,6 +27,12 @@ pub(crate) struct ServeArgs {
     /// and rng: see paravane-devices.toml(5).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Take the devices over from the running daemon, which then exits
+    ///
+    /// Asks the daemon behind --control [default: the only one of this user]. VMMs stay connected.
+    /// Name, kind and socket of each device must be the same. See the how-to "Upgrade the daemon".
+    #[arg(long, global = true)]
+    pub(crate) take_over: bool,
     /// Validate the configuration and exit
     #[arg(long, global = true)]
     pub(crate) check: bool,

@@ -10,8 +10,11 @@
 //! number is limited.
 use std::future::Future;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 /// Reading time before a connection can be evicted.
@@ -34,6 +37,19 @@ impl Client {
             IpAddr::V6(address) => Self((address.to_bits() >> 64) as u64),
         }
     }
+}
+
+/// Accepts a connection by `poll`. `None`: the listener has moved to another process.
+pub(crate) async fn accept_until<T>(
+    moved: &Notify,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    let mut moved = pin!(moved.notified());
+    std::future::poll_fn(|context| match moved.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => poll(context).map(Some),
+    })
+    .await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

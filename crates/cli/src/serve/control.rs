@@ -3,18 +3,19 @@
 //! ```text
 //!   accept --client's end has no name--> report --> closed
 //!      '-----client's end has a name---> its line --> trace (see `trace::lines`) --> closed
+//!                                                '--> handover (see `take_over`)
 //! ```
 //! A client that asks binds its own end to a name before it connects (Linux finds one: autobind in
 //! unix(7)). So the daemon need not wait for a line that may not come, and nobody else is read.
 //!
 //! By default it is PID.sock in a directory of all daemons of the user, where `paravane status`
 //! finds it.
-use super::connections::{Client, ConnectionGuard, Connections};
+use super::connections::{Client, ConnectionGuard, Connections, accept_until};
 use super::report::Report;
 use super::reporter::Reporter;
 use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
-use super::trace::stream::{self, Find, TRACES};
+use super::trace::stream::{self, Find, Give, TRACES};
 use anyhow::{Context, bail};
 use hyper::body::Bytes;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 /// How long either side waits for the other.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,7 +57,7 @@ pub(crate) fn directory() -> Option<PathBuf> {
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) path: PathBuf,
-    listener: UnixListener,
+    pub(crate) listener: UnixListener,
 }
 
 impl Control {
@@ -88,7 +89,8 @@ impl Control {
 
     /// Answers clients in a new thread until the process ends.
     ///
-    /// `find` finds the trace of a device by its name.
+    /// `find` finds the trace of a device by its name, `give` hands all devices over. `moved` ends
+    /// accepting: another daemon does.
     ///
     /// # Errors
     /// The thread or its descriptors cannot be created.
@@ -96,13 +98,15 @@ impl Control {
         &self,
         report: impl Fn() -> Report + Send + 'static,
         find: impl Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync + 'static,
+        give: impl Fn(UnixStream, u32, u32) -> io::Result<()> + Send + Sync + 'static,
+        moved: Arc<Notify>,
     ) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         // Serialization cannot fail; if it did, the client would get an empty answer.
         let make = move || Bytes::from(serde_json::to_vec(&report()).unwrap_or_default());
-        let serve = move || runtime.block_on(answer(listener, make, Arc::new(find)));
+        let serve = move || runtime.block_on(answer(listener, make, Arc::new(find), Arc::new(give), &moved));
         std::thread::Builder::new().name("control".into()).spawn(move || {
             if let Err(error) = serve() {
                 tracing::error!(%error, "control socket failed");
@@ -116,13 +120,18 @@ async fn answer(
     listener: UnixListener,
     make: impl Fn() -> Bytes + Send + 'static,
     find: Arc<Find>,
+    give: Arc<Give>,
+    moved: &Notify,
 ) -> io::Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let connections = Connections::new(CONNECTIONS);
     let reporter = Reporter::start(CONNECTIONS, make);
     let traces = Arc::new(Semaphore::new(TRACES));
     loop {
-        let mut stream = match listener.accept().await {
+        let Some(accepted) = accept_until(moved, |context| listener.poll_accept(context)).await else {
+            break;
+        };
+        let mut stream = match accepted {
             Ok((stream, _)) => stream,
             // Possibly out of descriptors: retry later.
             Err(error) => {
@@ -133,11 +142,12 @@ async fn answer(
         };
         // The address of `accept` lacks abstract names.
         let asks = stream.peer_addr().is_ok_and(|client| !client.is_unnamed());
-        let (reporter, find, traces) = (reporter.clone(), find.clone(), traces.clone());
+        let (reporter, traces) = (reporter.clone(), traces.clone());
+        let (find, give) = (find.clone(), give.clone());
         let serve = move |connection: ConnectionGuard| async move {
             if asks {
                 // There are fewer traces than connections.
-                let trace = stream::serve(stream, &*find, &traces, || connection.waits());
+                let trace = stream::serve(stream, &*find, &*give, &traces, || connection.waits());
                 if let Err(error) = trace.await {
                     tracing::debug!(%error, "control socket: trace ended");
                 }
@@ -152,6 +162,9 @@ async fn answer(
         };
         connections.serve(Client::LOCAL, serve).await;
     }
+    drop(listener);
+    // The connections go on until the process ends.
+    std::future::pending().await
 }
 
 impl Drop for Control {
@@ -269,7 +282,9 @@ mod tests {
         let path = directory.path().join("7.sock");
         let control = Control::open(Some(&path)).unwrap().unwrap();
         let none = |name: &str| Err(Answer::NoDevice(name.to_owned()));
-        control.serve(|| Report { pid: 7, ..Report::default() }, none).unwrap();
+        let give = |_, _, _| Err(ErrorKind::Unsupported.into());
+        let moved = Arc::new(Notify::new());
+        control.serve(|| Report { pid: 7, ..Report::default() }, none, give, moved).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&path).unwrap().pid, 7);
         let taken = Control::open(Some(&path)).unwrap_err();

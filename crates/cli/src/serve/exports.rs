@@ -20,10 +20,12 @@
 //! [`Exports::changed`] is signalled, which takes each group one step further. So one thread makes
 //! all changes of state, and the lock is held briefly. After half of the stop timeout, a stopping
 //! device does not continue requests of several parts.
+mod arrival;
 mod group;
 mod lock_wait;
 mod served;
 
+pub(crate) use arrival::{Arrivals, prepare_one};
 pub(crate) use served::open_one;
 
 use super::open::{LinkEnds, Opening, UnlockedDisk};
@@ -38,10 +40,11 @@ use crate::failure::one_line;
 use group::{Group, Leaving, State, groups};
 use lock_wait::{LockWait, WAITS_FOR};
 use paravane_device::LogDevice;
-use paravane_vhost::{MappingPool, Notifier, caught};
+use paravane_vhost::{Handover, MappingPool, Notifier, caught};
 use served::ServedDevice;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,6 +76,8 @@ struct Inner {
     /// Time and success of the last reload.
     outcome: Option<report::Reload>,
     next_id: u64,
+    /// Takes the devices that are drained for another daemon.
+    handing_over: Option<Sender<(String, Result<Handover, String>)>>,
 }
 
 /// A reload in progress.
@@ -124,12 +129,14 @@ impl Exports {
         for ((spec, opening), quota) in opened.into_iter().zip(quotas) {
             let device = match opening {
                 Opening::Device(device) => device,
+                // Of a take-over only.
+                Opening::Late => open_one(&spec, &mut LinkEnds::default(), None)?.opened()?,
                 Opening::Unlocked(disk) => {
                     unlocked.insert(spec.name, disk);
                     continue;
                 }
             };
-            match ServedDevice::start(spec, device, quota, &context.sockets, &changed) {
+            match ServedDevice::start(spec, device, quota, &context.sockets, &changed, None) {
                 Ok(member) => drop(members.insert(member.spec.name.clone(), member)),
                 Err(error) => {
                     members.into_values().for_each(ServedDevice::stop);
@@ -145,6 +152,7 @@ impl Exports {
             last_reload: String::new(),
             outcome: None,
             next_id: 0,
+            handing_over: None,
         };
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
@@ -235,6 +243,7 @@ impl Exports {
         let _ = self.0.changed.take();
         let mut inner = self.inner();
         inner.take_opened();
+        inner.send_drained();
         inner.forget_ended();
         self.open_waiting(&mut inner);
         let told =
@@ -295,7 +304,7 @@ impl Exports {
                 wait.wait(&spec.name, opening)
             });
             let member = opened.and_then(|device| {
-                ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed)
+                ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed, None)
             });
             match member {
                 Ok(member) => members.push(member),

@@ -6,7 +6,7 @@ mod buckets;
 mod exposition;
 pub(crate) mod families;
 
-use super::connections::{Client, ConnectionGuard, Connections};
+use super::connections::{Client, ConnectionGuard, Connections, accept_until};
 use super::report::Report;
 use super::reporter::Reporter;
 use anyhow::Context;
@@ -22,6 +22,7 @@ use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Maximum number of connections.
 const CONNECTIONS: usize = 32;
@@ -35,7 +36,7 @@ const MAX_REQUEST: usize = 16 * 1024;
 /// The port of the metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    listener: TcpListener,
+    pub(crate) listener: TcpListener,
 }
 
 impl Metrics {
@@ -46,6 +47,14 @@ impl Metrics {
     pub(crate) fn bind(address: SocketAddr) -> Result<Self, anyhow::Error> {
         let listener =
             TcpListener::bind(address).with_context(|| format!("cannot listen for metrics on {address}"))?;
+        Self::from_listener(listener)
+    }
+
+    /// Uses a listening socket of another daemon.
+    ///
+    /// # Errors
+    /// It is no such socket.
+    pub(crate) fn from_listener(listener: TcpListener) -> Result<Self, anyhow::Error> {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         tracing::info!(%address, "serving metrics at /metrics");
@@ -54,15 +63,18 @@ impl Metrics {
 
     /// Answers clients in a new thread until the process ends.
     ///
+    /// `moved` ends accepting: another daemon does.
+    ///
     /// # Errors
     /// The thread or its descriptors cannot be created.
     pub(crate) fn serve(
         self,
         source: impl Fn() -> Report + Send + Sync + 'static,
+        moved: Arc<Notify>,
     ) -> Result<(), anyhow::Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let make = move || Arc::new(families::exposition(&source()));
-        let serve = move || runtime.block_on(accept(self.listener, make));
+        let serve = move || runtime.block_on(accept(self.listener, make, &moved));
         std::thread::Builder::new().name("metrics".into()).spawn(move || {
             if let Err(error) = serve() {
                 tracing::error!(%error, "metrics failed");
@@ -75,12 +87,16 @@ impl Metrics {
 async fn accept(
     listener: TcpListener,
     make: impl Fn() -> Arc<Exposition> + Send + 'static,
+    moved: &Notify,
 ) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let connections = Connections::new(CONNECTIONS);
     let reporter = Reporter::start(CONNECTIONS, make);
     loop {
-        let (stream, client) = match listener.accept().await {
+        let Some(accepted) = accept_until(moved, |context| listener.poll_accept(context)).await else {
+            break;
+        };
+        let (stream, client) = match accepted {
             Ok((stream, address)) => (stream, Client::at(address.ip())),
             Err(error) => {
                 tracing::debug!(%error, "metrics: cannot accept");
@@ -105,6 +121,9 @@ async fn accept(
         };
         connections.serve(client, serve).await;
     }
+    drop(listener);
+    // The connections go on until the process ends.
+    std::future::pending().await
 }
 
 async fn answer(

@@ -2,7 +2,7 @@
 use super::args::{Backing, Format};
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::engine::Engine;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use paravane_device::blk::{
     self, BlkConfig, EngineChoice, Layer, OpenError, Resizer, StorageErrors, UnlockedBlk,
 };
@@ -11,7 +11,8 @@ use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A device ready to be served.
@@ -29,6 +30,8 @@ pub(crate) struct Opened {
 pub(crate) enum Opening {
     Device(Opened),
     Unlocked(Box<UnlockedDisk>),
+    /// Can be opened only when the daemon that serves it has closed it.
+    Late,
 }
 
 /// A disk whose image is open and not locked: a dead process has requests in flight for it.
@@ -53,6 +56,7 @@ impl Opening {
         match self {
             Self::Device(opened) => Ok(opened),
             Self::Unlocked(disk) => Err(OpenError::RequestsInFlight { path: disk.image }.into()),
+            Self::Late => Err(anyhow!("internal error: the device is not open")),
         }
     }
 }
@@ -135,6 +139,27 @@ pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Openin
     }
 }
 
+/// Opens what can be open in two daemons at once: images, without their locks.
+///
+/// `None`: a device that holds nothing which another daemon could.
+///
+/// # Errors
+/// The image cannot be opened.
+pub(crate) fn prepare(spec: &DeviceSpec) -> Result<Option<Opening>, anyhow::Error> {
+    let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+    let is_block_device = |path: &Path| {
+        let is = |file: std::fs::Metadata| FileTypeExt::is_block_device(&file.file_type());
+        std::fs::metadata(path).is_ok_and(is)
+    };
+    Ok(match &spec.kind {
+        // Claimed by the daemon that serves it.
+        Kind::Blk(blk) if is_block_device(&blk.image) => Some(Opening::Late),
+        Kind::Blk(blk) => Some(Opening::Unlocked(Box::new(unlocked(&spec.name, blk)?))),
+        Kind::Net(Net { network: Network::Tap(_), .. }) => Some(Opening::Late),
+        Kind::Net(_) | Kind::Rng => None,
+    })
+}
+
 /// The export of a device, by its specification.
 pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConfig {
     let mut config = ExportConfig::new(spec.name.clone(), endpoint);
@@ -147,6 +172,10 @@ pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConf
 }
 
 fn disk(name: &str, blk: &Blk) -> Result<Opening, anyhow::Error> {
+    unlocked(name, blk)?.lock()
+}
+
+fn unlocked(name: &str, blk: &Blk) -> Result<UnlockedDisk, anyhow::Error> {
     let layer = |layer: &Backing| Layer { path: layer.path.clone(), format: format(layer.format) };
     let limiter = limiter(blk.limit);
     let config = BlkConfig {
@@ -170,7 +199,7 @@ fn disk(name: &str, blk: &Blk) -> Result<Opening, anyhow::Error> {
         ..BlkConfig::new(&blk.image)
     };
     let disk = blk::Blk::prepare(config)?;
-    UnlockedDisk { disk, image: blk.image.clone(), limiter }.lock()
+    Ok(UnlockedDisk { disk, image: blk.image.clone(), limiter })
 }
 
 fn format(format: Format) -> blk::Format {

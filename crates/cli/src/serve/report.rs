@@ -18,6 +18,9 @@ pub(crate) struct Report {
     /// Time and success of the last reload.
     #[serde(default)]
     pub(crate) reload: Option<Reload>,
+    /// How many daemons have handed these devices over, one to the next (`--take-over`).
+    #[serde(default)]
+    pub(crate) take_overs: u64,
     /// Number of open file descriptors, if the kernel counts them (Linux 6.2).
     #[serde(default)]
     pub(crate) open_files: Option<u64>,

@@ -2,6 +2,7 @@
 //!
 //! A reload leaves a device alone if its old and new specifications are equal.
 use super::args::{Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, Switch};
+use super::take_over::Offered;
 use crate::engine::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
@@ -50,6 +51,17 @@ pub(crate) enum Endpoint {
     Activated,
     /// The parent process passed this descriptor, a listening or connected socket.
     Inherited(RawFd),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listen(path) => write!(f, "listen {}", path.display()),
+            Self::Connect(path) => write!(f, "connect {}", path.display()),
+            Self::Activated => f.write_str("activated"),
+            Self::Inherited(number) => write!(f, "descriptor {number}"),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +168,12 @@ impl DeviceSpec {
         let longest_poll = Duration::from_micros(common.poll_us.unwrap_or(POLL_US).into());
         let latencies = common.latencies != Some(Switch::Off);
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
+    }
+
+    /// What must be the same for another daemon to take it over.
+    pub(crate) fn offered(&self) -> Offered {
+        let Self { name, kind, endpoint, .. } = self;
+        Offered { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string() }
     }
 
     /// The socket in the file system, of either side.

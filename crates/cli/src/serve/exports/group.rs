@@ -59,7 +59,9 @@ impl Group {
 
 impl Leaving {
     pub(super) fn has_ended(&self) -> bool {
-        self.members.as_ref().is_some_and(|members| members.iter().all(|member| member.export.has_ended()))
+        self.members.as_ref().is_some_and(|members| {
+            members.iter().all(|member| member.export.has_ended() && !member.is_handing_over())
+        })
     }
 
     /// A device of this group that holds a resource which one of `specs` needs.

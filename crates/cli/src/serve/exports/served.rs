@@ -10,7 +10,7 @@ use super::super::trace::RequestTrace;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
-use paravane_vhost::{Export, ExportStatus, MappingQuota, Notifier};
+use paravane_vhost::{Export, ExportStatus, Handover, MappingQuota, Notifier};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub(super) struct ServedDevice {
     trace: Option<Arc<RequestTrace>>,
     /// When it began to stop.
     stopping: Option<Instant>,
+    /// It stops for another daemon, which has not got its state yet.
+    handing_over: bool,
 }
 
 /// Opens one device. An error names the sandbox if that may be the cause.
@@ -57,12 +59,15 @@ fn refused_access(error: &anyhow::Error) -> bool {
 
 impl ServedDevice {
     /// Serves an opened device. Signals `ended` when the device has ended.
+    ///
+    /// `session`: of the daemon that served it before.
     pub(super) fn start(
         spec: DeviceSpec,
         opened: Opened,
         quota: MappingQuota,
         sockets: &Sockets,
         ended: &Arc<Notifier>,
+        session: Option<Handover>,
     ) -> Result<Self, anyhow::Error> {
         let Opened { device, figures, resizer, back_end } = opened;
         let name = spec.name.clone();
@@ -70,6 +75,9 @@ impl ServedDevice {
             let endpoint = match &spec.endpoint {
                 Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
                 Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
+                Endpoint::Activated | Endpoint::Inherited(_) if session.is_some() => {
+                    paravane_vhost::Endpoint::Handover
+                }
                 Endpoint::Activated => {
                     let listener = sockets
                         .activated(&name)
@@ -85,13 +93,16 @@ impl ServedDevice {
             let mut config = open::export_config(&spec, endpoint);
             config.quota = quota;
             config.ended = Some(Arc::clone(ended));
-            Ok::<_, anyhow::Error>(Export::start(config, device)?)
+            Ok::<_, anyhow::Error>(match session {
+                Some(session) => Export::resume(config, device, session)?,
+                None => Export::start(config, device)?,
+            })
         };
         let export = started().with_context(|| format!("device {name}"))?;
         tracing::info!(
             device = name,
             kind = spec.kind.name(),
-            endpoint = endpoint(&spec),
+            endpoint = %spec.endpoint,
             back_end,
             "serving device"
         );
@@ -104,7 +115,39 @@ impl ServedDevice {
             }
             _ => None,
         };
-        Ok(Self { spec, export, figures, resizer, back_end, threads, trace, stopping: None })
+        Ok(Self {
+            spec,
+            export,
+            figures,
+            resizer,
+            back_end,
+            threads,
+            trace,
+            stopping: None,
+            handing_over: false,
+        })
+    }
+
+    /// Begins to hand the device over to another daemon; returns at once.
+    pub(super) fn begin_hand_over(&mut self) {
+        (self.stopping, self.handing_over) = (Some(Instant::now()), true);
+        self.resizer = None;
+        if let Some(trace) = &self.trace {
+            trace.end();
+        }
+        self.export.begin_hand_over();
+    }
+
+    /// Whether another daemon waits for the state of the device.
+    pub(super) fn is_handing_over(&self) -> bool {
+        self.handing_over
+    }
+
+    /// The state for the other daemon, once; `None`: the device is not drained yet.
+    pub(super) fn take_handover(&mut self) -> Option<Result<Handover, String>> {
+        let handover = self.export.take_handover()?;
+        self.handing_over = false;
+        Some(handover.map_err(|error| error.to_string()))
     }
 
     /// Begins to stop; returns at once.
@@ -197,7 +240,7 @@ impl ServedDevice {
         report::Device {
             name: self.spec.name.clone(),
             kind: self.spec.kind.name().to_owned(),
-            endpoint: endpoint(&self.spec),
+            endpoint: self.spec.endpoint.to_string(),
             back_end: self.back_end.clone(),
             size: self.resizer.as_ref().map(Resizer::size),
             workers: self.spec.workers,
@@ -238,14 +281,5 @@ impl ServedDevice {
                 }
             }),
         }
-    }
-}
-
-fn endpoint(spec: &DeviceSpec) -> String {
-    match &spec.endpoint {
-        Endpoint::Listen(path) => format!("listen {}", path.display()),
-        Endpoint::Connect(path) => format!("connect {}", path.display()),
-        Endpoint::Activated => "activated".to_owned(),
-        Endpoint::Inherited(number) => format!("descriptor {number}"),
     }
 }

@@ -23,7 +23,7 @@ use rustix::thread::{
 
 /// Capabilities that the devices need later.
 ///
-/// `reload`: SIGHUP may open devices again.
+/// `reload`: SIGHUP or a take-over may open devices later.
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,

@@ -31,6 +31,15 @@ pub(crate) const OPERATIONS: [Operation; 6] = [
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Ask {
     Trace(TraceRequest),
+    /// See [`crate::serve::take_over`].
+    HandOver(HandOverRequest),
+}
+
+/// A request for all devices of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HandOverRequest {
+    pub(crate) version: u32,
 }
 
 /// Which requests a client wants.

@@ -1,5 +1,5 @@
 //! Sends a trace to one client of the control socket.
-use super::lines::{Answer, Ask};
+use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
 use super::{RequestTrace, TraceReader};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -25,18 +25,32 @@ const BATCH: usize = 1024;
 /// Finds the trace of a device, or says why there is none.
 pub(crate) type Find = dyn Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync;
 
+/// Answers a daemon of this user that wants to take over with this version.
+pub(crate) type Give = dyn Fn(std::os::unix::net::UnixStream, u32, u32) -> io::Result<()> + Send + Sync;
+
 /// Reads the client's line and sends the trace until either side ends it.
+///
+/// A daemon that wants to take over is passed to `give`.
 ///
 /// `asked` is called when the line is there.
 pub(crate) async fn serve(
     mut stream: UnixStream,
     find: &Find,
+    give: &Give,
     slots: &Semaphore,
     asked: impl FnOnce(),
 ) -> io::Result<()> {
     let line = timeout(ASK_TIMEOUT, read_line(&mut stream)).await??;
     asked();
-    let (_slot, mut reader, limit) = match begin(&line, find, slots) {
+    let request = match serde_json::from_slice(&line) {
+        Ok(Ask::Trace(request)) => request,
+        Ok(Ask::HandOver(HandOverRequest { version })) => {
+            let uid = stream.peer_cred()?.uid();
+            return give(stream.into_std()?, uid, version);
+        }
+        Err(error) => return send(&mut stream, &[Answer::Error(format!("invalid request: {error}"))]).await,
+    };
+    let (_slot, mut reader, limit) = match begin(&request, find, slots) {
         Ok(begun) => begun,
         Err(answer) => return send(&mut stream, &[answer]).await,
     };
@@ -47,13 +61,11 @@ pub(crate) async fn serve(
 
 type Begun<'a> = (tokio::sync::SemaphorePermit<'a>, TraceReader, u64);
 
-fn begin<'a>(line: &[u8], find: &Find, slots: &'a Semaphore) -> Result<Begun<'a>, Answer> {
-    let Ask::Trace(request) =
-        serde_json::from_slice(line).map_err(|error| Answer::Error(format!("invalid request: {error}")))?;
+fn begin<'a>(request: &TraceRequest, find: &Find, slots: &'a Semaphore) -> Result<Begun<'a>, Answer> {
     let trace = find(&request.device)?;
     let busy = |_| Answer::Error(format!("{TRACES} traces run already: end one of them"));
     let slot = slots.try_acquire().map_err(busy)?;
-    let reader = trace.read(&request).map_err(Answer::Error)?;
+    let reader = trace.read(request).map_err(Answer::Error)?;
     Ok((slot, reader, request.limit.unwrap_or(u64::MAX)))
 }
 

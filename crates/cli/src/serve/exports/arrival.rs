@@ -1,0 +1,256 @@
+//! Devices whose sessions come from another daemon, and devices that go to one.
+//!
+//! ```text
+//!   new daemon:  Opening --session arrives--> image locked --> resumed --> Served
+//!                   '----it does not--------> opened anew, and started -----^
+//!   old daemon:  Served --> Stopping (drained) --> its state is sent --> gone
+//! ```
+use super::super::open::{self, LinkEnds, Opening};
+use super::super::report;
+use super::super::spec::DeviceSpec;
+use super::super::take_over::Offered;
+use super::group::{Group, Leaving, State, groups};
+use super::lock_wait::LockWait;
+use super::served::{ServedDevice, open_one};
+use super::{ExportContext, Exports, Start, all_failed};
+use crate::failure::one_line;
+use anyhow::Context;
+use paravane_device::LogDevice;
+use paravane_vhost::{Handover, MappingQuota, caught};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// Longest wait for what a dying daemon still holds: images, TAP devices, sockets.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
+/// Time between two attempts.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Sessions that another daemon hands over.
+pub(crate) struct Arrivals {
+    /// By the name of the device. A closed channel: it does not arrive.
+    pub(crate) receivers: HashMap<String, Receiver<Handover>>,
+    /// Tells the other daemon whether a device is resumed.
+    pub(crate) answer: Arc<dyn Fn(&str, Result<(), String>) + Send + Sync>,
+}
+
+/// A device that waits for its session.
+struct Arriving {
+    spec: DeviceSpec,
+    opening: Opening,
+    quota: MappingQuota,
+    session: Option<Receiver<Handover>>,
+}
+
+impl Exports {
+    /// Serves devices as their sessions arrive.
+    ///
+    /// # Errors
+    /// The host is out of descriptors.
+    pub(crate) fn take_over(
+        opened: Vec<(DeviceSpec, Opening)>,
+        context: ExportContext,
+        mut arrivals: Arrivals,
+    ) -> Result<Self, anyhow::Error> {
+        let exports = Self::start(Vec::new(), context)?;
+        let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut arriving: HashMap<String, Arriving> = HashMap::new();
+        for (spec, opening) in opened {
+            let quota = exports.0.context.pool.quota();
+            let session = arrivals.receivers.remove(&spec.name);
+            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, session });
+        }
+        let mut inner = exports.inner();
+        for specs in groups(specs) {
+            let members: Vec<_> = specs.iter().filter_map(|spec| arriving.remove(&spec.name)).collect();
+            let mut group = Group::new(inner.id(), specs.clone());
+            let wait = Arc::new(LockWait::default());
+            let state = State::Opening(wait.clone());
+            let (id, clone, answer) = (group.id, exports.clone(), arrivals.answer.clone());
+            let name = format!("open-{}", specs[0].name);
+            let take = move || {
+                let start = caught(|| clone.take(members, &wait, &*answer));
+                let start = start.unwrap_or_else(|words| {
+                    Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
+                });
+                clone.inner().opened.push((id, start));
+                clone.0.changed.signal();
+            };
+            std::thread::Builder::new().name(name).spawn(take)?;
+            group.enter(state);
+            inner.groups.push(group);
+        }
+        drop(inner);
+        Ok(exports)
+    }
+
+    /// Resumes or starts all devices of a group, or none.
+    fn take(
+        &self,
+        members: Vec<Arriving>,
+        wait: &LockWait,
+        answer: &dyn Fn(&str, Result<(), String>),
+    ) -> Start {
+        let mut served = Vec::new();
+        let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
+        for member in members {
+            let Arriving { spec, opening, quota, session } = member;
+            let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+            let session = session.and_then(|session| session.recv().ok());
+            let has_session = session.is_some();
+            let result = match session {
+                Some(session) => self.resume(&spec, opening, quota, wait, session),
+                None => Err(None),
+            };
+            if has_session {
+                let why = |why: &Option<String>| why.clone().unwrap_or_default();
+                answer(&spec.name, result.as_ref().map(drop).map_err(why));
+            }
+            let result = result.or_else(|why| {
+                if let Some(why) = why {
+                    let name = &spec.name;
+                    tracing::error!(device = name, "session not resumed, the client has to reconnect: {why}");
+                }
+                self.start_anew(&spec, wait)
+            });
+            match result {
+                Ok(device) => served.push(device),
+                Err(error) => {
+                    served.into_iter().for_each(ServedDevice::stop);
+                    return Err(all_failed(&specs, &one_line(&error)));
+                }
+            }
+        }
+        Ok(served)
+    }
+
+    /// Resumes a session on a device that is open.
+    fn resume(
+        &self,
+        spec: &DeviceSpec,
+        opening: Opening,
+        quota: MappingQuota,
+        wait: &LockWait,
+        session: Handover,
+    ) -> Result<ServedDevice, Option<String>> {
+        let ExportContext { sockets, allowed, .. } = &self.0.context;
+        let resume = || {
+            let opening = match opening {
+                Opening::Late => open_one(spec, &mut LinkEnds::default(), allowed.as_deref())?,
+                // The old daemon has released it.
+                Opening::Unlocked(disk) => disk.lock()?,
+                opening => opening,
+            };
+            let device = wait.wait(&spec.name, opening)?;
+            ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed, Some(session))
+        };
+        resume().map_err(|error| Some(one_line(&error)))
+    }
+
+    /// Opens and starts a device whose session has not arrived.
+    fn start_anew(&self, spec: &DeviceSpec, wait: &LockWait) -> Result<ServedDevice, anyhow::Error> {
+        let ExportContext { sockets, allowed, pool, .. } = &self.0.context;
+        let start = || {
+            let opening = open_one(spec, &mut LinkEnds::default(), allowed.as_deref())?;
+            let device = wait.wait(&spec.name, opening)?;
+            ServedDevice::start(spec.clone(), device, pool.quota(), sockets, &self.0.changed, None)
+        };
+        let begun = Instant::now();
+        loop {
+            match start() {
+                Err(_) if begun.elapsed() < RELEASE_PATIENCE => std::thread::sleep(RELEASE_INTERVAL),
+                result => return result.context("cannot start it anew"),
+            }
+        }
+    }
+
+    /// The devices that can be handed over.
+    ///
+    /// # Errors
+    /// Devices start or stop at the moment.
+    pub(crate) fn offered(&self) -> Result<Vec<Offered>, String> {
+        let inner = self.inner();
+        if inner.reload.is_some() || !inner.is_settled() {
+            return Err("devices are starting or stopping: try again later".to_owned());
+        }
+        Ok(inner.groups.iter().flat_map(|group| &group.specs).map(DeviceSpec::offered).collect())
+    }
+
+    /// Begins to hand over all devices; [`Exports::advance`] sends each to `sender`.
+    ///
+    /// # Errors
+    /// As [`Exports::offered`].
+    pub(crate) fn begin_hand_over(
+        &self,
+        sender: Sender<(String, Result<Handover, String>)>,
+    ) -> Result<(), String> {
+        self.offered()?;
+        let mut inner = self.inner();
+        for group in std::mem::take(&mut inner.groups) {
+            let Group { id, specs, state, .. } = group;
+            match state {
+                State::Served(mut members) => {
+                    members.iter_mut().for_each(ServedDevice::begin_hand_over);
+                    let members = Some(members);
+                    inner.leaving.push(Leaving { id, specs, since: Instant::now(), members });
+                }
+                State::Failed(failed) => {
+                    for report::Failed { name, why } in failed {
+                        drop(sender.send((name, Err(format!("not served: {why}")))));
+                    }
+                }
+                State::Waiting | State::Opening(_) => {}
+            }
+        }
+        inner.handing_over = Some(sender);
+        drop(inner);
+        self.0.changed.signal();
+        Ok(())
+    }
+
+    /// Names of the devices that are not drained.
+    pub(crate) fn not_handed_over(&self) -> Vec<String> {
+        let inner = self.inner();
+        let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
+        members.filter(|member| member.is_handing_over()).map(|member| member.spec.name.clone()).collect()
+    }
+
+    /// Whether a device is served, or will be.
+    pub(crate) fn serves_any(&self) -> bool {
+        self.inner().groups.iter().any(|group| !matches!(group.state, State::Failed(_)))
+    }
+}
+
+impl super::Inner {
+    /// Sends the devices that are drained.
+    pub(super) fn send_drained(&mut self) {
+        let Some(sender) = &self.handing_over else { return };
+        let members = self.leaving.iter_mut().filter_map(|leaving| leaving.members.as_mut()).flatten();
+        let mut left = false;
+        for member in members.filter(|member| member.is_handing_over()) {
+            match member.take_handover() {
+                Some(result) => drop(sender.send((member.spec.name.clone(), result))),
+                None => left = true,
+            }
+        }
+        if !left {
+            self.handing_over = None;
+        }
+    }
+}
+
+/// Opens a device as far as the daemon that still serves it allows.
+///
+/// # Errors
+/// The device cannot be opened.
+pub(crate) fn prepare_one(
+    spec: &DeviceSpec,
+    link_ends: &mut LinkEnds,
+    allowed: Option<&super::AllowedPaths>,
+) -> Result<Opening, anyhow::Error> {
+    match open::prepare(spec)? {
+        Some(opening) => Ok(opening),
+        None => open_one(spec, link_ends, allowed),
+    }
+}

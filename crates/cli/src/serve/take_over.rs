@@ -1,0 +1,84 @@
+//! `--take-over`: a new daemon takes the sessions of the running one, which then exits.
+//!
+//! ```text
+//!   new daemon (taker)                                   running daemon (giver)
+//!   reads its configuration, opens its images
+//!   (not locked); what fails here changes nothing
+//!   {"hand_over": {"version": 1}}                ----->  same user or root? no other take-over?
+//!                                                <-----  Offer: its devices; or Refused
+//!   the same devices? else it exits
+//!   Begin                                        ----->  drains all devices at the same time
+//!                                                <-----  Control, Metrics: listening sockets
+//!                                                <-----  Device: record and descriptors, as each is drained
+//!   locks the image, resumes the session
+//!   Taken                                        ----->  ...
+//!                                                <-----  End, when all devices are sent
+//!                                                        exits when all are taken
+//! ```
+//! | what fails | result |
+//! |---|---|
+//! | anything before Begin | the new daemon exits with status 2; the running one serves on |
+//! | a device does not drain within the stop timeout | it alone ends: its client has to reconnect |
+//! | the new daemon after Begin | the old one exits with status 1: its devices are gone |
+//! | the old daemon after Begin | the new one serves what it has, and starts the others anew |
+//!
+//! The connection is one to the control socket (see [`super::control`]); its client has a name. The
+//! image's descriptor is not passed: its lock shows that no request of the old daemon is in flight.
+mod giver;
+mod taker;
+mod wire;
+
+pub(crate) use giver::Giver;
+pub(crate) use taker::{Taker, find};
+
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Version of the messages and of the records.
+pub(crate) const VERSION: u32 = 1;
+/// Longest wait for a message that the other daemon can send at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a message says. Some carry a record or descriptors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Message {
+    Offer(Offer),
+    /// Nothing was changed.
+    Refused(String),
+    Begin,
+    /// With the control socket.
+    Control,
+    /// With the socket of the metrics.
+    Metrics,
+    /// With the record and descriptors of the device of this name.
+    Device(String),
+    /// The device is not handed over, or not resumed.
+    Failed {
+        name: String,
+        why: String,
+    },
+    Taken(String),
+    End,
+}
+
+/// What a daemon can hand over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Offer {
+    pid: u32,
+    version: String,
+    devices: Vec<Offered>,
+    /// Address of the metrics.
+    metrics: Option<SocketAddr>,
+    /// Number of take-overs so far.
+    take_overs: u64,
+}
+
+/// A device of an offer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Offered {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) endpoint: String,
+}
