@@ -60,8 +60,11 @@ const SERVE_ONE: Sections =
     Sections { exit: SERVE_EXIT, see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"], ..NONE };
 
 const SERVE_EXIT: &[(u8, &str)] = &[
-    (0, "The daemon ended by a signal and finished all requests; with --check, the configuration is valid."),
-    (1, "The host failed, or requests in flight were not finished in time."),
+    (
+        0,
+        "The daemon ended by a signal and finished all requests, or handed its devices over; with --check, the configuration is valid.",
+    ),
+    (1, "The host failed, requests in flight were not finished in time, or a handover failed."),
     USAGE,
     (130, "A second SIGTERM or SIGINT ended the wait for requests in flight."),
 ];
@@ -141,6 +144,10 @@ pub(crate) const ALL: [Sections; 14] = [
             ),
             ("paravane serve --config devices.toml --check", "Validate a file of devices."),
             ("paravane serve --config devices.toml", "Serve the devices of a file."),
+            (
+                "paravane serve --config devices.toml --take-over",
+                "Take the devices over from the running daemon; VMMs stay connected.",
+            ),
         ],
         exit: SERVE_EXIT,
         signals: &[

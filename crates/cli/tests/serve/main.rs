@@ -54,6 +54,7 @@ mod signals;
 mod slow_disk;
 mod stalled;
 mod stop;
+mod take_over;
 mod top;
 mod trace;
 mod watching;

@@ -1,0 +1,227 @@
+//! `--take-over`: clients under load, and daemons that follow one another.
+use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, names, paravane, status, without_sandbox};
+use crate::driver::{Driver, Random, Wish};
+use rustix::process::Signal;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a disk.
+const SIZE: usize = 1 << 20;
+
+/// A folder with a file of devices.
+struct Setup {
+    folder: Folder,
+    file: String,
+    control: String,
+}
+
+impl Setup {
+    fn new(disks: &[&str]) -> Self {
+        let folder = Folder::new();
+        let mut text = "[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n".to_owned();
+        for name in disks {
+            folder.image(&format!("{name}.img"));
+            text += &disk(name);
+        }
+        let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
+        Self { folder, file, control }
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start(&["--config", &self.file, "--control", &self.control])
+    }
+
+    fn spawn(&self) -> Daemon {
+        let arguments = ["serve", "--config", &self.file, "--control", &self.control, "--take-over"];
+        Daemon::spawn(paravane().args(arguments).args(without_sandbox()))
+    }
+
+    /// Has a new daemon take over; `old` must exit with success.
+    fn take_over(&self, old: Daemon) -> Daemon {
+        let mut new = self.spawn();
+        new.wait_for("ready");
+        let (status, log) = old.wait();
+        assert!(status.success(), "{log:?}");
+        assert!(log.iter().any(|line| line.contains("handed over")), "{log:?}");
+        new
+    }
+
+    /// The output of a daemon that cannot take over.
+    fn refused(&self) -> Output {
+        let arguments = ["serve", "--config", &self.file, "--control", &self.control, "--take-over"];
+        paravane().args(arguments).args(without_sandbox()).output().unwrap()
+    }
+
+    fn socket(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path(&format!("{name}.sock"))
+    }
+}
+
+fn disk(name: &str) -> String {
+    format!(
+        "[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n"
+    )
+}
+
+fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
+    Wish { packed, event_idx, queues, depth: 8 }
+}
+
+fn write_and_check(socket: &Path, model: &mut [u8]) {
+    let mut driver = Driver::connect(socket, wish(false, true, 2)).unwrap();
+    driver.exercise(model, 100, &mut Random::new(5));
+}
+
+/// Ends the clients, also if the test fails.
+struct EndClients<'a>(&'a AtomicBool);
+
+impl Drop for EndClients<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn clients_notice_nothing_of_twenty_take_overs() {
+    let clients = [
+        ("a", wish(false, true, 2)),
+        ("b", wish(true, true, 2)),
+        ("c", wish(false, false, 1)),
+        ("d", wish(true, false, 1)),
+    ];
+    let setup = Setup::new(&clients.map(|(name, _)| name));
+    let mut daemon = Some(setup.start());
+    let done = AtomicBool::new(false);
+    let rounds: [AtomicUsize; 4] = Default::default();
+    let mut models: Vec<(&str, Vec<u8>)> = std::thread::scope(|scope| {
+        let (setup, done, rounds) = (&setup, &done, &rounds);
+        let threads: Vec<_> = clients
+            .iter()
+            .zip(rounds)
+            .map(|(&(name, wish), rounds)| {
+                let mut driver = Driver::connect(&setup.socket(name), wish).unwrap();
+                scope.spawn(move || {
+                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
+                    while !done.load(Ordering::Relaxed) {
+                        driver.exercise(&mut model, 50, &mut random);
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                    }
+                    drop(driver);
+                    (name, model)
+                })
+            })
+            .collect();
+        let end = EndClients(done);
+        for number in 1..=20 {
+            let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
+            daemon = daemon.take().map(|old| setup.take_over(old));
+            let report = status(&setup.control);
+            assert_eq!(report["take_overs"], number);
+            assert_eq!(report["pid"], daemon.as_ref().unwrap().pid());
+            // All of them go on.
+            let end = Instant::now() + PATIENCE;
+            while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
+                assert!(Instant::now() < end, "after {number}: {}", status(&setup.control));
+                assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        drop(end);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(names(&status(&setup.control)), ["r", "a", "b", "c", "d"]);
+    // A new client is served, too.
+    write_and_check(&setup.socket("a"), &mut models[0].1);
+    let (ended, log) = daemon.unwrap().end();
+    assert!(ended.success(), "{log:?}");
+    assert!(!setup.socket("a").exists() && !Path::new(&setup.control).exists());
+    for (name, model) in models {
+        assert!(std::fs::read(setup.folder.path(&format!("{name}.img"))).unwrap() == model, "{name}");
+    }
+}
+
+#[test]
+fn a_new_daemon_that_cannot_serve_changes_nothing() {
+    let setup = Setup::new(&["a"]);
+    let daemon = setup.start();
+    let mut model = vec![0; SIZE];
+    let text = std::fs::read_to_string(&setup.file).unwrap();
+
+    // An image is missing.
+    setup.folder.write("d.toml", &text.replace("a.img", "missing.img"));
+    assert_refused(&setup.refused(), "missing.img");
+    // The devices differ.
+    setup.folder.write("d.toml", &disk("a"));
+    assert_refused(&setup.refused(), "only the running daemon has the device r");
+    setup.folder.image("b.img");
+    setup.folder.write("d.toml", &(text.clone() + &disk("b")));
+    assert_refused(&setup.refused(), "the running daemon has no device b");
+    setup.folder.write("d.toml", &text);
+    write_and_check(&setup.socket("a"), &mut model);
+
+    let daemon = setup.take_over(daemon);
+    write_and_check(&setup.socket("a"), &mut model);
+    drop(daemon);
+    // Nobody is there.
+    assert!(String::from_utf8_lossy(&setup.refused().stderr).contains("cannot reach the running daemon"));
+}
+
+/// A connection that asks for a handover, and does not begin.
+fn ask(control: &str) -> UnixStream {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+    let socket = socket.unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(control).unwrap()).unwrap();
+    let mut stream = UnixStream::from(socket);
+    stream.write_all(b"{\"hand_over\": {\"version\": 1}}\n").unwrap();
+    stream
+}
+
+#[test]
+fn one_daemon_takes_over_at_a_time() {
+    let setup = Setup::new(&["a"]);
+    let daemon = setup.start();
+    let mut first = ask(&setup.control);
+    std::io::Read::read_exact(&mut first, &mut [0]).unwrap();
+    assert_refused(&setup.refused(), "another daemon takes over already");
+    drop(first);
+    let end = Instant::now() + PATIENCE;
+    let (new, old) = loop {
+        let mut new = setup.spawn();
+        if new.find("ready").is_ok() {
+            break (new, daemon);
+        }
+        assert!(Instant::now() < end);
+    };
+    assert!(old.wait().0.success());
+    drop(new);
+}
+
+#[test]
+fn the_death_of_the_new_daemon_loses_nothing() {
+    let setup = Setup::new(&["a"]);
+    let mut model = vec![0; SIZE];
+    let daemon = setup.start();
+    write_and_check(&setup.socket("a"), &mut model);
+    // It says to begin, and dies: the header of a message and its text.
+    let mut new = ask(&setup.control);
+    std::io::Read::read_exact(&mut new, &mut [0]).unwrap();
+    let mut begin = b"PVHO".to_vec();
+    for number in [7_u32, 0, 0] {
+        begin.extend_from_slice(&number.to_le_bytes());
+    }
+    begin.extend_from_slice(b"\"begin\"");
+    new.write_all(&begin).unwrap();
+    drop(new);
+    let (status, log) = daemon.wait();
+    assert_eq!(status.code(), Some(1), "{log:?}");
+    assert!(log.iter().any(|line| line.contains("handover failed: the new daemon has")), "{log:?}");
+    let daemon = setup.start();
+    write_and_check(&setup.socket("a"), &mut model);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().0.success());
+}
