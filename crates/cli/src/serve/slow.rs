@@ -22,7 +22,7 @@ impl SlowLog {
 
     /// Logs the request if it was slow. Called by the I/O thread.
     pub(super) fn check(&self, queue: u16, record: &RequestRecord) {
-        let total = total(record);
+        let total = record.total();
         if total < self.threshold {
             return;
         }
@@ -46,20 +46,10 @@ impl SlowLog {
     }
 }
 
-/// Whole latency in nanoseconds.
-pub(super) fn total(record: &RequestRecord) -> u64 {
-    [record.ring, record.throttled, record.host, record.interrupt].into_iter().fold(0, u64::saturating_add)
-}
-
 /// The stage that took most of the time.
 fn longest(record: &RequestRecord) -> Stage {
-    let times = [
-        (record.ring, Stage::Ring),
-        (record.throttled, Stage::Throttled),
-        (record.host, Stage::Host),
-        (record.interrupt, Stage::Interrupt),
-    ];
-    times.into_iter().max_by_key(|(time, _)| *time).map_or(Stage::Host, |(_, stage)| stage)
+    let times = Stage::ALL.into_iter().zip(record.stages());
+    times.max_by_key(|(_, time)| *time).map_or(Stage::Host, |(stage, _)| stage)
 }
 
 #[cfg(test)]
@@ -78,8 +68,8 @@ mod tests {
             host: 3,
             interrupt: 2,
         };
-        assert_eq!((longest(&record), total(&record)), (Stage::Throttled, 15));
+        assert_eq!((longest(&record), record.total()), (Stage::Throttled, 15));
         record.host = u64::MAX;
-        assert_eq!((longest(&record), total(&record)), (Stage::Host, u64::MAX));
+        assert_eq!((longest(&record), record.total()), (Stage::Host, u64::MAX));
     }
 }

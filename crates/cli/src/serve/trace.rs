@@ -12,7 +12,7 @@
 pub(crate) mod lines;
 pub(crate) mod stream;
 
-use super::slow::{SlowLog, total};
+use super::slow::SlowLog;
 use lines::{OPERATIONS, TraceLine, TraceRequest};
 use paravane_device::latency::{QueueLatency, RequestObserver, RequestRecord};
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -94,7 +94,7 @@ impl RequestObserver for QueueObserver {
 
 impl Filter {
     fn admits(self, record: &RequestRecord) -> bool {
-        self.operations & (1 << record.operation as u16) != 0 && total(record) >= self.slower_than
+        self.operations & (1 << record.operation as u16) != 0 && record.total() >= self.slower_than
     }
 }
 

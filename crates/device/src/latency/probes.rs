@@ -11,7 +11,7 @@ mod points;
 
 pub use points::PROBES;
 
-use super::request::{Request, RequestRecord};
+use super::request::{Request, RequestRecord, total};
 use super::{Operation, Stage};
 use std::ffi::{CStr, CString};
 
@@ -165,8 +165,7 @@ impl ProbedQueue {
         let (head, operation) = (request.head.into(), operation_name(*operation));
         if points::request_ended::is_enabled() {
             let status = request.status.into();
-            let whole = record.stages().into_iter().fold(0, u64::saturating_add);
-            points::request_ended::fire(device, queue, head, operation, status, whole);
+            points::request_ended::fire(device, queue, head, operation, status, record.total());
         }
         if points::request_stage::is_enabled() {
             for (stage, nanos) in spent(record.stages()) {
@@ -185,8 +184,7 @@ impl ProbedQueue {
     pub(super) fn batch_ended(&self, operation: Operation, count: u64, stages: [u64; Stage::ALL.len()]) {
         let ((device, queue), operation) = (self.id(), operation_name(operation));
         if points::batch_ended::is_enabled() {
-            let whole = stages.into_iter().fold(0, u64::saturating_add);
-            points::batch_ended::fire(device, queue, operation, count, whole);
+            points::batch_ended::fire(device, queue, operation, count, total(stages));
         }
         if points::batch_stage::is_enabled() {
             for (stage, nanos) in spent(stages) {

@@ -34,10 +34,22 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
-    /// Times in the order of [`Stage::ALL`].
-    pub(super) fn stages(&self) -> [u64; Stage::ALL.len()] {
+    /// Nanoseconds of the stages, in the order of [`Stage::ALL`].
+    #[must_use]
+    pub fn stages(&self) -> [u64; Stage::ALL.len()] {
         [self.ring, self.throttled, self.host, self.interrupt]
     }
+
+    /// Whole latency in nanoseconds; does not wrap around.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        total(self.stages())
+    }
+}
+
+/// Whole latency of these stages.
+pub(super) fn total(stages: [u64; Stage::ALL.len()]) -> u64 {
+    stages.into_iter().fold(0, u64::saturating_add)
 }
 
 /// Is told of each request of a queue; see [`QueueLatency::observe`](super::QueueLatency::observe).

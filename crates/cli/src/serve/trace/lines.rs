@@ -11,8 +11,7 @@
 //!     closes: the trace ends
 //! ```
 //! A client whose end has no name gets the report at once, and is not read.
-use super::total;
-use paravane_device::latency::{Operation, RequestRecord};
+use paravane_device::latency::{Operation, RequestRecord, Stage};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
@@ -115,17 +114,13 @@ impl TraceLine {
             throttled_ns: record.throttled,
             host_ns: record.host,
             interrupt_ns: record.interrupt,
-            total_ns: total(record),
+            total_ns: record.total(),
         }
     }
 
     /// Name and time of each stage, in the order of a request.
-    pub(crate) fn stages(&self) -> [(&'static str, u64); 4] {
-        [
-            ("ring", self.ring_ns),
-            ("throttled", self.throttled_ns),
-            ("host", self.host_ns),
-            ("interrupt", self.interrupt_ns),
-        ]
+    pub(crate) fn stages(&self) -> [(&'static str, u64); Stage::ALL.len()] {
+        let times = [self.ring_ns, self.throttled_ns, self.host_ns, self.interrupt_ns];
+        std::array::from_fn(|at| (Stage::ALL[at].name(), times[at]))
     }
 }
