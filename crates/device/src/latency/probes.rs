@@ -69,76 +69,69 @@ impl ProbedQueue {
         (pointer(&self.device), self.queue.into())
     }
 
+    /// Calls `fire` with the arguments of all probes, if a tracer is attached.
+    #[inline]
+    fn fire(&self, is_enabled: bool, fire: impl FnOnce(u64, u64)) {
+        if is_enabled {
+            let (device, queue) = self.id();
+            fire(device, queue);
+        }
+    }
+
     #[inline]
     pub(super) fn kick(&self) {
-        if points::kick::is_enabled() {
-            let (device, queue) = self.id();
-            points::kick::fire(device, queue);
-        }
+        self.fire(points::kick::is_enabled(), points::kick::fire);
     }
 
     #[inline]
     pub(super) fn interrupt(&self) {
-        if points::interrupt::is_enabled() {
-            let (device, queue) = self.id();
-            points::interrupt::fire(device, queue);
-        }
+        self.fire(points::interrupt::is_enabled(), points::interrupt::fire);
     }
 
     #[inline]
     pub(super) fn throttle_begin(&self) {
-        if points::throttle_begin::is_enabled() {
-            let (device, queue) = self.id();
-            points::throttle_begin::fire(device, queue);
-        }
+        self.fire(points::throttle_begin::is_enabled(), points::throttle_begin::fire);
     }
 
     #[inline]
     pub(super) fn throttle_end(&self, nanos: impl FnOnce() -> u64) {
-        if points::throttle_end::is_enabled() {
-            let (device, queue) = self.id();
+        self.fire(points::throttle_end::is_enabled(), |device, queue| {
             points::throttle_end::fire(device, queue, nanos());
-        }
+        });
     }
 
     #[inline]
     pub(super) fn batch_taken(&self, count: usize, depth: usize) {
-        if points::batch_taken::is_enabled() {
-            let (device, queue) = self.id();
+        self.fire(points::batch_taken::is_enabled(), |device, queue| {
             points::batch_taken::fire(device, queue, count as u64, depth as u64);
-        }
+        });
+    }
+
+    /// Calls `fire` with the arguments of a request that has not ended, if a tracer is attached.
+    #[inline]
+    fn fire_request(
+        &self,
+        is_enabled: bool,
+        fire: fn(u64, u64, u64, u64, u64, u64),
+        request: impl FnOnce() -> (Operation, Request),
+    ) {
+        self.fire(is_enabled, |device, queue| {
+            let (operation, Request { head, sector, bytes, .. }) = request();
+            let (operation, sector) = (operation_name(operation), sector.unwrap_or(NO_SECTOR));
+            fire(device, queue, head.into(), operation, sector, bytes);
+        });
     }
 
     #[inline]
     pub(super) fn request_taken(&self, request: impl FnOnce() -> (Operation, Request)) {
-        if points::request_taken::is_enabled() {
-            let ((device, queue), (operation, request)) = (self.id(), request());
-            let (head, sector) = (request.head.into(), request.sector.unwrap_or(NO_SECTOR));
-            points::request_taken::fire(
-                device,
-                queue,
-                head,
-                operation_name(operation),
-                sector,
-                request.bytes,
-            );
-        }
+        use points::request_taken::{fire, is_enabled};
+        self.fire_request(is_enabled(), fire, request);
     }
 
     #[inline]
     pub(super) fn request_started(&self, request: impl FnOnce() -> (Operation, Request)) {
-        if points::request_started::is_enabled() {
-            let ((device, queue), (operation, request)) = (self.id(), request());
-            let (head, sector) = (request.head.into(), request.sector.unwrap_or(NO_SECTOR));
-            points::request_started::fire(
-                device,
-                queue,
-                head,
-                operation_name(operation),
-                sector,
-                request.bytes,
-            );
-        }
+        use points::request_started::{fire, is_enabled};
+        self.fire_request(is_enabled(), fire, request);
     }
 
     /// Whether completed requests are to be kept and reported.
