@@ -173,14 +173,11 @@ impl QueueLatency {
         self.observer.is_some.load(Ordering::Relaxed)
     }
 
+    /// A copy, so that it is not called under the lock: the I/O thread waits for no one who changes
+    /// the observer.
     #[cold]
-    fn tell(&self, records: impl Iterator<Item = RequestRecord>) {
-        // Not under the lock, so that nobody who changes the observer can hold up the I/O thread
-        // for long.
-        let observer = self.observer.lock().clone();
-        if let Some(observer) = observer {
-            records.for_each(|record| observer.ended(&record));
-        }
+    fn observer(&self) -> Option<Arc<dyn RequestObserver>> {
+        self.observer.lock().clone()
     }
 
     #[inline]

@@ -66,21 +66,8 @@ struct Observed {
     request: Request,
 }
 
-/// Nanoseconds of each stage.
-#[derive(Clone, Copy, Debug)]
-struct Stages {
-    ring: u64,
-    throttled: u64,
-    host: u64,
-    interrupt: u64,
-}
-
-impl Stages {
-    fn sum(self) -> u64 {
-        let Self { ring, throttled, host, interrupt } = self;
-        ring.wrapping_add(throttled).wrapping_add(host).wrapping_add(interrupt)
-    }
-}
+/// Nanoseconds of the stages, in the order of [`Stage::ALL`].
+type Stages = [u64; Stage::ALL.len()];
 
 /// Converts between ticks and nanoseconds, by a multiplication and a shift.
 #[derive(Clone, Copy, Debug)]
@@ -111,12 +98,12 @@ impl Scale {
 
     #[inline]
     fn stages(self, Times { taken: Taken { announced, at, throttled }, done }: Times, end: Ticks) -> Stages {
-        Stages {
-            ring: self.nanos(announced.saturating_add(throttled), at),
-            throttled: self.nanos(0, throttled),
-            host: self.nanos(at, done),
-            interrupt: self.nanos(done, end),
-        }
+        [
+            self.nanos(announced.saturating_add(throttled), at),
+            self.nanos(0, throttled),
+            self.nanos(at, done),
+            self.nanos(done, end),
+        ]
     }
 }
 
@@ -504,22 +491,22 @@ impl On {
     #[cold]
     fn tell(&mut self, end: Ticks) {
         let Self { latency, scale, observed, probed, .. } = self;
-        let record = |&Observed { operation, times, request }: &Observed| {
-            let Stages { ring, throttled, host, interrupt } = scale.stages(times, end);
-            RequestRecord { operation, request, ring, throttled, host, interrupt }
-        };
-        latency.tell(observed.iter().map(record));
-        if probed.wants_requests() {
-            observed.iter().for_each(|observed| probed.request_ended(&record(observed)));
+        let observer = latency.observer();
+        for Observed { operation, times, request } in observed.drain(..) {
+            let record = RequestRecord::new(operation, request, scale.stages(times, end));
+            if let Some(observer) = &observer {
+                observer.ended(&record);
+            }
+            if probed.wants_requests() {
+                probed.request_ended(&record);
+            }
         }
-        observed.clear();
     }
 
     #[cold]
     fn probe(&self, end: Ticks) {
         for run in self.earlier.iter().chain([&self.run]) {
-            let Stages { ring, throttled, host, interrupt } = self.scale.stages(run.times, end);
-            self.probed.batch_ended(run.operation, run.count, [ring, throttled, host, interrupt]);
+            self.probed.batch_ended(run.operation, run.count, self.scale.stages(run.times, end));
         }
     }
 }
@@ -528,18 +515,19 @@ impl On {
 #[inline]
 fn record(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
     let Some(Run { times, .. }) = runs.first() else { return };
-    let stages = scale.stages(*times, end);
+    let [ring, throttled, host, interrupt] = scale.stages(*times, end);
+    let whole = ring.wrapping_add(throttled).wrapping_add(host).wrapping_add(interrupt);
     let mut sum = 0;
     for run in runs {
-        latency.operation(run.operation).add(stages.sum(), run.count);
+        latency.operation(run.operation).add(whole, run.count);
         sum += run.count;
     }
-    latency.stage(Stage::Ring).add(stages.ring, sum);
-    if stages.throttled > 0 {
-        latency.stage(Stage::Throttled).add(stages.throttled, sum);
+    latency.stage(Stage::Ring).add(ring, sum);
+    if throttled > 0 {
+        latency.stage(Stage::Throttled).add(throttled, sum);
     }
-    latency.stage(Stage::Host).add(stages.host, sum);
-    latency.stage(Stage::Interrupt).add(stages.interrupt, sum);
+    latency.stage(Stage::Host).add(host, sum);
+    latency.stage(Stage::Interrupt).add(interrupt, sum);
 }
 
 #[cfg(test)]

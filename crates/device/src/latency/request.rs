@@ -34,6 +34,12 @@ pub struct RequestRecord {
 }
 
 impl RequestRecord {
+    /// `stages` are in the order of [`Stage::ALL`].
+    pub(super) fn new(operation: Operation, request: Request, stages: [u64; Stage::ALL.len()]) -> Self {
+        let [ring, throttled, host, interrupt] = stages;
+        Self { operation, request, ring, throttled, host, interrupt }
+    }
+
     /// Nanoseconds of the stages, in the order of [`Stage::ALL`].
     #[must_use]
     pub fn stages(&self) -> [u64; Stage::ALL.len()] {
