@@ -213,7 +213,10 @@ fn has_sandbox() -> bool {
     })
 }
 
-/// Option for hosts without a usable sandbox, where a daemon would not start.
+/// Option that turns the sandbox off where the host has none; else nothing.
+///
+/// Daemons of all tests run in the sandbox if the host has one. Without this option they would not
+/// start on other hosts, where [`has_sandbox`] reports the skip once.
 pub(crate) fn without_sandbox() -> Option<&'static str> {
     (!has_sandbox()).then_some("--no-sandbox")
 }

@@ -1,4 +1,6 @@
 use super::*;
+use crate::serve::args::TraceOperation;
+use clap::ValueEnum;
 use paravane_device::latency::{Operation, Request};
 
 fn record(operation: Operation, host: u64) -> RequestRecord {
@@ -71,4 +73,10 @@ fn invalid_requests_are_refused() {
     let error = refused(TraceRequest { device: "vm0".into(), queue: Some(1), ..TraceRequest::default() });
     assert_eq!(error, "device vm0 has no queue 1: use 0 to 0");
     assert!(trace.readers().list.is_empty());
+}
+
+#[test]
+fn the_command_line_knows_the_operations_of_the_trace() {
+    let options = TraceOperation::value_variants().iter().map(|operation| operation.name());
+    assert!(options.eq(OPERATIONS.map(Operation::name)));
 }
