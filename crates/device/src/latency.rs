@@ -128,11 +128,26 @@ impl Stage {
 /// first used: an idle queue costs less than 1 KiB, each latency histogram 2 KiB.
 #[derive(Debug, Default)]
 pub struct QueueLatency {
-    operations: [OnceLock<Latencies>; Operation::ALL.len()],
-    stages: [OnceLock<Latencies>; Stage::ALL.len()],
-    depth: OnceLock<Counts>,
-    batch: OnceLock<Counts>,
+    operations: [OnceLock<Box<Latencies>>; Operation::ALL.len()],
+    stages: OnceLock<Box<StageLatencies>>,
+    throttled: OnceLock<Box<Latencies>>,
+    looks: OnceLock<Box<Looks>>,
     observer: Observer,
+}
+
+/// Latencies of the stages that each request has. They are together: one look finds them.
+#[derive(Debug)]
+struct StageLatencies {
+    ring: Latencies,
+    host: Latencies,
+    interrupt: Latencies,
+}
+
+/// What looks at the ring found that took chains.
+#[derive(Debug)]
+struct Looks {
+    depth: Counts,
+    batch: Counts,
 }
 
 /// Observer of a queue's requests.
@@ -182,37 +197,51 @@ impl QueueLatency {
 
     #[inline]
     fn operation(&self, operation: Operation) -> &Latencies {
-        self.operations[operation as usize].get_or_init(Latencies::new)
+        self.operations[operation as usize].get_or_init(|| Box::new(Latencies::new()))
+    }
+
+    /// Those of [`Stage::ALL`] but [`Stage::Throttled`].
+    #[inline]
+    fn stages(&self) -> &StageLatencies {
+        self.stages.get_or_init(|| {
+            let [ring, host, interrupt] = [(); 3].map(|()| Latencies::new());
+            Box::new(StageLatencies { ring, host, interrupt })
+        })
+    }
+
+    #[cold]
+    fn throttled(&self) -> &Latencies {
+        self.throttled.get_or_init(|| Box::new(Latencies::new()))
     }
 
     #[inline]
-    fn stage(&self, stage: Stage) -> &Latencies {
-        self.stages[stage as usize].get_or_init(Latencies::new)
-    }
-
-    #[inline]
-    fn depth(&self) -> &Counts {
-        self.depth.get_or_init(Counts::new)
-    }
-
-    #[inline]
-    fn batch(&self) -> &Counts {
-        self.batch.get_or_init(Counts::new)
+    fn looks(&self) -> &Looks {
+        self.looks.get_or_init(|| Box::new(Looks { depth: Counts::new(), batch: Counts::new() }))
     }
 
     /// Copies what was recorded so far.
     #[must_use]
     pub fn snapshot(&self) -> LatencySnapshot {
-        fn of<K: Copy>(keys: &[K], histograms: &[OnceLock<Latencies>]) -> Vec<(K, Distribution)> {
-            let used =
-                |(key, histogram): (&K, &OnceLock<Latencies>)| Some((*key, histogram.get()?.snapshot()));
-            keys.iter().zip(histograms).filter_map(used).collect()
-        }
+        let operations = Operation::ALL.into_iter().zip(&self.operations);
+        let used = |stage: Stage| {
+            let stages = self.stages.get();
+            match stage {
+                Stage::Ring => stages.map(|stages| &stages.ring),
+                Stage::Throttled => self.throttled.get().map(Box::as_ref),
+                Stage::Host => stages.map(|stages| &stages.host),
+                Stage::Interrupt => stages.map(|stages| &stages.interrupt),
+            }
+        };
         LatencySnapshot {
-            operations: of(&Operation::ALL, &self.operations),
-            stages: of(&Stage::ALL, &self.stages),
-            depth: self.depth.get().map(Counts::snapshot),
-            batch: self.batch.get().map(Counts::snapshot),
+            operations: operations
+                .filter_map(|(operation, histogram)| Some((operation, histogram.get()?.snapshot())))
+                .collect(),
+            stages: Stage::ALL
+                .into_iter()
+                .filter_map(|stage| Some((stage, used(stage)?.snapshot())))
+                .collect(),
+            depth: self.looks.get().map(|looks| looks.depth.snapshot()),
+            batch: self.looks.get().map(|looks| looks.batch.snapshot()),
         }
     }
 }

@@ -27,24 +27,34 @@ pub(super) type Counts = Histogram<0, { SUB + COUNT_OCTAVES * SUB + 1 }>;
 /// `SHIFT` is the logarithm of the unit. The last of the `BUCKETS` is open.
 #[derive(Debug)]
 pub(super) struct Histogram<const SHIFT: u32, const BUCKETS: usize> {
-    buckets: Box<[AtomicU64; BUCKETS]>,
     sum: AtomicU64,
     max: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
 }
 
 impl<const SHIFT: u32, const BUCKETS: usize> Histogram<SHIFT, BUCKETS> {
     pub(super) fn new() -> Self {
         Self {
-            buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]),
             sum: AtomicU64::new(0),
             max: AtomicU64::new(0),
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
         }
     }
 
     /// Adds `value`, `times` times. One thread at a time may call it.
     #[inline]
     pub(super) fn add(&self, value: u64, times: u64) {
-        raise(&self.buckets[index(value, SHIFT).min(BUCKETS - 1)], times);
+        if value == 0 {
+            // Frequent, as steps share readings of the clock. Changes neither sum nor maximum.
+            raise(&self.buckets[0], times);
+            return;
+        }
+        self.add_to(index(value, SHIFT).min(BUCKETS - 1), value, times);
+    }
+
+    #[inline]
+    fn add_to(&self, bucket: usize, value: u64, times: u64) {
+        raise(&self.buckets[bucket], times);
         raise(&self.sum, value.wrapping_mul(times));
         // Relaxed: a statistic with one writer, as in `raise`.
         if value > self.max.load(Ordering::Relaxed) {
@@ -64,6 +74,23 @@ impl<const SHIFT: u32, const BUCKETS: usize> Histogram<SHIFT, BUCKETS> {
         let buckets: Vec<_> = self.buckets.iter().enumerate().filter_map(bucket).collect();
         let count = buckets.iter().fold(0_u64, |sum, (_, count)| sum.wrapping_add(*count));
         Distribution { count, sum: self.sum.load(Ordering::Relaxed), max, buckets }
+    }
+}
+
+impl Counts {
+    /// Adds `value` once. One thread at a time may call it.
+    #[inline]
+    pub(super) fn count(&self, value: u64) {
+        // Small counts have a bucket each.
+        match value.wrapping_sub(1) {
+            bucket if bucket < 2 * SUB as u64 => self.add_to(bucket as usize, value, 1),
+            _ => self.count_other(value),
+        }
+    }
+
+    #[inline(never)]
+    fn count_other(&self, value: u64) {
+        self.add(value, 1);
     }
 }
 
@@ -155,7 +182,8 @@ mod tests {
     #[test]
     fn small_counts_are_exact_and_large_values_end_in_the_open_bucket() {
         let counts = Counts::new();
-        (1..=16).for_each(|count| counts.add(count, count));
+        (1..=16).for_each(|count| counts.add(count, count - 1));
+        (1..=16).for_each(|count| counts.count(count));
         let buckets: Vec<_> = (1..=16).map(|count| (count, count)).collect();
         assert_eq!(counts.snapshot().buckets, buckets);
         let latencies = Latencies::new();
@@ -191,6 +219,14 @@ mod tests {
             once.add(value.into(), times);
             (0..times).for_each(|_| each.add(value.into(), 1));
             prop_assert_eq!(once.snapshot(), each.snapshot());
+        }
+
+        #[test]
+        fn a_count_is_a_value_added_once(values in prop::collection::vec(0..100_u64, 1..20)) {
+            let (counted, added) = (Counts::new(), Counts::new());
+            values.iter().for_each(|value| counted.count(*value));
+            values.iter().for_each(|value| added.add(*value, 1));
+            prop_assert_eq!(counted.snapshot(), added.snapshot());
         }
     }
 }

@@ -135,6 +135,8 @@ struct On {
     run: Run,
     /// The same, before `run`.
     earlier: Vec<Run>,
+    /// Each request of the last reaping is kept until it ends.
+    keeps: bool,
     observed: Vec<Observed>,
     /// What probes report.
     probed: ProbedQueue,
@@ -159,6 +161,7 @@ impl LatencyRecorder {
                 reaped: 0,
                 run: Run { operation: Operation::Other, times: Times::default(), count: 0 },
                 earlier: Vec::with_capacity(RUNS),
+                keeps: false,
                 observed: Vec::new(),
                 probed: ProbedQueue::default(),
             }),
@@ -281,8 +284,9 @@ impl LatencyRecorder {
         if let Some(on) = &self.on
             && chains > 0
         {
-            on.latency.batch().add(chains as u64, 1);
-            on.latency.depth().add(in_flight as u64, 1);
+            let looks = on.latency.looks();
+            looks.batch.count(chains as u64);
+            looks.depth.count(in_flight as u64);
             on.probed.batch_taken(chains, in_flight);
         }
     }
@@ -354,6 +358,7 @@ impl LatencyRecorder {
     pub fn reap(&mut self) {
         if let Some(on) = &mut self.on {
             on.reaped = on.now();
+            on.keeps = on.keeps_requests();
         }
     }
 
@@ -391,7 +396,10 @@ impl LatencyRecorder {
     ) {
         if let Some(on) = &mut self.on {
             let times = Times { taken, done: on.reaped };
-            on.complete_request(operation, times, request);
+            on.complete(operation, times, 1);
+            if on.keeps {
+                on.keep(Observed { operation, times, request: request() });
+            }
         }
     }
 
@@ -400,7 +408,11 @@ impl LatencyRecorder {
     #[inline]
     pub fn answer_request(&mut self, operation: Operation, taken: Taken, request: impl FnOnce() -> Request) {
         if let Some(on) = &mut self.on {
-            on.complete_request(operation, Times { taken, done: taken.at }, request);
+            let times = Times { taken, done: taken.at };
+            on.complete(operation, times, 1);
+            if on.keeps_requests() {
+                on.keep(Observed { operation, times, request: request() });
+            }
         }
     }
 }
@@ -431,16 +443,14 @@ impl On {
         now.saturating_sub(held)
     }
 
+    /// Whether an observer or a probe is to be told of each request.
     #[inline]
-    fn complete_request(&mut self, operation: Operation, times: Times, request: impl FnOnce() -> Request) {
-        self.complete(operation, times, 1);
-        if self.probed.wants_requests() || self.latency.is_observed() {
-            self.observe(Observed { operation, times, request: request() });
-        }
+    fn keeps_requests(&self) -> bool {
+        self.probed.wants_requests() || self.latency.is_observed()
     }
 
     #[cold]
-    fn observe(&mut self, observed: Observed) {
+    fn keep(&mut self, observed: Observed) {
         let Observed { operation, times: Times { taken, done }, request } = &observed;
         if self.probed.wants_requests() {
             self.probed.request_done(*operation, request, self.scale.nanos(taken.at, *done));
@@ -450,7 +460,9 @@ impl On {
 
     #[inline]
     fn complete(&mut self, operation: Operation, times: Times, count: u64) {
-        if (self.run.operation, self.run.times) == (operation, times) {
+        if self.run.count == 0 {
+            self.run = Run { operation, times, count };
+        } else if (self.run.operation, self.run.times) == (operation, times) {
             self.run.count += count;
         } else if count > 0 {
             self.begin_run(Run { operation, times, count });
@@ -459,10 +471,7 @@ impl On {
 
     #[inline(never)]
     fn begin_run(&mut self, run: Run) {
-        let last = std::mem::replace(&mut self.run, run);
-        if last.count > 0 {
-            self.earlier.push(last);
-        }
+        self.earlier.push(std::mem::replace(&mut self.run, run));
     }
 
     #[inline(never)]
@@ -476,14 +485,12 @@ impl On {
             self.probe(end);
         }
         let Self { latency, scale, run, earlier, .. } = self;
-        if !earlier.is_empty() {
-            // Neighbours with the same times share the stages.
-            earlier.push(*run);
-            let groups = earlier.chunk_by(|one, next| one.times == next.times);
-            groups.for_each(|group| record(latency, *scale, group, end));
-            earlier.clear();
-        } else {
+        if earlier.is_empty() {
             record(latency, *scale, std::slice::from_ref(run), end);
+        } else {
+            earlier.push(*run);
+            record_all(latency, *scale, earlier, end);
+            earlier.clear();
         }
         run.count = 0;
     }
@@ -511,8 +518,15 @@ impl On {
     }
 }
 
+/// Adds runs to the histograms. Neighbours with the same times share the stages.
+#[inline(never)]
+fn record_all(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
+    let groups = runs.chunk_by(|one, next| one.times == next.times);
+    groups.for_each(|group| record(latency, scale, group, end));
+}
+
 /// Adds runs with the same times to the histograms.
-#[inline]
+#[inline(always)]
 fn record(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
     let Some(Run { times, .. }) = runs.first() else { return };
     let [ring, throttled, host, interrupt] = scale.stages(*times, end);
@@ -522,12 +536,13 @@ fn record(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
         latency.operation(run.operation).add(whole, run.count);
         sum += run.count;
     }
-    latency.stage(Stage::Ring).add(ring, sum);
+    let stages = latency.stages();
+    stages.ring.add(ring, sum);
     if throttled > 0 {
-        latency.stage(Stage::Throttled).add(throttled, sum);
+        latency.throttled().add(throttled, sum);
     }
-    latency.stage(Stage::Host).add(host, sum);
-    latency.stage(Stage::Interrupt).add(interrupt, sum);
+    stages.host.add(host, sum);
+    stages.interrupt.add(interrupt, sum);
 }
 
 #[cfg(test)]
