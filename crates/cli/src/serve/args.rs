@@ -30,7 +30,7 @@ pub(crate) struct ServeArgs {
     /// Take the devices over from the running daemon, which then exits
     ///
     /// Asks the daemon behind --control [default: the only one of this user]. VMMs stay connected.
-    /// Name, kind and socket of each device must be the same. See the how-to "Upgrade the daemon".
+    /// Name, kind and socket of each device must be the same.
     #[arg(long, global = true)]
     pub(crate) take_over: bool,
     /// Validate the configuration and exit

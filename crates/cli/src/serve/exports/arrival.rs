@@ -27,12 +27,15 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
 /// Time between two attempts.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Tells another daemon whether the device of this name is resumed, or why not.
+pub(crate) type AnswerFn = dyn Fn(&str, Result<(), String>) + Send + Sync;
+
 /// Sessions that another daemon hands over.
 pub(crate) struct Arrivals {
     /// By the name of the device. A closed channel: it does not arrive.
     pub(crate) receivers: HashMap<String, Receiver<Handover>>,
     /// Tells the other daemon whether a device is resumed.
-    pub(crate) answer: Arc<dyn Fn(&str, Result<(), String>) + Send + Sync>,
+    pub(crate) answer: Arc<AnswerFn>,
 }
 
 /// A device that waits for its session.
@@ -86,12 +89,7 @@ impl Exports {
     }
 
     /// Resumes or starts all devices of a group, or none.
-    fn take(
-        &self,
-        members: Vec<Arriving>,
-        wait: &LockWait,
-        answer: &dyn Fn(&str, Result<(), String>),
-    ) -> Start {
+    fn take(&self, members: Vec<Arriving>, wait: &LockWait, answer: &AnswerFn) -> Start {
         let mut served = Vec::new();
         let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
         for member in members {

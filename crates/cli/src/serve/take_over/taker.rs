@@ -210,7 +210,7 @@ mod tests {
         let offered: Vec<_> = [&a, &b].map(DeviceSpec::offered).into();
         assert_eq!(difference(&offered, &[b.clone(), a.clone()]), None);
         let told = |wanted: &[DeviceSpec]| difference(&offered, wanted).unwrap();
-        assert!(told(&[a.clone()]).contains("only the running daemon has the device b"));
+        assert!(told(std::slice::from_ref(&a)).contains("only the running daemon has the device b"));
         assert!(
             told(&[a.clone(), moved]).contains("rng (listen /b) in the running daemon, and rng (listen /c)")
         );
