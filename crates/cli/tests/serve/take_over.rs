@@ -192,7 +192,9 @@ fn one_daemon_takes_over_at_a_time() {
     let end = Instant::now() + PATIENCE;
     let (new, old) = loop {
         let mut new = setup.spawn();
-        if new.find("ready").is_ok() {
+        // The running daemon may not have noticed yet that the first one is gone.
+        if new.find("taking over").is_ok() {
+            new.wait_for("ready");
             break (new, daemon);
         }
         assert!(Instant::now() < end);
