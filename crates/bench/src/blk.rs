@@ -32,6 +32,7 @@ use std::time::Duration;
 
 mod case;
 mod client;
+pub(crate) mod handover;
 mod image;
 mod server;
 

@@ -42,6 +42,11 @@ impl Daemon {
         self.child.try_wait().ok().flatten().map(|status| format!("the process ended: {status}"))
     }
 
+    /// Whether it has ended with status 0.
+    pub(crate) fn succeeded(&mut self) -> bool {
+        self.child.try_wait().ok().flatten().is_some_and(|status| status.success())
+    }
+
     /// Takes the pipes of its standard input and output.
     pub(crate) fn pipes(&mut self) -> Option<(std::process::ChildStdin, std::process::ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
@@ -50,8 +55,11 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // If this fails, the process has ended.
-        let _ = kill(self.pid(), Signal::SIGTERM);
+        // Another process may have the number of one that has ended.
+        if self.ended().is_none() {
+            // If this fails, it is ending.
+            let _ = kill(self.pid(), Signal::SIGTERM);
+        }
         let end = Instant::now() + END;
         while self.ended().is_none() {
             if Instant::now() > end {

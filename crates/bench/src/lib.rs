@@ -94,6 +94,11 @@ pub fn list() -> &'static [Benchmark] {
         Benchmark { name: blk::NAME, summary: "a disk over vhost-user, beside qemu-storage-daemon" },
         #[cfg(feature = "peers")]
         Benchmark { name: net::NAME, summary: "a network card over vhost-user, beside DPDK's vhost driver" },
+        #[cfg(feature = "peers")]
+        Benchmark {
+            name: blk::handover::NAME,
+            summary: "how long requests wait while a disk changes daemons (--take-over)",
+        },
         Benchmark {
             name: transport::NAME,
             summary: "mmio, mmio with message interrupts, and PCI: rates, latencies, exits",
@@ -132,6 +137,8 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         poll::NAME => poll::run(options, progress),
         #[cfg(feature = "peers")]
         blk::NAME => blk::run(options, progress),
+        #[cfg(feature = "peers")]
+        blk::handover::NAME => blk::handover::run(options, progress),
         #[cfg(feature = "peers")]
         net::NAME => net::run(options, progress),
         transport::NAME => transport::run(options, progress),

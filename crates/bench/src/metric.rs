@@ -12,9 +12,10 @@ pub(crate) enum Better {
 }
 
 /// Metrics that are plotted, the most telling first.
-const PLOTTED: [&str; 12] = [
+const PLOTTED: [&str; 13] = [
     "rate",
     "time",
+    "outage",
     "latency-p50",
     "latency-p99",
     "cpu",
@@ -36,7 +37,10 @@ impl Better {
             "rate-to-other" | "cpu-to-other" | "instructions-to-other" => Self::Neither,
             _ if metric.starts_with("rate-to-") => Self::Higher,
             "time" | "cpu" | "cycles" | "instructions" | "call" => Self::Lower,
-            _ if ["latency", "kick-stop", "exits"].iter().any(|start| metric.starts_with(start)) => {
+            _ if ["latency", "kick-stop", "exits", "outage", "handover-time", "clock-reads"]
+                .iter()
+                .any(|start| metric.starts_with(start)) =>
+            {
                 Self::Lower
             }
             _ => Self::Neither,
@@ -66,7 +70,7 @@ mod tests {
     fn counts_of_sleeps_are_no_improvement() {
         let all = |metrics: &[&str], better| metrics.iter().all(|metric| Better::of(metric) == better);
         assert!(all(&["rate", "rate-to-dpdk"], Better::Higher));
-        assert!(all(&["latency-p999", "exits-notify"], Better::Lower));
+        assert!(all(&["latency-p999", "exits-notify", "outage-p99", "clock-reads"], Better::Lower));
         assert!(all(&["sleeps", "rate-to-other", "cpu-to-other"], Better::Neither));
         assert!(plotted("rate") < plotted("cpu") && plotted("spins").is_none());
     }

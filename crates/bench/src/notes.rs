@@ -16,6 +16,8 @@ pub(crate) fn of(bench: &str) -> &'static [&'static str] {
         #[cfg(feature = "peers")]
         blk::NAME => blk::NOTES,
         #[cfg(feature = "peers")]
+        blk::handover::NAME => blk::handover::NOTES,
+        #[cfg(feature = "peers")]
         net::NAME => net::NOTES,
         _ => &[],
     }

@@ -26,6 +26,14 @@ impl Spread {
     }
 }
 
+/// A percentile of `values` by nearest rank; `None` if empty.
+#[cfg(feature = "peers")]
+pub(crate) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +54,13 @@ mod tests {
     fn one_round_and_none() {
         assert_eq!(Spread::of(&[7.5]), Some(Spread { median: 7.5, min: 7.5, max: 7.5 }));
         assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[cfg(feature = "peers")]
+    #[test]
+    fn percentiles_are_values_of_the_list() {
+        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!((percentile(&values, 99), percentile(&values, 50)), (Some(198.0), Some(100.0)));
+        assert_eq!((percentile(&[3.0], 99), percentile(&[], 99)), (Some(3.0), None));
     }
 }

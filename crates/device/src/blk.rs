@@ -34,6 +34,7 @@ mod image;
 mod image_file;
 mod in_flight;
 mod pieces;
+mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
@@ -49,6 +50,7 @@ use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
+use present_pages::PresentPages;
 use qcow2::Qcow2;
 use std::fs::File;
 use std::io;
@@ -347,6 +349,8 @@ pub struct Blk {
 pub struct UnlockedBlk {
     file: UnlockedFile,
     config: BlkConfig,
+    /// Of an image in memory that is likely to be mapped.
+    present: Option<PresentPages>,
 }
 
 impl UnlockedBlk {
@@ -358,10 +362,10 @@ impl UnlockedBlk {
     /// # Errors
     /// See [`OpenError`].
     pub fn lock(self) -> Result<Result<Blk, Self>, OpenError> {
-        let Self { file, config } = self;
+        let Self { file, config, present } = self;
         Ok(match file.lock()? {
-            Ok(file) => Ok(Blk::on(file, config)?),
-            Err(file) => Err(Self { file, config }),
+            Ok(file) => Ok(Blk::on(file, config, present)?),
+            Err(file) => Err(Self { file, config, present }),
         })
     }
 }
@@ -384,11 +388,11 @@ pub fn io_uring_registers_vectors() -> io::Result<bool> {
 }
 
 /// The immediate engine; it maps an image in memory where possible.
-fn immediate(image: &Image) -> EngineKind {
+fn immediate(image: &Image, present: Option<PresentPages>) -> EngineKind {
     if !image.in_memory || image.qcow2.is_some() || image.direct.is_some() {
         return EngineKind::Immediate { mapped: None };
     }
-    let mapped = Mapped::new(image).map(Arc::new);
+    let mapped = Mapped::new(image, present).map(Arc::new);
     let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
     EngineKind::Immediate { mapped: mapped.inspect_err(say).ok() }
 }
@@ -406,7 +410,7 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(ImageFile::open(&config.path, config.opening()?)?, config)
+        Self::on(ImageFile::open(&config.path, config.opening()?)?, config, None)
     }
 
     /// Opens the image without locking it; [`UnlockedBlk::lock`] makes a disk of it.
@@ -415,7 +419,11 @@ impl Blk {
     /// See [`OpenError`].
     pub fn prepare(config: BlkConfig) -> Result<UnlockedBlk, OpenError> {
         let file = UnlockedFile::open(&config.path, config.opening()?)?;
-        Ok(UnlockedBlk { file, config })
+        let may_map = matches!(config.engine, EngineChoice::Auto | EngineChoice::Immediate)
+            && config.format == Format::Raw
+            && !config.direct;
+        let present = if may_map { file.present_pages() } else { None };
+        Ok(UnlockedBlk { file, config, present })
     }
 
     /// As [`Blk::open`], for an image that is open already.
@@ -427,10 +435,10 @@ impl Blk {
     /// # Errors
     /// See [`OpenError`].
     pub fn of(image: File, config: BlkConfig) -> Result<Self, OpenError> {
-        Self::on(ImageFile::of(image, &config.path, config.opening()?)?, config)
+        Self::on(ImageFile::of(image, &config.path, config.opening()?)?, config, None)
     }
 
-    fn on(file: ImageFile, config: BlkConfig) -> Result<Self, OpenError> {
+    fn on(file: ImageFile, config: BlkConfig, present: Option<PresentPages>) -> Result<Self, OpenError> {
         let image = Arc::new(match config.format {
             Format::Qcow2 => {
                 let qcow2 = Qcow2::open(&file, &config.backing)?;
@@ -442,12 +450,12 @@ impl Blk {
         let threads = |why| EngineKind::Threads { pool: Arc::new(Pool::new(&image)), why };
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None),
-            (EngineChoice::Immediate, _) => immediate(&image),
+            (EngineChoice::Immediate, _) => immediate(&image, present),
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
                 return Err(OpenError::EngineOfFormat { path: config.path });
             }
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
-            (EngineChoice::Auto, _) if image.in_memory => immediate(&image),
+            (EngineChoice::Auto, _) if image.in_memory => immediate(&image, present),
             (_, Ok(_)) => EngineKind::Uring { registers: config.registered_buffers },
             (EngineChoice::IoUring, Err(source)) => {
                 return Err(OpenError::Engine { path: config.path, source });

@@ -53,6 +53,8 @@ pub(super) struct Window {
     pub(super) elapsed: Duration,
     /// Nanoseconds from before a request is submitted until it is taken back.
     pub(super) latencies: Histogram<u32>,
+    /// Longest time without a completion.
+    pub(super) longest_gap: Duration,
     /// Number of kicks.
     pub(super) kicks: u64,
     /// Number of times that the client slept.
@@ -163,6 +165,7 @@ impl Client {
             requests: 0,
             elapsed: Duration::ZERO,
             latencies: bounds.map_err(|error| error.to_string())?,
+            longest_gap: Duration::ZERO,
             kicks: 0,
             sleeps: 0,
             repeated_kicks: 0,
@@ -183,7 +186,8 @@ impl Client {
                 }
                 self.completed.push(completion.context);
             }
-            now = Instant::now();
+            let last = std::mem::replace(&mut now, Instant::now());
+            window.longest_gap = window.longest_gap.max(now - last);
             while let Some(request) = self.completed.pop() {
                 let (submitted, offset) = self.requests[request].take().ok_or("a request completed twice")?;
                 self.check(request, offset)?;

@@ -4,6 +4,7 @@
 mod lock;
 
 use super::direct::Alignment;
+use super::present_pages::PresentPages;
 use super::{Format, OpenError};
 use lock::{INTERVAL, PATIENCE, Slot};
 use paravane_spec::blk::SECTOR;
@@ -121,6 +122,13 @@ impl UnlockedFile {
         Ok(Self { file, slot, path: path.to_owned(), opening, claimed })
     }
 
+    /// The pages of an image in memory that have data; `None` for others, and if they are not known.
+    pub(super) fn present_pages(&self) -> Option<PresentPages> {
+        let metadata = self.file.metadata().ok()?;
+        let in_memory = is_in_memory(&self.file, &metadata).ok()?;
+        in_memory.then(|| PresentPages::find(&self.file, metadata.len()).ok()).flatten()
+    }
+
     /// Locks the image.
     ///
     /// `Err` of the inner result: a dead process has requests in flight for it; try again later.
@@ -196,7 +204,7 @@ impl ImageFile {
                 }
                 Err(still) => unlocked = still,
             }
-            std::thread::sleep(INTERVAL);
+            std::thread::sleep(INTERVAL[1]);
         }
     }
 
@@ -243,11 +251,15 @@ impl ImageFile {
             return Err(OpenError::Size { path: path.to_owned(), size, block });
         }
         let physical = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
-        let file_system = rustix::fs::fstatfs(&file).map_err(|error| os(error.into()))?;
-        let in_memory = IN_MEMORY.contains(&file_system.f_type) && metadata.is_file();
+        let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
         Ok(Self { file, guards, path, size, read_only, in_memory, physical_block: physical, direct })
     }
+}
+
+/// Whether the data of a file is in memory or swap.
+fn is_in_memory(file: &File, metadata: &Metadata) -> io::Result<bool> {
+    Ok(metadata.is_file() && IN_MEMORY.contains(&rustix::fs::fstatfs(file)?.f_type))
 }
 
 /// Size of a file in bytes, found by seeking: the st_size of a block device is 0.

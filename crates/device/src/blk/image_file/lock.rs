@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 /// image that was closed meanwhile.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time between two attempts.
-pub(super) const INTERVAL: Duration = Duration::from_millis(5);
+/// Time between two attempts: the first, and the longest.
+pub(super) const INTERVAL: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
 
 /// Length of the range that locks the image, beyond any file.
 const WHOLE: i64 = 1 << 62;
@@ -98,11 +98,13 @@ pub(super) fn patiently(attempt: impl Fn() -> io::Result<bool>) -> io::Result<bo
 /// Retries `attempt` for [`PATIENCE`] while it returns `None`.
 pub(super) fn patiently_some<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
     let start = Instant::now();
+    let mut interval = INTERVAL[0];
     loop {
         match attempt()? {
-            None if start.elapsed() < PATIENCE => std::thread::sleep(INTERVAL),
+            None if start.elapsed() < PATIENCE => std::thread::sleep(interval),
             result => return Ok(result),
         }
+        interval = (interval * 2).min(INTERVAL[1]);
     }
 }
 
