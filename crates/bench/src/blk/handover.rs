@@ -1,6 +1,6 @@
 //! `paravane bench handover`: how long the requests of a client wait while its disk changes daemons.
 //!
-//! A client keeps requests in flight, checks all data, and never reconnects. For each handover a new
+//! A client keeps writes in flight, checks that each completes once, and never reconnects. For each handover a new
 //! `paravane serve blk --take-over` takes its session:
 //!
 //! ```text
@@ -32,11 +32,11 @@ use std::time::{Duration, Instant};
 pub(crate) const NAME: &str = "handover";
 /// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "planned: a new daemon takes the session of a disk from the running one (`paravane serve blk --take-over`), while a client (the crate virtio-driver: one queue, random writes of 4 KiB to an image in /dev/shm) keeps requests in flight. It checks its requests and never reconnects.",
+    "planned: a new daemon takes the session of a disk from the running one (`paravane serve blk --take-over`), while a client (the crate virtio-driver: one queue, random writes of 4 KiB to an image in /dev/shm) keeps requests in flight. It never reconnects, and checks that each request completes once, without an error.",
     "undisturbed: the same client for as long, without a handover.",
     "outage: the longest time without a completion; one value for each handover. outage-p99: its 99th percentile over all handovers.",
     "handover-time: from the start of the new process until the old one has exited. Requests complete meanwhile.",
-    "repeated-kicks: kicks after 50 ms without an answer, per handover; above 0, a notification was lost.",
+    "repeated-kicks: kicks after 50 ms without an answer, per handover.",
     "No process is pinned to a CPU. All compete as on any machine.",
 ];
 
