@@ -60,6 +60,7 @@ pub mod memory;
 pub mod message;
 mod notifiers;
 mod pair;
+pub mod record_file;
 pub mod session;
 pub mod socket;
 mod status;
