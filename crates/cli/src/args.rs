@@ -2,7 +2,7 @@
 use crate::disk::DiskArg;
 use crate::engine::Engine;
 use crate::net::NetArg;
-use crate::serve::args::{ServeArgs, StatusArgs, TopArgs, TraceArgs};
+use crate::serve::args::{LogFormat, ServeArgs, StatusArgs, TopArgs, TraceArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more on stderr: -v info, -vv debug, -vvv trace [default: warn; serve: info]
+    /// Log more on stderr: -v info, -vv debug, -vvv trace [default: warn; serve, hold: info]
     ///
-    /// `serve` starts at info: there, -v is debug and -vv is trace. RUST_LOG overrides the level.
+    /// `serve` and `hold` start at info: there, -v is debug and -vv is trace. RUST_LOG overrides the level.
     #[arg(short, long, action = ArgAction::Count, global = true, display_order = 998)]
     pub(crate) verbose: u8,
 }
@@ -24,6 +24,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Serve(Box<ServeArgs>),
+    Hold(HoldArgs),
     Status(StatusArgs),
     Top(TopArgs),
     Trace(TraceArgs),
@@ -274,6 +275,37 @@ pub(crate) enum Inject {
     Crash,
     Hang,
     Panic,
+}
+
+/// Keep descriptors of a daemon for the time after its death
+///
+/// A daemon stores copies of its descriptors in this process: connections to VMMs, guest memory,
+/// notifications. When the daemon is killed, they stay open, and the next daemon takes them: its
+/// clients notice nothing. The protocol is that of systemd's descriptor store: services of systemd do
+/// without this process.
+///
+/// The process stays in the foreground and logs to stderr. It serves one daemon at a time, of the same
+/// user or root. It has no device code, one thread, and a sandbox of its own: Landlock, seccomp, no
+/// capabilities.
+#[derive(Debug, Args)]
+pub(crate) struct HoldArgs {
+    /// Listen for a daemon at PATH
+    ///
+    /// The socket has mode 0600. A socket without a listener is replaced.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+    /// Maximum number of held descriptors
+    ///
+    /// A session needs about 10, and 4 for each queue. RLIMIT_NOFILE (LimitNOFILE= of systemd) must
+    /// allow 285 more.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_descriptors: u32,
+    /// Run without a sandbox
+    #[arg(long)]
+    pub(crate) no_sandbox: bool,
+    /// Format of the log [default: text]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
 }
 
 /// Check this host, or explain what a VMM has negotiated, and what to mend

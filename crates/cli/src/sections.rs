@@ -70,7 +70,7 @@ const SERVE_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 14] = [
+pub(crate) const ALL: [Sections; 15] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -81,6 +81,7 @@ pub(crate) const ALL: [Sections; 14] = [
         see_also: &[
             "paravane-run(1)",
             "paravane-serve(1)",
+            "paravane-hold(1)",
             "paravane-status(1)",
             "paravane-top(1)",
             "paravane-trace(1)",
@@ -205,6 +206,31 @@ pub(crate) const ALL: [Sections; 14] = [
         command: "paravane-serve-rng",
         examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
         ..SERVE_ONE
+    },
+    Sections {
+        command: "paravane-hold",
+        examples: &[
+            ("paravane hold --socket /run/paravane/hold", "Keep descriptors of the daemon of this user."),
+            (
+                "paravane hold --socket /run/paravane/hold --max-descriptors 65536",
+                "Keep descriptors of a daemon with thousands of devices.",
+            ),
+        ],
+        exit: &[
+            (0, "Ended by a signal."),
+            (1, "The host failed: the socket is in use, for example, or RLIMIT_NOFILE is too low."),
+            USAGE,
+        ],
+        signals: &[
+            ("SIGTERM, SIGINT", "Close all descriptors, remove the socket and exit."),
+            ("SIGHUP", "Ignored."),
+        ],
+        environment: &[
+            RUST_LOG,
+            ("NOTIFY_SOCKET", "Socket of the service manager: readiness (sd_notify(3))."),
+        ],
+        see_also: &["paravane-serve(1)"],
+        ..NONE
     },
     Sections {
         command: "paravane-status",

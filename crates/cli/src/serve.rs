@@ -20,12 +20,15 @@ mod process;
 pub(crate) mod report;
 mod reporter;
 pub(crate) mod sandbox;
-mod signals;
+pub(crate) mod signals;
 mod slow;
 mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
-mod systemd;
+// `serve` stores nothing yet: `hold` uses the messages.
+#[allow(dead_code, unused_imports)]
+pub(crate) mod store;
+pub(crate) mod systemd;
 pub(crate) mod take_over;
 pub(crate) mod trace;
 

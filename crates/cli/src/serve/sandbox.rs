@@ -25,6 +25,7 @@ pub(crate) mod user;
 use error::SandboxError;
 use paths::AllowedPaths;
 use rustix::thread::CapabilitySet;
+use std::path::Path;
 use user::Target;
 
 /// Restricts files and system calls of this thread and its future threads.
@@ -36,7 +37,23 @@ pub(crate) fn enter(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     // vector.
     let _ = rustix::param::page_size();
     paths::restrict(allowed)?;
-    calls::restrict()
+    calls::restrict(&calls::DAEMON)
+}
+
+/// The sandbox of `paravane hold`: no files, no capabilities, few system calls.
+///
+/// The calling thread must be the only one. It may still remove the socket at `path`.
+///
+/// # Errors
+/// The kernel lacks Landlock or seccomp. The process must not continue.
+pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
+    let _ = rustix::param::page_size();
+    let mut allowed = AllowedPaths::default();
+    allowed.removal(path);
+    paths::restrict(&allowed)?;
+    capabilities::empty_bounding_set()?;
+    capabilities::keep(CapabilitySet::empty())?;
+    calls::restrict(&calls::HOLDER)
 }
 
 /// Drops the capabilities of the calling thread except `kept`.

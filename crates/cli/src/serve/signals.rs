@@ -4,7 +4,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// SIGTERM, SIGINT and SIGHUP, blocked in all threads and read from a descriptor.
@@ -50,10 +50,25 @@ impl Signals {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        self.next()
+    }
+
+    /// The next signal, if one has arrived.
+    ///
+    /// # Errors
+    /// The descriptor cannot be read.
+    pub(crate) fn next(&self) -> io::Result<Option<Request>> {
         Ok(match self.fd.read_signal()? {
             Some(signal) if signal.ssi_signo == Signal::SIGHUP as u32 => Some(Request::Reload),
             Some(_) => Some(Request::End),
             None => None,
         })
+    }
+}
+
+/// Readable when a signal has arrived.
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

@@ -13,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 14] = [
+const COMMANDS: [&[&str]; 15] = [
     &[],
     &["run"],
     &["serve"],
     &["serve", "blk"],
     &["serve", "net"],
     &["serve", "rng"],
+    &["hold"],
     &["status"],
     &["top"],
     &["trace"],

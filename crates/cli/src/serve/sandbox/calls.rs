@@ -198,6 +198,78 @@ const PRCTLS: &[i32] = &[
     libc::PR_CAPBSET_DROP,
 ];
 
+/// Calls that a process may make.
+///
+/// Any process may also map memory that is not executable, and signal its threads.
+#[derive(Debug)]
+pub(super) struct Calls {
+    /// Allowed with any arguments.
+    allowed: &'static [&'static [c_long]],
+    /// Allowed to create Unix sockets.
+    sockets: bool,
+    /// Allowed requests of ioctl(2).
+    ioctls: &'static [u64],
+    /// Allowed operations of prctl(2).
+    prctls: &'static [i32],
+}
+
+/// `paravane serve`.
+pub(super) const DAEMON: Calls =
+    Calls { allowed: &[ALLOWED, ALLOWED_OLDER], sockets: true, ioctls: IOCTLS, prctls: PRCTLS };
+
+/// `paravane hold`: messages, the log, and nothing that opens files or creates sockets.
+pub(super) const HOLDER: Calls =
+    Calls { allowed: &[HELD, HELD_OLDER], sockets: false, ioctls: &[], prctls: &[] };
+
+const HELD: &[c_long] = &[
+    // Messages with descriptors, and who sends them.
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_getsockopt,
+    libc::SYS_pidfd_open,
+    libc::SYS_close,
+    libc::SYS_ppoll,
+    // Signals, the log, the service manager.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_fcntl,
+    // Its own socket, at the end.
+    libc::SYS_statx,
+    libc::SYS_newfstatat,
+    libc::SYS_unlinkat,
+    // Memory; mmap and mprotect are below.
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // The C library and the end of the process.
+    libc::SYS_futex,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_getrandom,
+    libc::SYS_geteuid,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Older numbers of the same calls.
+#[cfg(target_arch = "x86_64")]
+const HELD_OLDER: &[c_long] = &[libc::SYS_poll, libc::SYS_lstat, libc::SYS_unlink];
+#[cfg(not(target_arch = "x86_64"))]
+const HELD_OLDER: &[c_long] = &[];
+
 /// Denied once no more devices are added; on x86-64 also by older numbers.
 const SEALED: &[c_long] = &[
     libc::SYS_openat,
@@ -235,16 +307,23 @@ fn refuse() -> SeccompAction {
 }
 
 /// Denies all other calls to the calling thread and the threads that it will start.
-pub(super) fn restrict() -> Result<(), SandboxError> {
-    let mut rules: Rules = ALLOWED.iter().chain(ALLOWED_OLDER).map(|&call| (call, Vec::new())).collect();
+pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
+    let mut rules: Rules = calls.allowed.iter().copied().flatten().map(|&call| (call, Vec::new())).collect();
     let eq = SeccompCmpOp::Eq;
     let each = |index, values: &mut dyn Iterator<Item = u64>| {
         values.map(|value| rule(index, SeccompCmpOp::Eq, value)).collect::<Result<Vec<_>, _>>()
     };
-    rules.insert(libc::SYS_socket, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
-    rules.insert(libc::SYS_socketpair, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
-    rules.insert(libc::SYS_ioctl, each(1, &mut IOCTLS.iter().copied())?);
-    rules.insert(libc::SYS_prctl, each(0, &mut PRCTLS.iter().map(|&option| option as u64))?);
+    // A call with an empty list of rules would be allowed with any arguments.
+    if calls.sockets {
+        rules.insert(libc::SYS_socket, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
+        rules.insert(libc::SYS_socketpair, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
+    }
+    if !calls.ioctls.is_empty() {
+        rules.insert(libc::SYS_ioctl, each(1, &mut calls.ioctls.iter().copied())?);
+    }
+    if !calls.prctls.is_empty() {
+        rules.insert(libc::SYS_prctl, each(0, &mut calls.prctls.iter().map(|&option| option as u64))?);
+    }
     // Threads of this process: the C library aborts and changes the user of all threads by it.
     rules.insert(libc::SYS_tgkill, vec![rule(0, eq, std::process::id().into())?]);
     // No executable memory.

@@ -80,6 +80,11 @@ impl AllowedPaths {
         self.allow(directory_of(path), AccessFs::MakeSock | AccessFs::RemoveFile);
     }
 
+    /// Allows to remove a socket.
+    pub(crate) fn removal(&mut self, path: &Path) {
+        self.allow(directory_of(path), AccessFs::RemoveFile.into());
+    }
+
     /// Allows images and sockets in a directory.
     pub(crate) fn directory(&mut self, path: &Path) {
         self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);

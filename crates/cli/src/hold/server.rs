@@ -1,0 +1,243 @@
+//! Serves one daemon after another, in a `poll` loop.
+//!
+//! ```text
+//!             .----- connection closed, or process ended; descriptors stay held -----.
+//!             v                                                                      |
+//!   idle --connection of this user or root--> HOLD=1 --> owned --a message--> its answer
+//!    | other user: ERROR                                   | another connection: ERROR, closed
+//! ```
+//! A dead daemon's last messages are read before its successor is served.
+use super::socket::{Listener, Peer};
+use super::table::Table;
+use crate::serve::signals::{Request as Signal, Signals};
+use crate::serve::store::datagram::{self, Received};
+use crate::serve::store::text::{Answer, MAX_FDS, MAX_REQUEST, Request};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Messages that are read in a row: more than fit into a socket's buffer.
+const MESSAGES: usize = 1024;
+/// Time until another attempt to accept a connection.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The daemon that is served.
+#[derive(Debug)]
+struct Owner {
+    connection: OwnedFd,
+    peer: Peer,
+}
+
+/// Why a daemon is no longer served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gone {
+    /// It closed the connection, or has ended.
+    Ended,
+    /// It does not read its answers.
+    NotReading,
+}
+
+/// The holder.
+#[derive(Debug)]
+pub(super) struct Server {
+    listener: Listener,
+    table: Table,
+    owner: Option<Owner>,
+}
+
+fn is_ready(fd: Option<BorrowedFd<'_>>) -> bool {
+    let Some(fd) = fd else { return false };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+impl Server {
+    pub(super) fn new(listener: Listener, limit: usize) -> Self {
+        Self { listener, table: Table::new(limit), owner: None }
+    }
+
+    /// Number of held descriptors.
+    pub(super) fn held(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Serves until SIGTERM or SIGINT.
+    ///
+    /// # Errors
+    /// The kernel refuses to wait.
+    pub(super) fn run(&mut self, signals: &Signals) -> io::Result<()> {
+        loop {
+            let (signal, listener) = self.wait(signals)?;
+            // SIGHUP: the terminal was closed, and there is nothing to read again.
+            if signal && signals.next()? == Some(Signal::End) {
+                return Ok(());
+            }
+            self.serve_owner();
+            if listener {
+                self.accept();
+            }
+        }
+    }
+
+    /// Waits. Whether there is a signal, and whether there is a connection.
+    fn wait(&self, signals: &Signals) -> io::Result<(bool, bool)> {
+        let owner = self.owner.as_ref();
+        let more = [
+            owner.map(|owner| owner.connection.as_fd()),
+            owner.and_then(|owner| owner.peer.process.as_ref()).map(AsFd::as_fd),
+        ];
+        let fds = [signals.as_fd(), self.listener.as_fd()].into_iter().chain(more.into_iter().flatten());
+        let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, None) {
+            Ok(_) => Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty())),
+            Err(Errno::INTR) => Ok((false, false)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Accepts a connection, or refuses it.
+    fn accept(&mut self) {
+        let connection = match self.listener.accept() {
+            Ok(Some(connection)) => connection,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                std::thread::sleep(RETRY);
+                return;
+            }
+        };
+        let peer = match Peer::of(&connection) {
+            Ok(peer) => peer,
+            Err(error) => return tracing::warn!(%error, "cannot identify a client"),
+        };
+        // The owner may have died after `wait`; its end then lies before this connection.
+        self.serve_owner();
+        let (pid, held) = (peer.pid, self.table.len());
+        let refused = match &self.owner {
+            _ if !peer.is_trusted => Some("permission denied: run as the user of the holder".to_owned()),
+            Some(Owner { peer: Peer { pid, .. }, .. }) => Some(format!("in use by process {pid}")),
+            None => None,
+        };
+        let (text, is_refused) = match refused {
+            Some(why) => {
+                tracing::warn!(pid, "connection refused: {why}");
+                (Answer::Refused(why), true)
+            }
+            None => (Answer::Hello { held }, false),
+        };
+        // The buffer of a new connection is empty, and the client may be gone already.
+        let sent = datagram::send(connection.as_fd(), &text.to_string(), &[], SendFlags::DONTWAIT);
+        if !is_refused && sent.is_ok() {
+            tracing::info!(pid, held, "daemon connected");
+            self.owner = Some(Owner { connection, peer });
+        }
+    }
+
+    /// Answers the messages that have arrived.
+    fn serve_owner(&mut self) {
+        let Some(owner) = &self.owner else { return };
+        if let Some(why) = serve(owner, &mut self.table) {
+            let (pid, held) = (owner.peer.pid, self.table.len());
+            match why {
+                Gone::Ended => tracing::info!(pid, held, "daemon disconnected"),
+                Gone::NotReading => tracing::warn!(pid, held, "daemon disconnected: it reads no answers"),
+            }
+            self.owner = None;
+        }
+    }
+}
+
+/// Answers the messages of a daemon that have arrived. `None`: it is still served.
+fn serve(owner: &Owner, table: &mut Table) -> Option<Gone> {
+    let connection = owner.connection.as_fd();
+    // Before its last messages are read: a process that has ended sends no more.
+    let has_ended = is_ready(owner.peer.process.as_ref().map(AsFd::as_fd));
+    let mut buffer = [0; MAX_REQUEST];
+    for _ in 0..MESSAGES {
+        match datagram::receive(connection, &mut buffer, RecvFlags::DONTWAIT) {
+            // Another process may have a copy of its end of the connection.
+            Err(Errno::AGAIN) => return has_ended.then_some(Gone::Ended),
+            // It died with an unread answer; messages may follow.
+            Err(Errno::CONNRESET) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot receive");
+                return Some(Gone::Ended);
+            }
+            Ok(Received { len: 0, .. }) => return Some(Gone::Ended),
+            Ok(received) => {
+                if !answer(connection, table, &buffer, received) {
+                    return Some(Gone::NotReading);
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Handles a message, and answers it. Whether the daemon reads.
+fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received: Received) -> bool {
+    let refused = |why: String| {
+        tracing::warn!("message refused: {why}");
+        (Answer::Refused(why), Vec::new())
+    };
+    let (text, fds) = match handle(table, buffer, received) {
+        Ok(Done::Changed) => (Answer::Done, Vec::new()),
+        Ok(Done::Take { from }) => table.chunk(from),
+        Err(why) => refused(why),
+    };
+    let send = |text: &Answer, fds: &[BorrowedFd<'_>]| {
+        datagram::send(connection, &text.to_string(), fds, SendFlags::DONTWAIT)
+    };
+    let sent = match send(&text, &fds) {
+        // The daemon's user has too many descriptors in messages (ETOOMANYREFS), for example.
+        Err(error)
+            if !fds.is_empty() && !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::BrokenPipe) =>
+        {
+            send(&refused(format!("cannot send descriptors: {error}")).0, &[])
+        }
+        sent => sent,
+    };
+    // A dead daemon's messages are handled to the last.
+    !sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Result of a message.
+#[derive(Debug)]
+enum Done {
+    Changed,
+    Take { from: usize },
+}
+
+/// Handles a message.
+fn handle(table: &mut Table, buffer: &[u8], received: Received) -> Result<Done, String> {
+    let Received { len, fds, text_cut, fds_cut } = received;
+    if text_cut {
+        return Err(format!("message is longer than {MAX_REQUEST} bytes"));
+    }
+    if fds_cut {
+        return Err(format!(
+            "message has more than {MAX_FDS} descriptors, or too many are open: raise LimitNOFILE="
+        ));
+    }
+    let request = Request::parse(&buffer[..len]).map_err(|error| error.to_string())?;
+    match request {
+        Request::Store(_) if fds.is_empty() => Err("FDSTORE=1 without descriptors".to_owned()),
+        Request::Store(name) => {
+            let count = fds.len();
+            table.put(&name, fds).map_err(|full| full.to_string())?;
+            tracing::debug!(%name, count, held = table.len(), "descriptors stored");
+            Ok(Done::Changed)
+        }
+        _ if !fds.is_empty() => Err("only FDSTORE=1 has descriptors".to_owned()),
+        Request::Remove(name) => {
+            let count = table.remove(&name);
+            tracing::debug!(%name, count, held = table.len(), "descriptors removed");
+            Ok(Done::Changed)
+        }
+        Request::Take { from } => Ok(Done::Take { from }),
+    }
+}
