@@ -19,6 +19,7 @@ mod entropy;
 mod guest_physical;
 #[path = "../../../vhost/tests/serve/held.rs"]
 mod held;
+mod hold;
 mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;
@@ -54,6 +55,10 @@ mod signals;
 mod slow_disk;
 mod stalled;
 mod stop;
+#[allow(dead_code, unused_imports)]
+#[path = "../../src/serve/store/mod.rs"]
+// The daemon's side of `paravane hold`.
+mod store;
 mod take_over;
 mod top;
 mod trace;
