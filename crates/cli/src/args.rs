@@ -277,16 +277,15 @@ pub(crate) enum Inject {
     Panic,
 }
 
-/// Keep descriptors of a daemon for the time after its death
+/// Keep the descriptors of a daemon that dies, for the next daemon
 ///
 /// A daemon stores copies of its descriptors in this process: connections to VMMs, guest memory,
-/// notifications. When the daemon is killed, they stay open, and the next daemon takes them: its
-/// clients notice nothing. The protocol is that of systemd's descriptor store: services of systemd do
-/// without this process.
+/// eventfds. They stay open when the daemon is killed, and the next daemon takes them. The protocol
+/// is that of systemd's descriptor store; a service of systemd does not need this process.
 ///
-/// The process stays in the foreground and logs to stderr. It serves one daemon at a time, of the same
-/// user or root. It has no device code, one thread, and a sandbox of its own: Landlock, seccomp, no
-/// capabilities.
+/// The process stays in the foreground and logs to stderr. It serves one daemon at a time, of the
+/// same user or root. It has one thread, no device code, and a sandbox of its own: Landlock, seccomp,
+/// no capabilities.
 #[derive(Debug, Args)]
 pub(crate) struct HoldArgs {
     /// Listen for a daemon at PATH
@@ -300,7 +299,7 @@ pub(crate) struct HoldArgs {
     /// allow 285 more.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_descriptors: u32,
-    /// Run without a sandbox
+    /// Run without a sandbox, on hosts without Landlock
     #[arg(long)]
     pub(crate) no_sandbox: bool,
     /// Format of the log [default: text]

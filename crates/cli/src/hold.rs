@@ -57,10 +57,7 @@ pub(crate) fn main(args: &HoldArgs, verbose: u8) -> Result<ExitCode, Failure> {
     let held = server.held();
     match held {
         0 => tracing::info!("exiting"),
-        _ => tracing::warn!(
-            held,
-            "exiting: held descriptors are closed; sessions of a daemon that does not run are lost"
-        ),
+        _ => tracing::warn!(held, "exiting: held descriptors are closed"),
     }
     result.context("cannot wait for messages")?;
     Ok(ExitCode::SUCCESS)

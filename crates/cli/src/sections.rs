@@ -210,10 +210,10 @@ pub(crate) const ALL: [Sections; 15] = [
     Sections {
         command: "paravane-hold",
         examples: &[
-            ("paravane hold --socket /run/paravane/hold", "Keep descriptors of the daemon of this user."),
+            ("paravane hold --socket /run/paravane/hold", "Keep the descriptors of a daemon."),
             (
                 "paravane hold --socket /run/paravane/hold --max-descriptors 65536",
-                "Keep descriptors of a daemon with thousands of devices.",
+                "Keep those of a daemon with thousands of devices.",
             ),
         ],
         exit: &[

@@ -144,7 +144,7 @@ impl Server {
             let (pid, held) = (owner.peer.pid, self.table.len());
             match why {
                 Gone::Ended => tracing::info!(pid, held, "daemon disconnected"),
-                Gone::NotReading => tracing::warn!(pid, held, "daemon disconnected: it reads no answers"),
+                Gone::NotReading => tracing::warn!(pid, held, "daemon disconnected: it does not read"),
             }
             self.owner = None;
         }

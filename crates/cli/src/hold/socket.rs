@@ -49,7 +49,7 @@ impl Listener {
         let address = SocketAddrUnix::new(path)?;
         if let Ok(file) = symlink_metadata(path) {
             if !file.file_type().is_socket() {
-                bail!("a file that is no socket has this name");
+                bail!("exists and is not a socket");
             }
             // Of another type, so that no holder takes this for a daemon: EPROTOTYPE if any socket
             // is bound to the file, ECONNREFUSED if none is.
@@ -67,7 +67,7 @@ impl Listener {
         let bound = bind(&socket, &address);
         umask(before);
         bound?;
-        let file = identity(&symlink_metadata(path).context("the socket is gone")?);
+        let file = identity(&symlink_metadata(path).context("removed by another process")?);
         listen(&socket, BACKLOG)?;
         Ok(Self { socket, path: path.to_owned(), file })
     }

@@ -331,7 +331,7 @@ fn a_daemon_that_does_not_read_is_disconnected() {
     assert_eq!(ask(&socket, "FDSTORE=1\nFDNAME=a", &[reader.as_fd()]), Answer::Done);
     // Its answers fill the socket, then the holder closes it.
     while datagram::send(socket.as_fd(), "TAKE=1", &[], SendFlags::empty()).is_ok() {}
-    holder.wait_for("daemon disconnected: it reads no answers");
+    holder.wait_for("daemon disconnected: it does not read");
     assert_eq!(names(&connect(&folder)), ["a"]);
 }
 
