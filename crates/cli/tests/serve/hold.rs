@@ -5,6 +5,7 @@ use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, is_root, paravane,
 use crate::store::datagram::{self, Received};
 use crate::store::text::{Answer, MAX_ANSWER, Request};
 use crate::store::{DescriptorStore, HolderStore, Name, StoreError};
+use paravane_test_support::Random;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -46,7 +47,7 @@ fn name(text: &str) -> Name {
 }
 
 /// Names of all held descriptors.
-fn names(store: &HolderStore) -> Vec<String> {
+fn names(store: &mut HolderStore) -> Vec<String> {
     store.take().unwrap().iter().map(|held| held.name.to_string()).collect()
 }
 
@@ -98,7 +99,7 @@ fn a_daemon_with_a_role() {
     let folder = Path::new(&folder);
     let socket = folder.join("hold");
     let note = match role.as_str() {
-        "many" => store_many(&HolderStore::connect(&socket).unwrap()),
+        "many" => store_many(&mut HolderStore::connect(&socket).unwrap()),
         // A copy of the daemon's own end stays open in the holder.
         "itself" => {
             let connection = raw(&socket);
@@ -131,7 +132,7 @@ fn file(fd: impl AsFd) -> String {
 }
 
 /// Stores 1000 descriptors of several kinds. Returns a line for each: name and file.
-fn store_many(store: &HolderStore) -> String {
+fn store_many(store: &mut HolderStore) -> String {
     raise_limit();
     let mut note = String::new();
     let mut put = |name: &str, fds: &[OwnedFd]| {
@@ -173,13 +174,13 @@ fn a_thousand_descriptors_outlive_a_killed_daemon() {
     let note = std::fs::read_to_string(folder.path("done")).unwrap();
     // A successor that dies while it starts leaves them to the next one.
     for _ in 0..2 {
-        let store = connect(&folder);
+        let mut store = connect(&folder);
         let all = store.take().unwrap();
         assert_eq!(all.len(), MANY);
         let found: String = all.iter().map(|held| format!("{} {}\n", held.name, file(&held.fd))).collect();
         assert_eq!(found, note);
     }
-    let store = connect(&folder);
+    let mut store = connect(&folder);
     let mut by_name = BTreeMap::<_, Vec<OwnedFd>>::new();
     for held in store.take().unwrap() {
         by_name.entry(held.name.to_string()).or_default().push(held.fd);
@@ -221,7 +222,7 @@ fn read_at_start(fd: &OwnedFd) -> [u8; 8] {
 fn one_daemon_is_served_at_a_time() {
     let folder = Folder::new();
     let mut holder = start(&folder, &[]);
-    let first = connect(&folder);
+    let mut first = connect(&folder);
     let pid = std::process::id();
     for _ in 0..3 {
         match HolderStore::connect(&folder.path("hold")) {
@@ -232,8 +233,8 @@ fn one_daemon_is_served_at_a_time() {
     holder.wait_for("connection refused: in use by process");
     first.put(&name("a"), &[std::io::stdin().as_fd()]).unwrap();
     drop(first);
-    let second = connect(&folder);
-    assert_eq!(names(&second), ["a"]);
+    let mut second = connect(&folder);
+    assert_eq!(names(&mut second), ["a"]);
     holder.wait_for("daemon connected");
 }
 
@@ -247,7 +248,7 @@ fn a_dead_daemon_makes_room_though_its_connection_is_open() {
         other => panic!("{other:?}"),
     }
     owner.kill();
-    assert_eq!(names(&connect(&folder)), ["itself"]);
+    assert_eq!(names(&mut connect(&folder)), ["itself"]);
 }
 
 #[test]
@@ -255,7 +256,7 @@ fn the_last_messages_of_a_killed_daemon_count() {
     let folder = Folder::new();
     let _holder = start(&folder, &[]);
     Role::start("unread", &folder).kill();
-    assert_eq!(names(&connect(&folder)), ["unread0", "unread1", "unread2"]);
+    assert_eq!(names(&mut connect(&folder)), ["unread0", "unread1", "unread2"]);
 }
 
 /// Connects without the program's own client, and reads the greeting.
@@ -323,6 +324,50 @@ fn what_exceeds_a_bound_is_refused_with_an_answer() {
 }
 
 #[test]
+fn no_message_ends_the_holder() {
+    const WORDS: [&str; 14] = [
+        "FDSTORE=1",
+        "FDSTOREREMOVE=1",
+        "TAKE=1",
+        "FROM=",
+        "FDNAME=",
+        "FDPOLL=0",
+        "a",
+        "b:c",
+        "\n",
+        "\n",
+        "=",
+        "1",
+        "18446744073709551615",
+        "\0",
+    ];
+    let folder = Folder::new();
+    let mut holder = start(&folder, &["--max-descriptors", "100"]);
+    let mut socket = raw(&folder.path("hold"));
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let mut random = Random::new(1);
+    let (mut done, mut refused) = (0, 0);
+    for _ in 0..5000 {
+        let words: Vec<_> = (0..=random.below(5)).map(|_| WORDS[random.below(WORDS.len())]).collect();
+        let separator = ["", "\n", "\n", "\n"][random.below(4)];
+        let fds = vec![reader.as_fd(); [0, 0, 1, 2, 253][random.below(5)]];
+        match ask(&socket, &words.join(separator), &fds) {
+            Answer::Refused(_) => refused += 1,
+            Answer::Hello { .. } => panic!("a greeting"),
+            _ => done += 1,
+        }
+        if random.once_in(100) {
+            drop(socket);
+            socket = raw(&folder.path("hold"));
+        }
+    }
+    assert!(done > 50 && refused > 1000, "{done} done, {refused} refused");
+    drop(socket);
+    holder.wait_for("daemon disconnected");
+    assert!(holder.end().0.success());
+}
+
+#[test]
 fn a_daemon_that_does_not_read_is_disconnected() {
     let folder = Folder::new();
     let mut holder = start(&folder, &[]);
@@ -332,7 +377,7 @@ fn a_daemon_that_does_not_read_is_disconnected() {
     // Its answers fill the socket, then the holder closes it.
     while datagram::send(socket.as_fd(), "TAKE=1", &[], SendFlags::empty()).is_ok() {}
     holder.wait_for("daemon disconnected: it does not read");
-    assert_eq!(names(&connect(&folder)), ["a"]);
+    assert_eq!(names(&mut connect(&folder)), ["a"]);
 }
 
 #[test]
@@ -353,7 +398,7 @@ fn signals_end_it_and_its_socket_is_replaced_if_stale() {
     first.wait();
     assert!(folder.path("hold").exists());
     let second = start(&folder, &[]);
-    assert_eq!(names(&connect(&folder)), [""; 0]);
+    assert_eq!(names(&mut connect(&folder)), [""; 0]);
     let (status, log) = second.end();
     assert!(status.success(), "{log:?}");
     assert!(!folder.path("hold").exists());
@@ -383,7 +428,7 @@ fn it_runs_with_one_thread_and_without_privileges() {
         return;
     }
     let holder = start(&folder, &[]);
-    let store = connect(&folder);
+    let mut store = connect(&folder);
     store.put(&name("a"), &[std::io::stdin().as_fd()]).unwrap();
     let text = std::fs::read_to_string(format!("/proc/{}/status", holder.pid())).unwrap();
     let none = "0000000000000000";

@@ -4,7 +4,8 @@ use super::text::{Answer, MAX_ANSWER, MAX_FDS, Name, Request};
 use super::{DescriptorStore, StoreError, TIMEOUT};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
+    shutdown, socket_with,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,7 +54,7 @@ impl HolderStore {
     ///
     /// # Errors
     /// The holder does not answer, or this process may not open that many descriptors.
-    pub(crate) fn take(&self) -> Result<Vec<Held>, StoreError> {
+    pub(crate) fn take(&mut self) -> Result<Vec<Held>, StoreError> {
         let mut all = Vec::new();
         loop {
             match self.ask(&Request::Take { from: all.len() }, &[])? {
@@ -61,7 +62,10 @@ impl HolderStore {
                     all.extend(names.into_iter().zip(fds).map(|(name, fd)| Held { name, fd }));
                 }
                 (Answer::End { total }, fds) if fds.is_empty() && total == all.len() => return Ok(all),
-                _ => return Err(StoreError::Answer),
+                _ => {
+                    self.end();
+                    return Err(StoreError::Answer);
+                }
             }
             if all.len() > MAX_HELD {
                 return Err(StoreError::Answer);
@@ -70,9 +74,26 @@ impl HolderStore {
     }
 
     /// Sends a request and waits for the answer.
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), StoreError> {
-        datagram::send(self.socket.as_fd(), &request.to_string(), fds, SendFlags::empty())?;
-        self.answer()
+    ///
+    /// After an error, except a refusal, every later request fails with [`StoreError::Ended`]: an
+    /// answer that is late must not be taken for that of the next request.
+    fn ask(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Answer, Vec<OwnedFd>), StoreError> {
+        let sent = datagram::send(self.socket.as_fd(), &request.to_string(), fds, SendFlags::empty());
+        let answer = sent.map_err(StoreError::from).and_then(|()| self.answer());
+        if answer.as_ref().is_err_and(|error| !matches!(error, StoreError::Refused(_))) {
+            self.end();
+        }
+        answer
+    }
+
+    /// Makes every later request fail.
+    fn end(&self) {
+        // Fails if the holder has ended.
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     fn answer(&self) -> Result<(Answer, Vec<OwnedFd>), StoreError> {
@@ -94,21 +115,84 @@ impl HolderStore {
         }
     }
 
-    fn expect_done(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
+    fn expect_done(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
         match self.ask(request, fds)? {
             (Answer::Done, _) => Ok(()),
-            _ => Err(StoreError::Answer),
+            _ => {
+                self.end();
+                Err(StoreError::Answer)
+            }
         }
     }
 }
 
 impl DescriptorStore for HolderStore {
-    fn put(&self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
+    fn put(&mut self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
         let request = Request::Store(name.clone());
         fds.chunks(MAX_FDS).try_for_each(|some| self.expect_done(&request, some))
     }
 
-    fn remove(&self, name: &Name) -> Result<(), StoreError> {
+    fn remove(&mut self, name: &Name) -> Result<(), StoreError> {
         self.expect_done(&Request::Remove(name.clone()), &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{accept, bind, listen};
+
+    /// A holder with these answers, the first one without a request.
+    fn holder(path: &Path, answers: &'static [&'static str]) -> std::thread::JoinHandle<()> {
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        std::thread::spawn(move || {
+            let connection = accept(&listener).unwrap();
+            for answer in answers {
+                datagram::send(connection.as_fd(), answer, &[], SendFlags::empty()).unwrap();
+                // Its client may be gone.
+                let _ = datagram::receive(connection.as_fd(), &mut [0; 1024], RecvFlags::empty());
+            }
+        })
+    }
+
+    fn name() -> Name {
+        "a".parse().unwrap()
+    }
+
+    #[test]
+    fn a_refusal_keeps_the_connection_and_a_wrong_answer_ends_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hold");
+        let thread = holder(&path, &["HOLD=1\nHELD=0", "ERROR=no", "OK=1", "END=7"]);
+        let mut store = HolderStore::connect(&path).unwrap();
+        assert!(matches!(store.remove(&name()), Err(StoreError::Refused(why)) if why == "no"));
+        store.remove(&name()).unwrap();
+        assert!(matches!(store.take(), Err(StoreError::Answer)));
+        assert!(matches!(store.remove(&name()), Err(StoreError::Ended)));
+        assert!(matches!(store.take(), Err(StoreError::Ended)));
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn no_holder_and_one_of_another_version_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hold");
+        assert!(matches!(HolderStore::connect(&path), Err(StoreError::Os(_))));
+        let thread = holder(&path, &["HOLD=2\nHELD=0"]);
+        assert!(matches!(HolderStore::connect(&path), Err(StoreError::Text(_))));
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn names_without_descriptors_are_no_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hold");
+        let thread = holder(&path, &["HOLD=1\nHELD=1", "FDNAME=a"]);
+        let mut store = HolderStore::connect(&path).unwrap();
+        assert!(matches!(store.take(), Err(StoreError::Answer)));
+        thread.join().unwrap();
     }
 }

@@ -41,12 +41,12 @@ impl ManagerStore {
 }
 
 impl DescriptorStore for ManagerStore {
-    fn put(&self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
+    fn put(&mut self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
         let request = Request::Store(name.clone());
         fds.chunks(MAX_FDS).try_for_each(|some| self.send(&request, some))
     }
 
-    fn remove(&self, name: &Name) -> Result<(), StoreError> {
+    fn remove(&mut self, name: &Name) -> Result<(), StoreError> {
         self.send(&Request::Remove(name.clone()), &[])
     }
 }
@@ -62,7 +62,7 @@ mod tests {
         UnixDatagram::bind_addr(address).unwrap()
     }
 
-    fn check(socket: &UnixDatagram, store: &ManagerStore) {
+    fn check(socket: &UnixDatagram, mut store: ManagerStore) {
         let mut buffer = [0; 1024];
         let mut next = || {
             let received = datagram::receive(socket.as_fd(), &mut buffer, RecvFlags::DONTWAIT).unwrap();
@@ -92,10 +92,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notify");
         let socket = manager(&SocketAddr::from_pathname(&path).unwrap());
-        check(&socket, &ManagerStore::connect(path.as_os_str()).unwrap());
+        check(&socket, ManagerStore::connect(path.as_os_str()).unwrap());
         let name = format!("paravane-test-{}", std::process::id());
         let socket = manager(&SocketAddr::from_abstract_name(&name).unwrap());
-        check(&socket, &ManagerStore::connect(OsStr::new(&format!("@{name}"))).unwrap());
+        check(&socket, ManagerStore::connect(OsStr::new(&format!("@{name}"))).unwrap());
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         let path = folder.path().join("notify");
         ManagerStore::connect(path.as_os_str()).unwrap_err();
         let socket = manager(&SocketAddr::from_pathname(&path).unwrap());
-        let store = ManagerStore::connect(path.as_os_str()).unwrap();
+        let mut store = ManagerStore::connect(path.as_os_str()).unwrap();
         drop(socket);
         store.remove(&"a".parse().unwrap()).unwrap_err();
     }

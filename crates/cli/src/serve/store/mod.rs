@@ -64,11 +64,11 @@ pub(crate) trait DescriptorStore: Debug + Send {
     ///
     /// # Errors
     /// The store has no room, does not answer or has ended.
-    fn put(&self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError>;
+    fn put(&mut self, name: &Name, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError>;
 
     /// Closes the store's copies of all descriptors of a name.
     ///
     /// # Errors
     /// The store does not answer or has ended.
-    fn remove(&self, name: &Name) -> Result<(), StoreError>;
+    fn remove(&mut self, name: &Name) -> Result<(), StoreError>;
 }
