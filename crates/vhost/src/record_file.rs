@@ -23,6 +23,8 @@
 //! | 12 | capacity: maximum length of a record (u32) | | 12 | CRC-32 (IEEE) of bytes 0 to 11 and the record (u32) |
 //! | 16 | CRC-32 of bytes 0 to 15 (u32) | | 16 | record |
 //!
+//! No other process may read a file while one writes it: it could find both slots half-written.
+//!
 //! A file of another version is refused: its slots may be laid out differently. What a record
 //! contains is not the business of this file; the record has a version as well.
 //!
@@ -80,7 +82,7 @@ pub enum RecordFileError {
 
 /// The latest record of a session, in a file that outlives the process.
 ///
-/// One process writes a file at a time.
+/// One process uses a file at a time.
 #[derive(Debug)]
 pub struct RecordFile {
     file: File,
@@ -431,6 +433,62 @@ mod tests {
         let file = RecordFile::create(4096).unwrap();
         for len in [0, 4096, 1 << 20] {
             ftruncate(&file.file, len).unwrap_err();
+        }
+    }
+
+    /// Set in a process that writes records until it is killed.
+    const ROLE: &str = "PARAVANE_TEST_RECORD_WRITER";
+    const LARGE: usize = 64 << 10;
+
+    /// Writes records, if this process has the role: the number of the record again and again.
+    #[test]
+    fn a_writer_to_be_killed() {
+        if std::env::var_os(ROLE).is_none() {
+            return;
+        }
+        let fd = io::stdin().as_fd().try_clone_to_owned().unwrap();
+        let (mut file, record) = RecordFile::open(fd).unwrap();
+        let mut number = record.map_or(0, |record| number_of(&record));
+        loop {
+            number += 1;
+            file.write(&number.to_le_bytes().repeat(LARGE / 8)).unwrap();
+            // The parent waits for the first one.
+            eprintln!();
+        }
+    }
+
+    fn number_of(record: &[u8]) -> u64 {
+        assert_eq!(record.len(), LARGE);
+        assert!(record.chunks(8).all(|chunk| chunk == &record[..8]), "a record is torn");
+        u64::from_le_bytes(std::array::from_fn(|byte| record[byte]))
+    }
+
+    #[test]
+    fn killed_writers_leave_whole_records() {
+        use std::io::Read;
+        use std::process::{Command, Stdio};
+        let file = RecordFile::create(LARGE).unwrap();
+        let mut random = paravane_test_support::Random::new(1);
+        let mut latest = 0;
+        for _ in 0..20 {
+            let mut writer = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "record_file::tests::a_writer_to_be_killed", "--nocapture"])
+                .env(ROLE, "1")
+                .stdin(Stdio::from(copy(&file)))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut lines = vec![0; 1 + random.below(8)];
+            writer.stderr.as_mut().unwrap().read_exact(&mut lines).unwrap();
+            assert!(lines.iter().all(|&byte| byte == b'\n'), "{}", String::from_utf8_lossy(&lines));
+            // Anywhere in a later record.
+            std::thread::sleep(std::time::Duration::from_micros(random.below(1000) as u64));
+            writer.kill().unwrap();
+            writer.wait().unwrap();
+            let number = number_of(&read(&file).unwrap().unwrap());
+            assert!(number >= latest + lines.len() as u64, "{number} after {latest}");
+            latest = number;
         }
     }
 }
