@@ -90,7 +90,7 @@ impl HolderStore {
         answer
     }
 
-    /// Makes every later request fail.
+    /// Ends the connection: every later request fails.
     fn end(&self) {
         // Fails if the holder has ended.
         let _ = shutdown(&self.socket, Shutdown::Both);
@@ -123,6 +123,13 @@ impl HolderStore {
                 Err(StoreError::Answer)
             }
         }
+    }
+}
+
+impl Drop for HolderStore {
+    /// Ends the connection, also if a process that is being started has a copy of it.
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
