@@ -11,7 +11,6 @@
 //!
 //! The descriptors of a disk image do not go along: the new process opens and locks it anew, so the
 //! old one has finished all its requests by then.
-mod checksum;
 pub(crate) mod record;
 
 use std::io;

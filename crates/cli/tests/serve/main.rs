@@ -55,9 +55,9 @@ mod signals;
 mod slow_disk;
 mod stalled;
 mod stop;
+// The daemon's side of `paravane hold`.
 #[allow(dead_code, unused_imports)]
 #[path = "../../src/serve/store/mod.rs"]
-// The daemon's side of `paravane hold`.
 mod store;
 mod take_over;
 mod top;

@@ -10,10 +10,10 @@
 //!
 //! A record is not trusted. Each length is checked, nothing is allocated before, and the messages
 //! go through the same checks as those of a client.
-use super::checksum::checksum;
 use super::{Handover, HandoverError};
 use crate::memory::MAX_SLOTS;
 use crate::message::{HEADER as MESSAGE_HEADER, MAX_FDS, MAX_PAYLOAD};
+use crc32fast::hash as checksum;
 use std::os::fd::OwnedFd;
 
 pub(crate) const MAGIC: [u8; 8] = *b"PRVHAND\n";
