@@ -77,11 +77,6 @@ impl BackChannel {
         self.lock().socket.clone()
     }
 
-    /// Gives the client's socket away.
-    pub(crate) fn take(&self) -> Option<Arc<OwnedFd>> {
-        self.lock().socket.take()
-    }
-
     /// Discards all received data, because no request asks for an answer.
     ///
     /// Drops a closed socket; returns whether it did.

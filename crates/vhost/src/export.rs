@@ -11,6 +11,9 @@
 //!  waiting, session --begin_hand_over--> queues drained, device dropped --> ended, with a Handover
 //!  Handover --resume--> session (its messages are replayed first), or waiting
 //! ```
+//! With a [`Keeper`], another process continues it after a crash ([`Export::recover`]); see
+//! [`crate::keeper`].
+//!
 //! An export of a connection ([`Endpoint::Connection`]) ends with its only session.
 //!
 //! One client at a time; the next one waits until it has disconnected. A client can end its session
@@ -25,15 +28,18 @@
 mod backoff;
 mod endpoint;
 mod rights;
+mod talk;
 
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, NextClient, SocketFile};
+use talk::Talk;
 
-use crate::handover::record::{ConnectionState, ExportState};
+use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::handover::{Handover, HandoverError};
+use crate::keeper::{Active, Keeper, Keeping, Kept, State};
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
-use crate::socket::{Connection, Received, SocketError};
+use crate::socket::{Connection, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_device::{Device, LogDevice};
@@ -82,6 +88,10 @@ pub struct ExportConfig {
     pub quota: MappingQuota,
     /// Notifier to signal when the export stops or fails (default: none).
     pub ended: Option<Arc<Notifier>>,
+    /// Keeps the state for a process that starts when this one has died (default: none).
+    ///
+    /// IN_ORDER is not offered then.
+    pub keeper: Option<Box<dyn Keeper>>,
 }
 
 impl ExportConfig {
@@ -98,6 +108,7 @@ impl ExportConfig {
             latencies: true,
             quota: MappingQuota::default(),
             ended: None,
+            keeper: None,
         }
     }
 }
@@ -165,6 +176,8 @@ struct Shared {
     hand_over: AtomicBool,
     /// State to hand over, or why there is none. Set before `ended`.
     handed: Mutex<Option<Result<Handover, HandoverError>>>,
+    /// The keeper is to be tried.
+    keep: AtomicBool,
 }
 
 impl Shared {
@@ -228,7 +241,7 @@ impl Export {
     pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
         Self::launch(config, device, |endpoint| {
             let (acceptor, file) = Acceptor::open(endpoint)?;
-            Ok(Beginning { acceptor, file, sessions: 0, connection: None })
+            Ok(Beginning { acceptor, file, sessions: 0, connection: None, kept: None })
         })
     }
 
@@ -241,13 +254,27 @@ impl Export {
         if queues > 256 {
             return Err(ExportError::Queues(queues));
         }
-        let ExportConfig { name, endpoint, workers, longest_poll, packed, in_order, latencies, quota, ended } =
-            config;
-        let offer = Offer { packed, in_order };
+        let ExportConfig {
+            name,
+            endpoint,
+            workers,
+            longest_poll,
+            packed,
+            in_order,
+            latencies,
+            quota,
+            ended,
+            keeper,
+        } = config;
+        // In-flight tracking, which finds the position of a queue after a crash, is for queues that
+        // complete out of order.
+        let offer = Offer { packed, in_order: in_order && keeper.is_none() };
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let Beginning { acceptor, file, sessions, connection } = begin(endpoint)?;
+        let Beginning { acceptor, file, sessions, connection, kept } = begin(endpoint)?;
+        let keeping = keeper.map(|keeper| Ok(Keeping::new(keeper, acceptor.state(file.as_ref())?, kept)));
+        let keeping = keeping.transpose().map_err(ExportError::Thread)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared_status = SharedStatus::new(&name, queues, quota);
         let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
@@ -267,6 +294,7 @@ impl Export {
             file: Mutex::new(file),
             hand_over: AtomicBool::new(false),
             handed: Mutex::new(None),
+            keep: AtomicBool::new(true),
         });
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
@@ -277,7 +305,8 @@ impl Export {
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
         shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
-        let export_thread = ExportThread { shared: Arc::clone(&shared), name, device, threads, offer };
+        let export_thread =
+            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", export_thread.name))
             .spawn(move || {
@@ -357,6 +386,13 @@ impl Export {
         self.shared.control.signal();
     }
 
+    /// Has the export try its keeper again, after [`std::io::ErrorKind::WouldBlock`] or a failure.
+    pub fn keep(&self) {
+        // Relaxed: the signal orders.
+        self.shared.keep.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
+    }
+
     /// Begins to stop, and returns at once.
     ///
     /// The socket is removed, requests in flight are completed, the connection is closed, and the
@@ -417,13 +453,36 @@ impl Export {
         device: Box<dyn Device>,
         handover: Handover,
     ) -> Result<Self, ExportError> {
+        Self::go_on(config, device, handover, None)
+    }
+
+    /// Starts an export that continues where that of a dead process was.
+    ///
+    /// As [`Export::resume`]. Set [`ExportConfig::keeper`] to the keeper of the descriptors: it still
+    /// has them.
+    ///
+    /// The device's queues do again what was in flight, in the order in which it was taken. Make sure
+    /// before that the kernel has finished all requests of the dead process.
+    ///
+    /// # Errors
+    /// As [`Export::resume`]. Have the keeper close its copies.
+    pub fn recover(config: ExportConfig, device: Box<dyn Device>, kept: Kept) -> Result<Self, ExportError> {
+        Self::go_on(config, device, kept.handover, Some(kept.keeping))
+    }
+
+    fn go_on(
+        config: ExportConfig,
+        device: Box<dyn Device>,
+        handover: Handover,
+        kept: Option<Active>,
+    ) -> Result<Self, ExportError> {
         let ExportState { endpoint, sessions, connection } = ExportState::decode(handover)?;
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
             return Err(HandoverError::Record("its connection is no stream socket").into());
         }
         Self::launch(config, device, |configured| {
             let (acceptor, file) = Acceptor::resume(configured, endpoint)?;
-            Ok(Beginning { acceptor, file, sessions, connection })
+            Ok(Beginning { acceptor, file, sessions, connection, kept })
         })
     }
 
@@ -495,6 +554,8 @@ struct Beginning {
     sessions: u64,
     /// Connection that another process has handed over.
     connection: Option<ConnectionState>,
+    /// What a dead process has kept.
+    kept: Option<Active>,
 }
 
 /// How a session ended in good order.
@@ -511,6 +572,7 @@ struct ExportThread {
     device: Box<dyn Device>,
     threads: Vec<IoThread>,
     offer: Offer,
+    keeping: Option<Keeping>,
 }
 
 /// Error that ended a session.
@@ -566,12 +628,21 @@ impl ExportThread {
             }
             acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
+        // Not if a thread panics: the state is then that of a crash, of the device alone.
+        if let Some(keeping) = self.keeping.take() {
+            keeping.end();
+        }
         if self.stopping() || !self.shared.is_handing_over() {
             return None;
         }
         let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let (endpoint, unserved) = acceptor.hand_over(file.as_ref());
+        let endpoint = acceptor.state(file.as_ref());
         drop(file);
+        let unserved = acceptor.into_unserved();
+        let endpoint = match endpoint {
+            Ok(endpoint) => endpoint,
+            Err(error) => return Some(Err(HandoverError::Fd(error))),
+        };
         let sessions = self.shared.shared_status.read().sessions;
         let connection = match handed {
             Some(Ok(connection)) => Some(connection),
@@ -579,6 +650,18 @@ impl ExportThread {
             None => unserved.map(ConnectionState::new),
         };
         Some(Ok(ExportState { endpoint, sessions, connection }))
+    }
+
+    /// Keeps the state without a client.
+    fn keep(&mut self) {
+        if let Some(keeping) = &mut self.keeping {
+            // Relaxed: the signal orders.
+            if self.shared.keep.swap(false, Ordering::Relaxed) {
+                keeping.begin();
+            }
+            keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
+            self.shared.shared_status.write().kept = keeping.is_active();
+        }
     }
 
     /// Number of buffers returned to clients so far.
@@ -598,6 +681,7 @@ impl ExportThread {
                 return None;
             }
             self.refresh();
+            self.keep();
             let control = self.shared.control.as_fd();
             let waited = match (acceptor.next(), acceptor.fd()) {
                 (NextClient::Here(socket), _) => return Some(socket),
@@ -671,21 +755,35 @@ impl ExportThread {
     }
 
     fn converse(&mut self, connection: ConnectionState) -> Result<Ended, SessionEnd> {
-        let Self { shared, device, threads, offer, name } = self;
-        let ConnectionState { socket, partial: (part, fds), session: state } = connection;
-        let mut connection = Connection::resume(socket, &part, fds)?;
+        let Self { shared, device, threads, offer, name, keeping } = self;
+        let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
+        let connection = Connection::resume(socket, &part, fds)?;
         let workers = Workers { threads, device: 0 };
         let mut session = Session::new(&mut **device, workers, &shared.shared_status, *offer)?;
-        let mut result = session.replay(state).map_err(SessionEnd::Restore);
-        if result.is_ok() {
-            result = converse(&mut session, &mut connection, shared, name);
+        if keeping.is_some() || pending.is_some() || state.own_inflight.is_some() {
+            // A failure is that of the keeping only.
+            if let Err(error) = session.track_itself() {
+                tracing::warn!(device = name, "cannot keep the session for the next process: {error}");
+            }
         }
+        let hold = pending == Some(Pending::Begun);
+        let mut talk = Talk { session, connection, shared, keeping: keeping.as_mut(), device: name };
+        let mut result = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
+        if result.is_ok() {
+            result = talk.begin(pending).and_then(|()| talk.run());
+        }
+        let Talk { session, connection, .. } = talk;
         // Relaxed: the signal orders.
         if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
             let session = session.hand_over();
             let (socket, part, fds) = connection.into_parts();
-            let state = session.map(|session| ConnectionState { socket, partial: (part, fds), session });
+            let partial = (part, fds);
+            let state = session.map(|session| ConnectionState { socket, partial, session, pending: None });
             return Ok(Ended::HandedOver(state));
+        }
+        if let Some(keeping) = keeping {
+            // Before the connection is closed, which the client may answer by another one.
+            keeping.record(State { sessions: shared.shared_status.sessions(), client: None });
         }
         session.end();
         result.map(|()| Ended::Closed)
@@ -698,68 +796,6 @@ fn log_refresh(device: &str, changed: io::Result<bool>) {
         Ok(true) => tracing::info!(device, "device configuration has changed"),
         Ok(false) => {}
         Err(error) => tracing::error!(device, %error, "cannot read the device's configuration"),
-    }
-}
-
-/// Handles messages until the client disconnects, an error, a handover, or the export's end.
-fn converse(
-    session: &mut Session<'_>,
-    connection: &mut Connection,
-    shared: &Shared,
-    device: &str,
-) -> Result<(), SessionEnd> {
-    loop {
-        match connection.receive()? {
-            Received::Closed => return Ok(()),
-            Received::Message(header, fds) => {
-                let (answer, result) = session.answer(header, connection.payload(), fds);
-                let sent = match answer {
-                    Some((bytes, fd)) => connection.send(&bytes, fd.as_ref().map(AsFd::as_fd)),
-                    None => Ok(()),
-                };
-                result?;
-                sent?;
-            }
-            Received::Nothing => {
-                let ticks = session.next_tick();
-                let time = [ticks, connection.rest()].into_iter().flatten().min();
-                let back_channel = session.back_channel();
-                let mut fds = vec![connection.as_fd(), session.alarm(), shared.control.as_fd()];
-                fds.extend(back_channel.as_ref().map(AsFd::as_fd));
-                let ready = wait_for(&fds, time)?;
-                if ready[1] {
-                    session.check_memory()?;
-                }
-                if ready.get(3) == Some(&true) && session.hear() {
-                    tracing::info!(
-                        device,
-                        "client closed its back channel; it gets no more reports of sizes and missing translations"
-                    );
-                }
-                if ticks.is_some() {
-                    session.tick()?;
-                }
-            }
-        }
-        let _ = shared.control.take();
-        // Relaxed, both: the signal orders.
-        if shared.stop.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if shared.has_failed() {
-            return Err(SessionEnd::Failed);
-        }
-        if shared.refresh.swap(false, Ordering::Relaxed) {
-            log_refresh(device, session.refresh());
-        }
-        // Relaxed: as above.
-        if shared.config_changed.swap(false, Ordering::Relaxed) {
-            session.config_changed();
-        }
-        // Last, so that nothing of the above is pending.
-        if shared.is_handing_over() {
-            return Ok(());
-        }
     }
 }
 

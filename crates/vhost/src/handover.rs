@@ -50,12 +50,18 @@ pub enum HandoverError {
     /// Descriptor that cannot be duplicated.
     #[error("cannot duplicate a descriptor of the client: {0}")]
     Fd(#[source] io::Error),
+    /// Descriptor that the keeper does not take.
+    #[error("cannot keep a descriptor: {0}")]
+    Keep(#[source] io::Error),
     /// State that does not fit in a record.
     #[error("the state is larger than a handover record can be; the client must reconnect")]
     TooLarge,
     /// Record of another version.
     #[error("handover record of version {0}: this version reads 1; start a new export")]
     Version(u32),
+    /// Record with a section that this version does not know and must.
+    #[error("handover record needs section {0:#x}, which this version does not know; start a new export")]
+    Section(u32),
     /// Record that is damaged, or is none.
     #[error("invalid handover record: {0}; start a new export")]
     Record(&'static str),

@@ -22,7 +22,8 @@
 //! ```
 //!
 //! An export can be handed over to another process while a client is connected
-//! ([`Export::begin_hand_over`], [`Export::resume`]): the client keeps its connection.
+//! ([`Export::begin_hand_over`], [`Export::resume`]): the client keeps its connection. With a
+//! [`Keeper`] a later process continues it after a crash, too ([`Export::recover`]).
 //!
 //! An export serves one client at a time; further clients wait until it disconnects. See
 //! [`session`] for the states of a session.
@@ -56,6 +57,7 @@ mod export;
 mod handover;
 mod inflight;
 mod iotlb;
+pub mod keeper;
 pub mod memory;
 pub mod message;
 mod notifiers;
@@ -68,6 +70,7 @@ mod vring;
 
 pub use export::{Endpoint, Export, ExportConfig, ExportError};
 pub use handover::{Handover, HandoverError};
+pub use keeper::{Keeper, Kept, KeptError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
 pub use paravane_io::caught;
 pub use paravane_notify::Notifier;

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -68,6 +68,12 @@ impl Signal {
             let mut slices = [IoSliceMut::new(&mut count)];
             let _ = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
         }
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -195,25 +201,12 @@ impl ClientNotifiers {
         }
     }
 
-    /// Gives the call and error descriptors of a queue away.
-    pub(crate) fn take(&self, queue: u16) -> io::Result<[Option<OwnedFd>; 2]> {
+    /// The call and error descriptors of a queue.
+    pub(crate) fn signals(&self, queue: u16) -> [Option<Arc<Signal>>; 2] {
         let Some(QueueNotifiers { call, err, .. }) = self.queue_notifiers(queue) else {
-            return Ok([None, None]);
+            return [None, None];
         };
-        let take = |place: &Mutex<Option<Arc<Signal>>>| {
-            let taken = lock(place).take();
-            let fd = |signal| match Arc::try_unwrap(signal) {
-                Ok(Signal { fd, .. }) => Ok(fd),
-                // A thread still uses it.
-                Err(shared) => {
-                    let fd = shared.fd.try_clone();
-                    lock(&self.replaced).push(Arc::downgrade(&shared));
-                    fd
-                }
-            };
-            taken.map(fd).transpose()
-        };
-        Ok([take(call)?, take(err)?])
+        [call, err].map(|place| lock(place).clone())
     }
 
     /// Drops the client's descriptors and all errors. Counters stay.

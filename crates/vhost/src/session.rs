@@ -83,6 +83,10 @@ pub struct Session<'a> {
     vrings: Vec<Vring>,
     log: Option<(LogArea, Arc<DirtyLog>)>,
     inflight: Option<InflightMemory>,
+    /// Of ours, where a later process may continue the session and the client has none.
+    own_inflight: Option<InflightMemory>,
+    /// Queues do not start yet; see [`Session::release`].
+    is_held: bool,
     back_channel: Arc<BackChannel>,
     /// Set while addresses are IOVAs.
     translations: Option<Translations>,
@@ -115,12 +119,55 @@ impl<'a> Session<'a> {
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
             log: None,
             inflight: None,
+            own_inflight: None,
+            is_held: false,
             back_channel: Arc::default(),
             translations: None,
             transfer: Transfer::None,
             status: 0,
             ticker: Notifier::new(false).map_err(SessionError::Host)?,
         })
+    }
+
+    /// Has a later process be able to continue the session: tracks what is in flight.
+    ///
+    /// # Errors
+    /// The process has too few descriptors or too little memory left.
+    pub(crate) fn track_itself(&mut self) -> Result<(), SessionError> {
+        if self.own_inflight.is_none() {
+            let (layout, file) = inflight::make_own(self.device.queue_sizes())?;
+            self.own_inflight = Some(InflightMemory::new(layout, file, &self.memory)?);
+        }
+        Ok(())
+    }
+
+    /// Clears the tracking of queues that a message may start anew.
+    ///
+    /// Call it before [`Session::answer`], if a later process may continue the session. Returns
+    /// whether the message may start queues.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn prepare(&mut self, header: Header) -> Result<bool, SessionError> {
+        use paravane_spec::vhost_user::request::{
+            ADD_MEM_REG, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_ENABLE, SET_VRING_KICK,
+        };
+        let starts = [ADD_MEM_REG, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_ENABLE, SET_VRING_KICK];
+        if !starts.contains(&header.request) {
+            return Ok(false);
+        }
+        let own = self.own_inflight.as_ref().filter(|_| !self.is_held);
+        for (queue, vring) in (0..).zip(&mut self.vrings) {
+            if let Some(own) = own
+                && vring.is_tracked
+                && !vring.is_live()
+            {
+                let request = "in-flight region";
+                own.clear(queue).map_err(|source| SessionError::Fd { request, source })?;
+                vring.is_tracked = false;
+            }
+        }
+        Ok(true)
     }
 
     /// Handles a message.

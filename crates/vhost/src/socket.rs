@@ -8,12 +8,23 @@
 //! A client may send its bytes one by one; wait for them with `poll`. It must not stop in the
 //! middle of a message: the received descriptors may include its own end of the connection, which
 //! would never close while we wait. It must not let our replies fill its socket either.
+//!
+//! A connection that a later process may continue ([`Connection::keep`]) leaves each message on the
+//! socket until it is done:
+//! ```text
+//!  idle --all of it has arrived: peeked--> a message --settle: taken off, and answered--> idle
+//! ```
+mod exchange;
+mod peek;
+
+use crate::handover::record::{Pending, PendingAnswer};
 use crate::message::{self, HEADER, MAX_FDS, MAX_PAYLOAD, MessageError};
+use exchange::Exchange;
 use paravane_spec::vhost_user::Header;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 use std::io;
 use std::mem::MaybeUninit;
@@ -24,6 +35,8 @@ use zerocopy::FromBytes;
 
 /// Longest time from the first to the last byte of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time until another look at a message that has arrived in part and stays on the socket.
+const PEEK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Error that ends a connection.
 #[derive(Debug, Error)]
@@ -44,10 +57,16 @@ pub enum SocketError {
     /// Client whose socket buffer is full.
     #[error("client does not read its socket, and the reply does not fit")]
     NotReading,
+    /// Message that an earlier process may have answered or not.
+    #[error("the process before died while it answered a message, and nobody knows whether it has")]
+    Unanswered,
     /// Failed system call.
     #[error("socket: {0}")]
     Os(#[from] io::Error),
 }
+
+/// Bytes of an answer, and at most one descriptor.
+pub(crate) type AnswerParts<'a> = (&'a [u8], Option<BorrowedFd<'a>>);
 
 /// Result of [`Connection::receive`].
 #[derive(Debug)]
@@ -57,6 +76,15 @@ pub enum Received {
     /// No complete message yet.
     Nothing,
     /// The client closed its end.
+    Closed,
+}
+
+/// What was peeked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peeked {
+    Whole,
+    Part,
+    /// There is no more, and there will be none.
     Closed,
 }
 
@@ -72,6 +100,12 @@ pub struct Connection {
     /// Time of its first byte.
     begun: Option<Instant>,
     fds: Vec<OwnedFd>,
+    /// Messages stay on the socket until they are settled.
+    is_kept: bool,
+    /// `None`: settling takes two steps.
+    exchange: Option<Exchange>,
+    /// Lengths of the pieces in which the last message lies on the socket.
+    pieces: Vec<usize>,
 }
 
 impl Connection {
@@ -79,7 +113,17 @@ impl Connection {
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         let bytes = Box::new([0; HEADER + MAX_PAYLOAD]);
-        Self { socket, bytes, have: 0, need: HEADER, begun: None, fds: Vec::new() }
+        Self {
+            socket,
+            bytes,
+            have: 0,
+            need: HEADER,
+            begun: None,
+            fds: Vec::new(),
+            is_kept: false,
+            exchange: None,
+            pieces: Vec::new(),
+        }
     }
 
     /// Continues a connection, in the middle of a message perhaps.
@@ -112,10 +156,167 @@ impl Connection {
     /// Returns the socket, and the part of a message that has arrived with its descriptors.
     #[must_use]
     pub fn into_parts(self) -> (OwnedFd, Vec<u8>, Vec<OwnedFd>) {
-        let Self { socket, bytes, have, need, fds, .. } = self;
-        // The last message has been handled.
-        let have = if have == need { 0 } else { have };
+        let Self { socket, bytes, have, need, fds, is_kept, .. } = self;
+        // The last message has been handled, or it lies on the socket.
+        let have = if have == need || is_kept { 0 } else { have };
         (socket, bytes[..have].to_vec(), fds)
+    }
+
+    /// From the next message on, leaves each on the socket until it is settled.
+    ///
+    /// Call it at a boundary.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn keep(&mut self) -> Result<(), SocketError> {
+        peek::set_offset(self.socket.as_fd(), 0)?;
+        self.exchange = Exchange::new().inspect_err(|error| tracing::debug!("no io_uring: {error}")).ok();
+        self.is_kept = true;
+        Ok(())
+    }
+
+    /// Whether messages stay on the socket until they are settled.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.is_kept
+    }
+
+    /// Whether [`Connection::settle`] is one step.
+    pub(crate) fn settles_at_once(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Whether the last message lies on the socket.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// Whether no part of a message has been taken off the socket.
+    pub(crate) fn is_at_boundary(&self) -> bool {
+        self.have == 0 || self.have == self.need
+    }
+
+    /// Length of the last message in bytes.
+    pub(crate) fn message_len(&self) -> usize {
+        self.need
+    }
+
+    /// As [`Connection::keep`], where an earlier process has left a message.
+    ///
+    /// Returns whether the first message on the socket is done, and must be settled with its answer.
+    ///
+    /// # Errors
+    /// The client may have an answer or not; or there is no such message.
+    pub(crate) fn recover(&mut self, pending: &Pending) -> Result<bool, SocketError> {
+        let offset = usize::try_from(peek::offset(self.socket.as_fd())?).unwrap_or(0);
+        self.keep()?;
+        let Pending::Done { len, answer, at_once } = pending else { return Ok(false) };
+        if offset != *len {
+            // It was taken off the socket.
+            let is_answered = *at_once || *answer == PendingAnswer::None;
+            return if is_answered { Ok(false) } else { Err(SocketError::Unanswered) };
+        }
+        if *answer == PendingAnswer::Again {
+            return Ok(false);
+        }
+        match self.receive()? {
+            Received::Message(..) if self.need == *len && self.is_unsettled() => Ok(true),
+            _ => Err(SocketError::CutOff),
+        }
+    }
+
+    /// Takes the last message off the socket and sends its answer.
+    ///
+    /// # Errors
+    /// The client does not read, or has disconnected.
+    pub(crate) fn settle(&mut self, answer: Option<AnswerParts<'_>>) -> Result<(), SocketError> {
+        let pieces = std::mem::take(&mut self.pieces);
+        if !pieces.is_empty() {
+            if let Some(exchange) = &mut self.exchange {
+                return exchange.run(self.socket.as_fd(), &pieces, answer).map_err(|error| {
+                    match error.kind() {
+                        io::ErrorKind::WouldBlock => SocketError::NotReading,
+                        _ => error.into(),
+                    }
+                });
+            }
+            let mut taken = [0; HEADER + MAX_PAYLOAD];
+            for piece in pieces {
+                let space = taken.get_mut(..piece).ok_or(SocketError::CutOff)?;
+                let received = loop {
+                    match recv(&self.socket, &mut *space, RecvFlags::DONTWAIT) {
+                        Err(Errno::INTR) => {}
+                        received => break received.map_err(io::Error::from)?,
+                    }
+                };
+                if received.0 != piece {
+                    return Err(SocketError::CutOff);
+                }
+            }
+        }
+        match answer {
+            Some((bytes, fd)) => self.send(bytes, fd),
+            None => Ok(()),
+        }
+    }
+
+    /// Looks at the next message without taking it off the socket.
+    fn peek(&mut self) -> Result<Received, SocketError> {
+        (self.have, self.need) = (0, HEADER);
+        let mut header = self.peek_to_need()?;
+        if header == Peeked::Whole {
+            self.need = HEADER + message::payload_len(self.header()?)?;
+            if self.need > HEADER {
+                // From the start again, so that the pieces are those of the whole message.
+                self.have = 0;
+                header = self.peek_to_need()?;
+            }
+        }
+        let timeout = self.rest() == Some(Duration::ZERO);
+        match header {
+            Peeked::Whole => {
+                self.begun = None;
+                Ok(Received::Message(self.header()?, std::mem::take(&mut self.fds)))
+            }
+            Peeked::Closed if self.have == 0 => Ok(Received::Closed),
+            Peeked::Closed => Err(SocketError::CutOff),
+            Peeked::Part if timeout => Err(SocketError::Slow),
+            Peeked::Part => {
+                if self.have > 0 {
+                    self.begun.get_or_insert_with(Instant::now);
+                }
+                self.pieces.clear();
+                self.fds.clear();
+                Ok(Received::Nothing)
+            }
+        }
+    }
+
+    /// Peeks the first `need` bytes, with their descriptors.
+    fn peek_to_need(&mut self) -> Result<Peeked, SocketError> {
+        peek::set_offset(self.socket.as_fd(), 0)?;
+        self.pieces.clear();
+        self.fds.clear();
+        while self.have < self.need {
+            match self.receive_some(RecvFlags::PEEK)? {
+                None => return Ok(Peeked::Part),
+                Some(0) => return Ok(Peeked::Closed),
+                Some(bytes) => {
+                    self.have += bytes;
+                    self.pieces.push(bytes);
+                }
+            }
+        }
+        Ok(Peeked::Whole)
+    }
+
+    fn header(&self) -> Result<Header, SocketError> {
+        // Plain data: every bit pattern is valid.
+        Ok(Header::read_from_prefix(&self.bytes[..]).map_err(|_| SocketError::CutOff)?.0)
+    }
+
+    /// Whether a part of a message is on the socket, which is readable therefore.
+    pub(crate) fn has_part(&self) -> bool {
+        self.is_kept && self.begun.is_some()
     }
 
     /// Receives until a message is complete or nothing is left to read.
@@ -123,12 +324,15 @@ impl Connection {
     /// # Errors
     /// The data is no valid message, or the message takes too long.
     pub fn receive(&mut self) -> Result<Received, SocketError> {
+        if self.is_kept {
+            return self.peek();
+        }
         // The last message has been handled.
         if self.have == self.need {
             (self.have, self.need) = (0, HEADER);
         }
         loop {
-            match self.receive_some()? {
+            match self.receive_some(RecvFlags::empty())? {
                 None if self.rest() == Some(Duration::ZERO) => return Err(SocketError::Slow),
                 None => return Ok(Received::Nothing),
                 Some(0) if self.have == 0 => return Ok(Received::Closed),
@@ -141,8 +345,7 @@ impl Connection {
             if self.have < self.need {
                 continue;
             }
-            // Plain data: every bit pattern is valid.
-            let (header, _) = Header::read_from_prefix(&self.bytes[..]).map_err(|_| SocketError::CutOff)?;
+            let header = self.header()?;
             if self.have == HEADER {
                 self.need = HEADER + message::payload_len(header)?;
             }
@@ -159,6 +362,12 @@ impl Connection {
         Some(MESSAGE_TIMEOUT.saturating_sub(self.begun?.elapsed()))
     }
 
+    /// Time until [`Connection::receive`] is due, if the socket does not become readable before.
+    pub(crate) fn next_look(&self) -> Option<Duration> {
+        let rest = self.rest()?;
+        Some(if self.is_kept { rest.min(PEEK_INTERVAL) } else { rest })
+    }
+
     /// Payload of the last message.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
@@ -166,11 +375,11 @@ impl Connection {
     }
 
     /// Receives once; `None` if there is no data.
-    fn receive_some(&mut self) -> Result<Option<usize>, SocketError> {
+    fn receive_some(&mut self, more: RecvFlags) -> Result<Option<usize>, SocketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..self.need])];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | more;
         let received = loop {
             match recvmsg(&self.socket, &mut slices, &mut control, flags) {
                 Ok(received) => break received,

@@ -40,6 +40,8 @@ pub struct ExportStatus {
     pub name: String,
     /// Whether a client is connected.
     pub connected: bool,
+    /// Whether a later process can continue the export if this one dies ([`crate::keeper`]).
+    pub kept: bool,
     /// Number of clients so far, the current one included.
     pub sessions: u64,
     /// Virtio features that the current client accepted.
@@ -122,6 +124,11 @@ impl SharedStatus {
     /// Locks the status for writing. Hold the lock for nothing else.
     pub(crate) fn write(&self) -> MutexGuard<'_, ExportStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of clients so far.
+    pub(crate) fn sessions(&self) -> u64 {
+        self.write().sessions
     }
 
     /// Returns a snapshot.

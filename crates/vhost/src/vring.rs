@@ -48,6 +48,8 @@ pub(crate) struct Vring {
     pub(crate) kick: Option<Kick>,
     pub(crate) enabled: bool,
     pub(crate) stage: Stage,
+    /// Its part of the session's own in-flight region is not new.
+    pub(crate) is_tracked: bool,
 }
 
 impl Vring {

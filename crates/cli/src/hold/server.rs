@@ -4,8 +4,10 @@
 //!             .----- connection closed, or process ended; descriptors stay held -----.
 //!             v                                                                      |
 //!   idle --connection of this user or root--> HOLD=1 --> owned --a message--> its answer
-//!    | other user: ERROR                                   | another connection: ERROR, closed
+//!    | other user: ERROR                                   | another connection: waits; a third: ERROR
 //! ```
+//! The daemon that waits takes over, or its predecessor is about to end. It gets `HOLD=1` then.
+//!
 //! A dead daemon's last messages are read before its successor is served.
 use super::socket::{Listener, Peer};
 use super::table::Table;
@@ -46,6 +48,8 @@ pub(super) struct Server {
     listener: Listener,
     table: Table,
     owner: Option<Owner>,
+    /// The next owner.
+    waiting: Option<Owner>,
 }
 
 fn is_ready(fd: Option<BorrowedFd<'_>>) -> bool {
@@ -57,7 +61,7 @@ fn is_ready(fd: Option<BorrowedFd<'_>>) -> bool {
 
 impl Server {
     pub(super) fn new(listener: Listener, limit: usize) -> Self {
-        Self { listener, table: Table::new(limit), owner: None }
+        Self { listener, table: Table::new(limit), owner: None, waiting: None }
     }
 
     /// Number of held descriptors.
@@ -116,24 +120,37 @@ impl Server {
         };
         // The owner may have died after `wait`; its end then lies before this connection.
         self.serve_owner();
-        let (pid, held) = (peer.pid, self.table.len());
-        let refused = match &self.owner {
+        // A daemon sends nothing before it is served: it has ended.
+        self.waiting.take_if(|waiting| is_ready(Some(waiting.connection.as_fd())));
+        let pid = peer.pid;
+        let refused = match &self.waiting {
             _ if !peer.is_trusted => Some("permission denied: run as the user of the holder".to_owned()),
-            Some(Owner { peer: Peer { pid, .. }, .. }) => Some(format!("in use by process {pid}")),
+            Some(Owner { peer: Peer { pid, .. }, .. }) => Some(format!("process {pid} waits already")),
             None => None,
         };
-        let (text, is_refused) = match refused {
-            Some(why) => {
-                tracing::warn!(pid, "connection refused: {why}");
-                (Answer::Refused(why), true)
-            }
-            None => (Answer::Hello { held }, false),
-        };
-        // The buffer of a new connection is empty, and the client may be gone already.
-        let sent = datagram::send(connection.as_fd(), &text.to_string(), &[], SendFlags::DONTWAIT);
-        if !is_refused && sent.is_ok() {
+        if let Some(why) = refused {
+            tracing::warn!(pid, "connection refused: {why}");
+            // The buffer of a new connection is empty, and the client may be gone already.
+            let text = Answer::Refused(why).to_string();
+            let _ = datagram::send(connection.as_fd(), &text, &[], SendFlags::DONTWAIT);
+            return;
+        }
+        if let Some(owner) = &self.owner {
+            tracing::info!(pid, owner = owner.peer.pid, "daemon waits for another one to end");
+        }
+        self.waiting = Some(Owner { connection, peer });
+        self.admit();
+    }
+
+    /// Serves the daemon that waits, if there is no other.
+    fn admit(&mut self) {
+        let Some(next) = self.waiting.take_if(|_| self.owner.is_none()) else { return };
+        let (pid, held) = (next.peer.pid, self.table.len());
+        // As above.
+        let text = Answer::Hello { held }.to_string();
+        if datagram::send(next.connection.as_fd(), &text, &[], SendFlags::DONTWAIT).is_ok() {
             tracing::info!(pid, held, "daemon connected");
-            self.owner = Some(Owner { connection, peer });
+            self.owner = Some(next);
         }
     }
 
@@ -147,6 +164,7 @@ impl Server {
                 Gone::NotReading => tracing::warn!(pid, held, "daemon disconnected: it does not read"),
             }
             self.owner = None;
+            self.admit();
         }
     }
 }

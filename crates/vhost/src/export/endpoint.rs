@@ -220,21 +220,30 @@ impl Acceptor {
         })
     }
 
-    /// Gives the endpoint away, with a connection whose session has not begun.
-    pub(super) fn hand_over(self, file: Option<&SocketFile>) -> (EndpointState, Option<OwnedFd>) {
-        let (kind, path, listener, socket) = match (self.kind, file) {
+    /// The endpoint for another process, with duplicates of its descriptors.
+    pub(super) fn state(&self, file: Option<&SocketFile>) -> io::Result<EndpointState> {
+        let (kind, path, listener) = match (&self.kind, file) {
             (EndpointKind::Listens { listener }, Some(file)) => {
-                (Kind::Listen, file.path.clone(), Some(listener.into()), None)
+                (Kind::Listen, file.path.clone(), Some(listener))
             }
             (EndpointKind::Listens { listener }, None) => {
                 let path = listener.local_addr().ok().and_then(|addr| Some(addr.as_pathname()?.to_owned()));
-                (Kind::Listener, path.unwrap_or_default(), Some(listener.into()), None)
+                (Kind::Listener, path.unwrap_or_default(), Some(listener))
             }
-            (EndpointKind::Connects { path }, _) => (Kind::Connect, path, None, None),
-            (EndpointKind::Connected { socket }, _) => (Kind::Connection, PathBuf::new(), None, socket),
+            (EndpointKind::Connects { path }, _) => (Kind::Connect, path.clone(), None),
+            (EndpointKind::Connected { .. }, _) => (Kind::Connection, PathBuf::new(), None),
         };
+        let listener = listener.map(|listener| listener.as_fd().try_clone_to_owned()).transpose()?;
         let file = file.map_or((0, 0), |file| file.id);
-        (EndpointState { kind, path: path.into_os_string().into_vec(), file, listener }, socket)
+        Ok(EndpointState { kind, path: path.into_os_string().into_vec(), file, listener })
+    }
+
+    /// Gives a connection away whose session has not begun.
+    pub(super) fn into_unserved(self) -> Option<OwnedFd> {
+        match self.kind {
+            EndpointKind::Connected { socket } => socket,
+            EndpointKind::Listens { .. } | EndpointKind::Connects { .. } => None,
+        }
     }
 
     fn new(kind: EndpointKind) -> Self {

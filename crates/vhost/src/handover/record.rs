@@ -5,8 +5,12 @@
 //!  section: tag, number of descriptors, length | value
 //! ```
 //! All numbers are little-endian. A section takes its descriptors from the front of those that
-//! remain. A section with an unknown tag is skipped with its descriptors: a later version may add
-//! sections that an earlier one can do without, and raises the version for others.
+//! remain. A section with an unknown tag is skipped with its descriptors, unless the tag has the bit
+//! [`tag::REQUIRED`]: a later version may add sections that an earlier one can do without, and marks
+//! others.
+//!
+//! The type of a descriptor is a parameter: the descriptor itself for another process, or the number
+//! under which it is kept for a later one ([`crate::keeper`]).
 //!
 //! A record is not trusted. Each length is checked, nothing is allocated before, and the messages
 //! go through the same checks as those of a client.
@@ -14,7 +18,9 @@ use super::{Handover, HandoverError};
 use crate::memory::MAX_SLOTS;
 use crate::message::{HEADER as MESSAGE_HEADER, MAX_FDS, MAX_PAYLOAD};
 use crc32fast::hash as checksum;
+use paravane_spec::vhost_user::Inflight;
 use std::os::fd::OwnedFd;
+use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const MAGIC: [u8; 8] = *b"PRVHAND\n";
 pub(crate) const VERSION: u32 = 1;
@@ -46,6 +52,12 @@ mod tag {
     pub(super) const CONFIG: u32 = 6;
     /// Queue pairs that the driver has set through the control queue.
     pub(super) const PAIRS: u32 = 7;
+    /// Set in the tags of sections that a reader must know.
+    pub(super) const REQUIRED: u32 = 1 << 30;
+    /// In-flight region of ours, for a client without one.
+    pub(super) const OWN_INFLIGHT: u32 = REQUIRED | 1;
+    /// The first message on the connection has not been done, or not been answered.
+    pub(super) const PENDING: u32 = REQUIRED | 2;
 }
 
 /// Kind of an endpoint.
@@ -69,24 +81,48 @@ impl Kind {
 
 /// Endpoint of an export.
 #[derive(Debug)]
-pub(crate) struct EndpointState {
+pub(crate) struct EndpointState<D = OwnedFd> {
     pub(crate) kind: Kind,
     /// Path, if the kind has one, as the operator gave it.
     pub(crate) path: Vec<u8>,
     /// Device and inode number of the socket's file, if the export made it.
     pub(crate) file: (u64, u64),
     /// Socket, if the kind listens.
-    pub(crate) listener: Option<OwnedFd>,
+    pub(crate) listener: Option<D>,
 }
 
 /// Message, with its header, and its descriptors.
-pub(crate) type Message = (Vec<u8>, Vec<OwnedFd>);
+pub(crate) type Message<D = OwnedFd> = (Vec<u8>, Vec<D>);
+
+/// What a process that died may have left undone of the first message on the connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// The message was begun. Queues must not start before it is done.
+    Begun,
+    /// The message is done, and the state is the one after it.
+    Done {
+        /// Length of the message in bytes.
+        len: usize,
+        answer: PendingAnswer,
+        /// The message is taken off the connection and answered in one step.
+        at_once: bool,
+    },
+}
+
+/// Answer to a message that is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PendingAnswer {
+    None,
+    Bytes(Vec<u8>),
+    /// It has a descriptor: handle the message again.
+    Again,
+}
 
 /// State of a session, without its connection.
-#[derive(Debug, Default)]
-pub(crate) struct SessionState {
+#[derive(Debug)]
+pub(crate) struct SessionState<D = OwnedFd> {
     /// Messages that make it again, in their order.
-    pub(crate) messages: Vec<Message>,
+    pub(crate) messages: Vec<Message<D>>,
     /// How often each region was added, in the order of the regions.
     pub(crate) region_times: Vec<u32>,
     /// Queues that have failed, each with its error.
@@ -95,41 +131,57 @@ pub(crate) struct SessionState {
     pub(crate) config: Vec<u8>,
     /// Number of queue pairs that the driver has set; 0: none.
     pub(crate) pairs: u16,
+    /// In-flight region of ours. Queues may have been live: it has their positions.
+    pub(crate) own_inflight: Option<(Inflight, D)>,
+}
+
+impl<D> Default for SessionState<D> {
+    fn default() -> Self {
+        Self {
+            messages: Vec::new(),
+            region_times: Vec::new(),
+            failed: Vec::new(),
+            config: Vec::new(),
+            pairs: 0,
+            own_inflight: None,
+        }
+    }
 }
 
 /// Connection with the session on it.
 #[derive(Debug)]
-pub(crate) struct ConnectionState {
-    pub(crate) socket: OwnedFd,
+pub(crate) struct ConnectionState<D = OwnedFd> {
+    pub(crate) socket: D,
     /// The part of a message that has arrived, and its descriptors.
-    pub(crate) partial: Message,
-    pub(crate) session: SessionState,
+    pub(crate) partial: Message<D>,
+    pub(crate) session: SessionState<D>,
+    pub(crate) pending: Option<Pending>,
 }
 
 impl ConnectionState {
     /// A connection without messages so far.
     pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, partial: Message::default(), session: SessionState::default() }
+        Self { socket, partial: Message::default(), session: SessionState::default(), pending: None }
     }
 }
 
 /// State of an export.
 #[derive(Debug)]
-pub(crate) struct ExportState {
-    pub(crate) endpoint: EndpointState,
+pub(crate) struct ExportState<D = OwnedFd> {
+    pub(crate) endpoint: EndpointState<D>,
     /// Number of sessions so far.
     pub(crate) sessions: u64,
-    pub(crate) connection: Option<ConnectionState>,
+    pub(crate) connection: Option<ConnectionState<D>>,
 }
 
 /// Record that is being written.
-struct Writer {
+struct Writer<D> {
     record: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<D>,
 }
 
-impl Writer {
-    fn section(&mut self, tag: u32, value: &[u8], fds: impl IntoIterator<Item = OwnedFd>) {
+impl<D> Writer<D> {
+    fn section(&mut self, tag: u32, value: &[u8], fds: impl IntoIterator<Item = D>) {
         let before = self.fds.len();
         self.fds.extend(fds);
         // Each is far below 2^32: the record's size is checked at its end.
@@ -140,12 +192,12 @@ impl Writer {
     }
 }
 
-impl ExportState {
-    /// Writes the record.
+impl<D> ExportState<D> {
+    /// Writes the record. Returns it with its descriptors in their order.
     ///
     /// # Errors
     /// It would be too large.
-    pub(crate) fn encode(self) -> Result<Handover, HandoverError> {
+    pub(crate) fn write(self) -> Result<(Vec<u8>, Vec<D>), HandoverError> {
         let Self { endpoint, sessions, connection } = self;
         let mut writer = Writer { record: Vec::new(), fds: Vec::new() };
         writer.record.extend(MAGIC);
@@ -157,7 +209,7 @@ impl ExportState {
         }
         value.extend(&endpoint.path);
         writer.section(tag::EXPORT, &value, endpoint.listener);
-        if let Some(ConnectionState { socket, partial, session }) = connection {
+        if let Some(ConnectionState { socket, partial, session, pending }) = connection {
             writer.section(tag::CONNECTION, &partial.0, std::iter::once(socket).chain(partial.1));
             for (message, fds) in session.messages {
                 writer.section(tag::MESSAGE, &message, fds);
@@ -172,6 +224,12 @@ impl ExportState {
             if session.pairs > 0 {
                 writer.section(tag::PAIRS, &u32::from(session.pairs).to_le_bytes(), None);
             }
+            if let Some((layout, file)) = session.own_inflight {
+                writer.section(tag::OWN_INFLIGHT, layout.as_bytes(), Some(file));
+            }
+            if let Some(pending) = pending {
+                writer.section(tag::PENDING, &pending.encode(), None);
+            }
         }
         let Writer { mut record, fds } = writer;
         let length = record.len() + CHECKSUM;
@@ -180,6 +238,17 @@ impl ExportState {
         }
         record[12..HEADER].copy_from_slice(&(length as u32).to_le_bytes());
         record.extend(checksum(&record).to_le_bytes());
+        Ok((record, fds))
+    }
+}
+
+impl ExportState {
+    /// Writes the record for another process.
+    ///
+    /// # Errors
+    /// It would be too large.
+    pub(crate) fn encode(self) -> Result<Handover, HandoverError> {
+        let (record, fds) = self.write()?;
         Ok(Handover { record, fds })
     }
 
@@ -192,8 +261,10 @@ impl ExportState {
         let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
         let (mut export, mut connection, mut session) = (None, None, SessionState::default());
         let (mut times, mut config, mut pairs) = (None, None, None);
+        let (mut own_inflight, mut pending) = (None, None);
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
-            if (tag::MESSAGE..=tag::PAIRS).contains(&tag) && connection.is_none() {
+            let is_of_session = (tag::MESSAGE..=tag::PAIRS).contains(&tag) || tag & tag::REQUIRED != 0;
+            if is_of_session && connection.is_none() {
                 return Err(invalid("session without a connection"));
             }
             match tag {
@@ -234,6 +305,17 @@ impl ExportState {
                     };
                     once(&mut pairs, number)?;
                 }
+                tag::OWN_INFLIGHT => {
+                    let (Ok(layout), [_]) = (Inflight::read_from_bytes(value), &fds[..]) else {
+                        return Err(invalid("in-flight region"));
+                    };
+                    once(&mut own_inflight, (layout, fds.remove(0)))?;
+                }
+                tag::PENDING => {
+                    let read = Pending::decode(value).filter(|_| fds.is_empty());
+                    once(&mut pending, read.ok_or(invalid("message that is not done"))?)?;
+                }
+                tag if tag & tag::REQUIRED != 0 => return Err(HandoverError::Section(tag)),
                 // Of a later version.
                 _ => {}
             }
@@ -243,9 +325,44 @@ impl ExportState {
         }
         let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
         (session.region_times, session.config) = (times.unwrap_or_default(), config.unwrap_or_default());
-        session.pairs = pairs.unwrap_or_default();
-        let connection = connection.map(|(socket, partial)| ConnectionState { socket, partial, session });
+        (session.pairs, session.own_inflight) = (pairs.unwrap_or_default(), own_inflight);
+        let connection =
+            connection.map(|(socket, partial)| ConnectionState { socket, partial, session, pending });
         Ok(Self { endpoint, sessions, connection })
+    }
+}
+
+impl Pending {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Begun => vec![0; 8],
+            Self::Done { len, answer, at_once } => {
+                let (kind, bytes): (u8, &[u8]) = match answer {
+                    PendingAnswer::None => (1, &[]),
+                    PendingAnswer::Bytes(bytes) => (2, bytes),
+                    PendingAnswer::Again => (3, &[]),
+                };
+                // A message has at most a header and MAX_PAYLOAD bytes.
+                let head = [&[kind, u8::from(*at_once), 0, 0], &(*len as u32).to_le_bytes()[..]].concat();
+                [&head, bytes].concat()
+            }
+        }
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (&[kind, at_once, 0, 0, l0, l1, l2, l3], bytes) = value.split_first_chunk::<8>()? else {
+            return None;
+        };
+        let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let answer = match (kind, bytes) {
+            (0, []) if at_once == 0 && len == 0 => return Some(Self::Begun),
+            (1, []) => PendingAnswer::None,
+            (2, bytes) if bytes.len() <= MESSAGE_HEADER + MAX_PAYLOAD => PendingAnswer::Bytes(bytes.to_vec()),
+            (3, []) => PendingAnswer::Again,
+            _ => return None,
+        };
+        let fits = (MESSAGE_HEADER..=MESSAGE_HEADER + MAX_PAYLOAD).contains(&len) && at_once <= 1;
+        fits.then_some(Self::Done { len, answer, at_once: at_once == 1 })
     }
 }
 

@@ -156,7 +156,8 @@ impl Session<'_> {
 
     pub(super) fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
         let vring = &self.vrings[usize::from(queue)];
-        if vring.is_live()
+        if self.is_held
+            || vring.is_live()
             || !vring.is_complete(self.needs_enable())
             || self.shared_status.notifiers.failure(queue).is_some()
         {
@@ -199,6 +200,9 @@ impl Session<'_> {
         // With IN_ORDER the ring itself says what is in flight: everything from its used position
         // on.
         let inflight = self.inflight.as_ref().filter(|_| features & feature::IN_ORDER == 0);
+        // Of ours, which counts only from the second start on: then it has the position.
+        let own =
+            self.own_inflight.as_ref().filter(|_| inflight.is_none() && features & feature::IN_ORDER == 0);
         let state = vring
             .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
             .map_err(|source| SessionError::Position { queue: index, source })?;
@@ -207,7 +211,7 @@ impl Session<'_> {
         let mut start = QueueStart::new(self.key(queue), addresses, features, handle)
             .counted_by(Arc::clone(&self.shared_status.work[usize::from(queue)]))
             .cut_by(Arc::clone(&self.shared_status.cut));
-        start = match inflight {
+        start = match inflight.or(own) {
             Some(inflight) => {
                 let tracking =
                     inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
@@ -234,6 +238,7 @@ impl Session<'_> {
             }
             (Err(_), _) => return Err(SessionError::Queue(index)),
         };
+        self.vrings[usize::from(queue)].is_tracked = true;
         self.put_on(queue, host_queue)?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
         // Buffers used before this start may have caused no interrupt: an earlier server may have
@@ -333,7 +338,8 @@ impl Session<'_> {
         // Misses that were not reported occur again when the queue continues.
         self.back_channel.forget();
         if let Some(host_queue) = self.take_off(queue) {
-            let leave = self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT);
+            let leave = self.inflight.is_some()
+                && self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT);
             self.put_away(queue, host_queue, leave);
         }
         self.set_stopped(queue);

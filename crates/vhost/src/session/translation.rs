@@ -191,7 +191,7 @@ impl Session<'_> {
     }
 
     /// Starts all queues that are completely configured and whose rings are translated.
-    fn start_all(&mut self) -> Result<(), SessionError> {
+    pub(super) fn start_all(&mut self) -> Result<(), SessionError> {
         (0..self.vrings.len() as u16).try_for_each(|queue| self.start_if_complete(queue))
     }
 

@@ -10,6 +10,7 @@ use rustix::net::{
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Maximum number of descriptors that a holder returns: more than the kernel lets a process open.
 const MAX_HELD: usize = 1 << 20;
@@ -27,24 +28,53 @@ pub(crate) struct Held {
     pub(crate) fd: OwnedFd,
 }
 
-impl HolderStore {
+/// Connection to a holder that may serve another daemon at the moment.
+#[derive(Debug)]
+pub(crate) struct WaitingHolder {
+    socket: OwnedFd,
+}
+
+impl WaitingHolder {
     /// Connects to the holder that listens on `path`.
     ///
     /// # Errors
-    /// No holder listens, or it serves another daemon.
+    /// No holder listens.
     pub(crate) fn connect(path: &Path) -> Result<Self, StoreError> {
         let os = io::Error::from;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(os)?;
-        for timeout in [Timeout::Send, Timeout::Recv] {
-            set_socket_timeout(&socket, timeout, Some(TIMEOUT)).map_err(os)?;
-        }
+        set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(os)?;
         connect(&socket, &SocketAddrUnix::new(path).map_err(os)?).map_err(os)?;
-        let store = Self { socket };
-        match store.answer()? {
-            (Answer::Hello { .. }, fds) if fds.is_empty() => Ok(store),
-            _ => Err(StoreError::Answer),
+        Ok(Self { socket })
+    }
+
+    /// Waits until the holder serves this process.
+    ///
+    /// # Errors
+    /// It serves another daemon all the time, refuses, or ends.
+    pub(crate) fn wait(self, patience: Duration) -> Result<HolderStore, StoreError> {
+        let Self { socket } = self;
+        let wait_at_most = |time| set_socket_timeout(&socket, Timeout::Recv, Some(time));
+        wait_at_most(patience).map_err(io::Error::from)?;
+        let store = HolderStore { socket: socket.try_clone()? };
+        match store.answer() {
+            Ok((Answer::Hello { .. }, fds)) if fds.is_empty() => {}
+            Ok(_) => return Err(StoreError::Answer),
+            Err(StoreError::Timeout) => return Err(StoreError::Busy(patience)),
+            Err(error) => return Err(error),
         }
+        wait_at_most(TIMEOUT).map_err(io::Error::from)?;
+        Ok(store)
+    }
+}
+
+impl HolderStore {
+    /// Connects to the holder that listens on `path`, and waits until it serves this process.
+    ///
+    /// # Errors
+    /// No holder listens, or it serves another daemon all the time.
+    pub(crate) fn connect(path: &Path) -> Result<Self, StoreError> {
+        WaitingHolder::connect(path)?.wait(TIMEOUT)
     }
 
     /// Copies of all held descriptors, in the order in which they were stored.

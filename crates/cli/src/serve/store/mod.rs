@@ -15,7 +15,7 @@ mod holder;
 mod manager;
 pub(crate) mod text;
 
-pub(crate) use holder::HolderStore;
+pub(crate) use holder::{HolderStore, WaitingHolder};
 pub(crate) use manager::ManagerStore;
 pub(crate) use text::Name;
 
@@ -36,6 +36,8 @@ pub(crate) enum StoreError {
     Refused(String),
     #[error("the descriptor store did not answer within {} s", TIMEOUT.as_secs())]
     Timeout,
+    #[error("the holder serves another daemon for {} s: stop it, or give this one its own", .0.as_secs())]
+    Busy(Duration),
     #[error("the descriptor store has ended")]
     Ended,
     #[error("invalid answer of the descriptor store: {0}")]

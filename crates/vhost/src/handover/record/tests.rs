@@ -19,7 +19,9 @@ fn state() -> ExportState {
         failed: vec![(3, "descriptor loop".into())],
         config: vec![7; 60],
         pairs: 2,
+        own_inflight: Some((Inflight { size: 4096, queues: 2, queue_size: 64, ..Inflight::default() }, fd())),
     };
+    let answer = PendingAnswer::Bytes(vec![9; 20]);
     ExportState {
         endpoint: EndpointState {
             kind: Kind::Listen,
@@ -28,7 +30,12 @@ fn state() -> ExportState {
             listener: Some(fd()),
         },
         sessions: 9,
-        connection: Some(ConnectionState { socket: fd(), partial: (vec![5; 14], vec![fd()]), session }),
+        connection: Some(ConnectionState {
+            socket: fd(),
+            partial: (vec![5; 14], vec![fd()]),
+            session,
+            pending: Some(Pending::Done { len: 12, answer, at_once: true }),
+        }),
     }
 }
 
@@ -46,10 +53,13 @@ fn seal(mut record: Vec<u8>) -> Vec<u8> {
     record
 }
 
-/// The bytes of [`state`], which names four descriptors.
+/// Number of descriptors of [`state`].
+const FDS: usize = 5;
+
+/// The bytes of [`state`], which names five descriptors.
 fn bytes() -> Vec<u8> {
     let handover = state().encode().unwrap();
-    assert_eq!(handover.fds.len(), 4);
+    assert_eq!(handover.fds.len(), FDS);
     handover.record
 }
 
@@ -70,6 +80,43 @@ fn a_record_is_read_as_it_was_written() {
     assert_eq!(read.session.failed, wanted.session.failed);
     assert_eq!(read.session.config, wanted.session.config);
     assert_eq!(read.session.pairs, 2);
+    let layout = |session: &SessionState| session.own_inflight.as_ref().map(|(layout, _)| *layout);
+    assert!(layout(&read.session).is_some());
+    assert_eq!((layout(&read.session), read.pending), (layout(&wanted.session), wanted.pending));
+}
+
+#[test]
+fn what_is_pending_is_read_as_it_was_written() {
+    let answers = [PendingAnswer::None, PendingAnswer::Bytes(vec![1; 20]), PendingAnswer::Again];
+    let done = answers.into_iter().flat_map(|answer| {
+        [true, false].map(|at_once| Pending::Done { len: 12, answer: answer.clone(), at_once })
+    });
+    for pending in std::iter::once(Pending::Begun).chain(done) {
+        let bytes = pending.encode();
+        assert_eq!(Pending::decode(&bytes).as_ref(), Some(&pending));
+        assert_eq!(Pending::decode(&bytes[..7]), None);
+    }
+    for bytes in [
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 12, 0, 0, 0],
+        [1, 2, 0, 0, 12, 0, 0, 0],
+        [1, 0, 0, 0, 11, 0, 0, 0],
+        [1, 0, 1, 0, 12, 0, 0, 0],
+        [4, 0, 0, 0, 12, 0, 0, 0],
+        [3, 0, 0, 0, 0, 0, 1, 0],
+    ] {
+        assert_eq!(Pending::decode(&bytes), None, "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_section_that_must_be_known_is_not_skipped() {
+    let mut record = bytes();
+    let end = record.len() - CHECKSUM;
+    let head = [tag::REQUIRED | 77, 0, 0].map(u32::to_le_bytes).concat();
+    record.splice(end..end, head);
+    let refused = decode(seal(record), FDS).unwrap_err();
+    assert!(matches!(refused, HandoverError::Section(found) if found == tag::REQUIRED | 77), "{refused}");
 }
 
 #[test]
@@ -81,7 +128,7 @@ fn sections_of_a_later_version_are_skipped_with_their_descriptors() {
         let head = [0x8000_0001_u32, 1, 5].map(u32::to_le_bytes).concat();
         record.splice(at..at, head.into_iter().chain(*b"later"));
     }
-    let read = decode(seal(record), 7).unwrap();
+    let read = decode(seal(record), FDS + 3).unwrap();
     assert_eq!(read.sessions, 9);
     assert_eq!(read.connection.unwrap().session.messages.len(), 2);
 }
@@ -91,7 +138,7 @@ fn a_record_of_another_version_is_refused() {
     for version in [0, 2, u32::MAX] {
         let mut record = bytes();
         record[8..12].copy_from_slice(&version.to_le_bytes());
-        let refused = decode(seal(record), 4).unwrap_err();
+        let refused = decode(seal(record), FDS).unwrap_err();
         assert!(matches!(refused, HandoverError::Version(found) if found == version), "{refused}");
     }
 }
@@ -99,11 +146,11 @@ fn a_record_of_another_version_is_refused() {
 #[test]
 fn every_flipped_bit_is_detected() {
     let good = bytes();
-    assert!(decode(good.clone(), 4).is_ok());
+    assert!(decode(good.clone(), FDS).is_ok());
     for bit in 0..good.len() * 8 {
         let mut record = good.clone();
         record[bit / 8] ^= 1 << (bit % 8);
-        assert!(decode(record, 4).is_err(), "bit {bit}");
+        assert!(decode(record, FDS).is_err(), "bit {bit}");
     }
 }
 
@@ -111,9 +158,9 @@ fn every_flipped_bit_is_detected() {
 fn every_truncation_and_wrong_number_of_descriptors_is_detected() {
     let good = bytes();
     for length in 0..good.len() {
-        assert!(decode(good[..length].to_vec(), 4).is_err(), "{length} bytes");
+        assert!(decode(good[..length].to_vec(), FDS).is_err(), "{length} bytes");
     }
-    for fds in [0, 1, 2, 3, 5] {
+    for fds in [0, 1, 2, 3, 4, 6] {
         let refused = decode(good.clone(), fds).unwrap_err();
         assert!(matches!(refused, HandoverError::Record(_)), "{fds} descriptors: {refused}");
     }
@@ -123,7 +170,7 @@ fn every_truncation_and_wrong_number_of_descriptors_is_detected() {
     for end in sections.clone() {
         let mut record = good[..end].to_vec();
         record.extend([0; CHECKSUM]);
-        if decode(seal(record), 4).is_ok() {
+        if decode(seal(record), FDS).is_ok() {
             lengths.push(end);
         }
     }
@@ -138,11 +185,11 @@ fn a_repeated_or_misplaced_section_is_refused() {
     let copy = good[HEADER..HEADER + export].to_vec();
     let mut record = good.clone();
     record.splice(HEADER..HEADER, copy);
-    assert!(decode(seal(record), 5).is_err(), "two endpoints");
+    assert!(decode(seal(record), FDS + 1).is_err(), "two endpoints");
     let mut record = good;
     let connection = SECTION + 14;
     record.drain(HEADER + export..HEADER + export + connection);
-    assert!(decode(seal(record), 2).is_err(), "messages without a connection");
+    assert!(decode(seal(record), FDS - 2).is_err(), "messages without a connection");
 }
 
 proptest! {
@@ -164,7 +211,7 @@ proptest! {
     #[test]
     fn no_sections_panic(
         sections in prop::collection::vec(
-            (0_u32..9, 0_u32..3, prop::collection::vec(any::<u8>(), 0..64)),
+            (prop_oneof![0_u32..9, tag::REQUIRED..tag::REQUIRED + 4], 0_u32..3, prop::collection::vec(any::<u8>(), 0..64)),
             0..12,
         ),
     ) {

@@ -1,0 +1,325 @@
+//! Keeping sessions for a process that starts when this one has died.
+//!
+//! A [`Keeper`] has copies of all descriptors of an export, in a process that outlives this one. One
+//! of them is a record file ([`crate::record_file`]), which says what the others are. For each
+//! message of the client:
+//!
+//! ```text
+//!   peeked --may it start queues?--> record: begun --> done --did it change anything?--> record: done, answer
+//!     |            no: ----------------------------------^       no: -----------------------.     |
+//!     |                                                                                     v     v
+//!     '<-- record: no more pending <-- message taken off the connection, and answered, in one step
+//! ```
+//! A process that dies before that step leaves the message on the connection, and its successor does
+//! it again or, if it is done, answers it. After that step nothing is left to do. The kernel knows on
+//! which side of the step a process has died: the peek offset of the connection (SO_PEEK_OFF) is the
+//! length of the message until that is taken.
+//!
+//! Queues go on from an in-flight region, of the client or else of the session
+//! ([`crate::inflight`]), so no message and no record is on the path of a request. That of a queue
+//! which starts anew is cleared before "begun" is recorded: a successor starts no queue before the
+//! message is done, and finds the region either new or in use.
+//!
+//! Without io_uring the step is two: a successor that cannot know whether a message was answered
+//! disconnects the client.
+use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending};
+use crate::handover::{Handover, HandoverError};
+use crate::record_file::{RecordFile, RecordFileError};
+use crate::session::Session;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use thiserror::Error;
+
+/// Number of the record file among the descriptors of an export.
+pub const RECORD: u64 = 0;
+/// Maximum length of a record in bytes.
+///
+/// One of 256 queues has less than half of it. The file takes memory for what is written only.
+const CAPACITY: usize = 1 << 20;
+/// Length of the number of a descriptor in a record.
+const NUMBER: usize = 8;
+
+/// Keeps copies of an export's descriptors when this process ends.
+pub trait Keeper: Debug + Send {
+    /// Keeps a copy of a descriptor under a number that is not in use.
+    ///
+    /// # Errors
+    /// There is no room, or the keeper has ended. [`io::ErrorKind::WouldBlock`]: not yet, see
+    /// [`Export::keep`](crate::Export::keep).
+    fn put(&mut self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Closes the copy of a descriptor.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    fn remove(&mut self, number: u64) -> io::Result<()>;
+}
+
+/// Kept descriptors that make no export.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum KeptError {
+    /// There is no record file, or several.
+    #[error("{0} record files among the descriptors, not one")]
+    Files(usize),
+    /// The record file is unusable.
+    #[error(transparent)]
+    File(#[from] RecordFileError),
+    /// The record names a descriptor that is not there.
+    #[error("descriptor {0} is missing")]
+    Missing(u64),
+    /// The record is cut off.
+    #[error("the list of descriptors is cut off")]
+    List,
+}
+
+/// What a dead process has left of an export, for [`Export::recover`](crate::Export::recover).
+#[derive(Debug)]
+pub struct Kept {
+    pub(crate) handover: Handover,
+    pub(crate) keeping: Active,
+}
+
+impl Kept {
+    /// Finds the export among kept descriptors, each with its number.
+    ///
+    /// `None`: the process had recorded that there is nothing to continue.
+    ///
+    /// # Errors
+    /// The descriptors are not those of an export. All are closed.
+    pub fn open(fds: Vec<(u64, OwnedFd)>) -> Result<Option<Self>, KeptError> {
+        let stored: HashSet<u64> = fds.iter().map(|(number, _)| *number).collect();
+        let next = stored.iter().max().map_or(RECORD, |last| last.saturating_add(1)).max(RECORD + 1);
+        let (mut files, others): (Vec<_>, Vec<_>) =
+            fds.into_iter().partition(|(number, _)| *number == RECORD);
+        let (Some((_, file)), []) = (files.pop(), &files[..]) else {
+            return Err(KeptError::Files(files.len()));
+        };
+        let mut others: HashMap<u64, OwnedFd> = others.into_iter().collect();
+        let (file, content) = RecordFile::open(file)?;
+        let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(None) };
+        let (list, record) = split(&content).ok_or(KeptError::List)?;
+        let mut numbers = HashMap::new();
+        let mut fds = Vec::new();
+        for number in list {
+            let fd = others.remove(&number).ok_or(KeptError::Missing(number))?;
+            numbers.insert(fd.as_raw_fd(), number);
+            fds.push(fd);
+        }
+        let handover = Handover { record: record.to_vec(), fds };
+        Ok(Some(Self { handover, keeping: Active { file, numbers, next, stored, last: content } }))
+    }
+}
+
+/// The numbers of descriptors at the beginning of a record, and the rest.
+fn split(content: &[u8]) -> Option<(Vec<u64>, &[u8])> {
+    let (count, rest) = content.split_first_chunk::<4>()?;
+    let len = (u32::from_le_bytes(*count) as usize).checked_mul(NUMBER)?;
+    let (list, record) = rest.split_at_checked(len)?;
+    Some((list.as_chunks::<NUMBER>().0.iter().map(|number| u64::from_le_bytes(*number)).collect(), record))
+}
+
+/// The keeping of an export's state.
+#[derive(Debug)]
+pub(crate) struct Keeping {
+    keeper: Box<dyn Keeper>,
+    endpoint: EndpointState,
+    /// `None`: the keeper has failed, or is not there yet.
+    active: Option<Active>,
+}
+
+/// State of a keeper that works.
+#[derive(Debug)]
+pub(crate) struct Active {
+    file: RecordFile,
+    /// Number under which each open descriptor is kept.
+    numbers: HashMap<RawFd, u64>,
+    next: u64,
+    /// All numbers in use.
+    stored: HashSet<u64>,
+    /// The record of the file.
+    last: Vec<u8>,
+}
+
+/// What to record.
+pub(crate) struct State<'a, 'b> {
+    /// Number of sessions so far.
+    pub(crate) sessions: u64,
+    pub(crate) client: Option<Client<'a, 'b>>,
+}
+
+/// Client in a record.
+pub(crate) struct Client<'a, 'b> {
+    pub(crate) socket: BorrowedFd<'a>,
+    pub(crate) session: &'a mut Session<'b>,
+    pub(crate) pending: Option<Pending>,
+}
+
+/// A record that cannot be written.
+#[derive(Debug, Error)]
+enum KeepError {
+    #[error(transparent)]
+    State(#[from] HandoverError),
+    #[error(transparent)]
+    File(#[from] RecordFileError),
+    #[error(transparent)]
+    Keeper(#[from] io::Error),
+}
+
+impl Keeping {
+    /// `active`: what an earlier process has left.
+    pub(crate) fn new(keeper: Box<dyn Keeper>, endpoint: EndpointState, active: Option<Active>) -> Self {
+        Self { keeper, endpoint, active }
+    }
+
+    /// Whether the state is kept.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.is_some()
+    }
+
+    /// Begins to keep, if it does not already.
+    pub(crate) fn begin(&mut self) {
+        if self.active.is_some() {
+            return;
+        }
+        let begin = |keeper: &mut dyn Keeper| {
+            let file = RecordFile::create(CAPACITY)?;
+            keeper.put(RECORD, file.as_fd())?;
+            let (numbers, stored) = (HashMap::new(), HashSet::from([RECORD]));
+            Ok::<_, KeepError>(Active { file, numbers, next: RECORD + 1, stored, last: Vec::new() })
+        };
+        match begin(&mut *self.keeper) {
+            Ok(active) => self.active = Some(active),
+            Err(KeepError::Keeper(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => tracing::warn!("cannot keep sessions for the next process: {error}"),
+        }
+    }
+
+    /// These descriptors have just been received: others with their numbers are closed.
+    pub(crate) fn received(&mut self, fds: &[OwnedFd]) {
+        if let Some(active) = &mut self.active {
+            for fd in fds {
+                active.numbers.remove(&fd.as_raw_fd());
+            }
+        }
+    }
+
+    /// Whether this is not the state on record.
+    pub(crate) fn differs(&mut self, state: State<'_, '_>) -> bool {
+        let Some(active) = &mut self.active else { return false };
+        // An error is reported when the state is recorded.
+        let content = active.content(&mut *self.keeper, &self.endpoint, state);
+        content.is_err() || content.is_ok_and(|(content, _)| content != active.last)
+    }
+
+    /// Records the state of the export, unless it is that on record.
+    ///
+    /// Returns whether it was recorded. On failure nothing is kept any more.
+    pub(crate) fn record(&mut self, state: State<'_, '_>) -> bool {
+        let Some(active) = &mut self.active else { return false };
+        match active.record(&mut *self.keeper, &self.endpoint, state) {
+            Ok(is_new) => is_new,
+            Err(KeepError::State(HandoverError::Transfer)) => {
+                // Until it has ended.
+                self.forget();
+                false
+            }
+            Err(error) => {
+                tracing::warn!("sessions are not kept for the next process any more: {error}");
+                self.forget();
+                self.active = None;
+                false
+            }
+        }
+    }
+
+    /// Records that there is nothing to continue.
+    pub(crate) fn forget(&mut self) {
+        if let Some(active) = self.active.as_mut().filter(|active| !active.last.is_empty()) {
+            // A file in memory that was written before takes a shorter record.
+            let _ = active.file.write(&[]);
+            active.last.clear();
+        }
+    }
+
+    /// Ends the keeping: there is nothing to continue.
+    pub(crate) fn end(mut self) {
+        self.forget();
+        if let Some(active) = self.active.take() {
+            for number in active.stored {
+                let _ = self.keeper.remove(number);
+            }
+        }
+    }
+}
+
+impl Active {
+    /// The content of the file for this state, and all numbers in it.
+    ///
+    /// Has the keeper keep descriptors that are new.
+    fn content(
+        &mut self,
+        keeper: &mut dyn Keeper,
+        endpoint: &EndpointState,
+        state: State<'_, '_>,
+    ) -> Result<(Vec<u8>, HashSet<u64>), KeepError> {
+        let Self { numbers, next, stored, .. } = self;
+        let mut used = HashSet::from([RECORD]);
+        let mut give = |fd: BorrowedFd<'_>| {
+            let number = match numbers.get(&fd.as_raw_fd()) {
+                Some(number) => *number,
+                None => {
+                    let number = *next;
+                    *next += 1;
+                    keeper.put(number, fd).map_err(HandoverError::Keep)?;
+                    stored.insert(number);
+                    numbers.insert(fd.as_raw_fd(), number);
+                    number
+                }
+            };
+            used.insert(number);
+            Ok(number)
+        };
+        let State { sessions, client } = state;
+        let endpoint = EndpointState {
+            kind: endpoint.kind,
+            path: endpoint.path.clone(),
+            file: endpoint.file,
+            listener: endpoint.listener.as_ref().map(|listener| give(listener.as_fd())).transpose()?,
+        };
+        let connection = client.map(|Client { socket, session, pending }| {
+            let session = session.state_to_keep(&mut give)?;
+            let partial = (Vec::new(), Vec::new());
+            Ok::<_, HandoverError>(ConnectionState { socket: give(socket)?, partial, session, pending })
+        });
+        let connection = connection.transpose()?;
+        let (record, list) = ExportState { endpoint, sessions, connection }.write()?;
+        let mut content = Vec::with_capacity(4 + list.len() * NUMBER + record.len());
+        content.extend((list.len() as u32).to_le_bytes());
+        list.iter().for_each(|number| content.extend(number.to_le_bytes()));
+        content.extend(record);
+        Ok((content, used))
+    }
+
+    fn record(
+        &mut self,
+        keeper: &mut dyn Keeper,
+        endpoint: &EndpointState,
+        state: State<'_, '_>,
+    ) -> Result<bool, KeepError> {
+        let (content, used) = self.content(keeper, endpoint, state)?;
+        if content == self.last {
+            return Ok(false);
+        }
+        self.file.write(&content)?;
+        self.last = content;
+        // After the record that does not name them.
+        for number in self.stored.extract_if(|number| !used.contains(number)) {
+            keeper.remove(number)?;
+        }
+        self.numbers.retain(|_, number| used.contains(number));
+        Ok(true)
+    }
+}
