@@ -20,13 +20,12 @@ mod process;
 pub(crate) mod report;
 mod reporter;
 pub(crate) mod sandbox;
+pub(crate) mod shelf;
 pub(crate) mod signals;
 mod slow;
 mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
-// `serve` stores nothing yet: `hold` uses the messages.
-#[allow(dead_code, unused_imports)]
 pub(crate) mod store;
 pub(crate) mod systemd;
 pub(crate) mod take_over;
@@ -48,6 +47,7 @@ use report::Report;
 use sandbox::paths::{AllowedPaths, ImageAccess};
 use sandbox::user::Target;
 use sd_notify::NotifyState;
+use shelf::{Found, Place, Shelf};
 use signals::{Request, Signals};
 use sockets::Sockets;
 use spec::{DeviceSpec, Endpoint, Kind};
@@ -123,6 +123,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
     DaemonArgs {
         control: line.control.or(file.control),
         metrics: line.metrics.or(file.metrics),
+        holder: line.holder.or(file.holder),
         user: line.user.or(file.user),
         allow: [file.allow, line.allow].concat(),
         no_sandbox: line.no_sandbox || file.no_sandbox,
@@ -141,6 +142,9 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
         Target::find(user)?;
     }
     limits::mapping(daemon)?;
+    if daemon.holder.is_some() {
+        devices.iter().try_for_each(|device| shelf::check_name(&device.name))?;
+    }
     for device in devices {
         let named = || format!("device {}", device.name);
         for image in device.images() {
@@ -166,7 +170,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     // Before this process opens a descriptor that could have that number.
     // A daemon that takes over gets that of the old one.
     let fd = fd.filter(|_| !args.take_over);
-    let sockets = Sockets::take(fd).map_err(|error| match fd {
+    let (sockets, passed) = Sockets::take(fd).map_err(|error| match fd {
         Some(_) => Failure::request(error),
         None => error.into(),
     })?;
@@ -190,6 +194,21 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let mut control = match old {
         Some(_) => None,
         None => Control::open(daemon.control.as_deref())?,
+    };
+    let (mut waiting, mut found) = (None, Found::default());
+    let shelf = match daemon.holder.as_deref().map(Place::new) {
+        // The old daemon uses it.
+        Some(place) if args.take_over => {
+            let (shelf, holder) = Shelf::open_later(place).map_err(Failure::request)?;
+            waiting = holder;
+            Some(shelf)
+        }
+        Some(place) => {
+            let (shelf, stored) = Shelf::open(place, passed)?;
+            found = stored;
+            Some(shelf)
+        }
+        None => None,
     };
     let process = Arc::new(ProcessFiles::open());
 
@@ -235,7 +254,9 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let stop_timeout =
         daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
     let sealed = allowed.is_some() && args.config.is_none();
-    let context = ExportContext { sockets, allowed, stop_timeout, pool };
+    let kept = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
+    let is_kept = shelf.is_some();
+    let context = ExportContext { sockets, allowed, stop_timeout, pool, shelf: shelf.clone() };
     let mut take_overs = 0;
     let exports = match taker {
         Some(taker) => {
@@ -245,8 +266,13 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             take_overs = took.take_overs;
             Exports::take_over(opened, context, took.arrivals)?
         }
+        None if is_kept => Exports::recover(opened, context, kept)?,
         None => Exports::start(opened, context)?,
     };
+    if let (Some(shelf), Some(waiting)) = (&shelf, waiting) {
+        let exports = exports.clone();
+        shelf.await_holder(waiting, move || exports.keep())?;
+    }
     // From here on the sockets exist, and must be removed on every path.
     let seal = sealed.then_some(connects);
     let giver = match &control {

@@ -178,6 +178,8 @@ struct Shared {
     handed: Mutex<Option<Result<Handover, HandoverError>>>,
     /// The keeper is to be tried.
     keep: AtomicBool,
+    /// What is kept stays for a later process.
+    leave: AtomicBool,
 }
 
 impl Shared {
@@ -295,6 +297,7 @@ impl Export {
             hand_over: AtomicBool::new(false),
             handed: Mutex::new(None),
             keep: AtomicBool::new(true),
+            leave: AtomicBool::new(false),
         });
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
@@ -402,6 +405,17 @@ impl Export {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.control.signal();
         self.shared.remove_file();
+    }
+
+    /// Begins to stop as [`Export::begin_stop`], and leaves the session to a later process.
+    ///
+    /// The keeper goes on to have the client's connection, and the socket's file stays. Without a
+    /// keeper that works, this is [`Export::begin_stop`].
+    pub fn begin_leave(&self) {
+        // Relaxed, both: the signal orders.
+        self.shared.leave.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.control.signal();
     }
 
     /// Begins to hand the export over to another process, and returns at once.
@@ -628,8 +642,10 @@ impl ExportThread {
             }
             acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
         }
-        // Not if a thread panics: the state is then that of a crash, of the device alone.
-        if let Some(keeping) = self.keeping.take() {
+        if self.leaves() {
+            let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+            file.map(SocketFile::give_away);
+        } else if let Some(keeping) = self.keeping.take() {
             keeping.end();
         }
         if self.stopping() || !self.shared.is_handing_over() {
@@ -667,6 +683,13 @@ impl ExportThread {
     /// Number of buffers returned to clients so far.
     fn completed(&self) -> u64 {
         self.shared.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
+    }
+
+    /// Whether what is kept stays for a later process.
+    fn leaves(&self) -> bool {
+        let is_kept = self.keeping.as_ref().is_some_and(Keeping::is_active);
+        // Relaxed: the signal orders.
+        is_kept && self.shared.leave.load(Ordering::Relaxed) && !self.shared.has_failed()
     }
 
     fn stopping(&self) -> bool {
@@ -781,7 +804,9 @@ impl ExportThread {
             let state = session.map(|session| ConnectionState { socket, partial, session, pending: None });
             return Ok(Ended::HandedOver(state));
         }
-        if let Some(keeping) = keeping {
+        // Relaxed: the signal orders.
+        let leaves = result.is_ok() && shared.leave.load(Ordering::Relaxed) && !shared.has_failed();
+        if let Some(keeping) = keeping.as_mut().filter(|_| !leaves) {
             // Before the connection is closed, which the client may answer by another one.
             keeping.record(State { sessions: shared.shared_status.sessions(), client: None });
         }

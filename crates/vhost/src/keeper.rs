@@ -22,6 +22,8 @@
 //!
 //! Without io_uring the step is two: a successor that cannot know whether a message was answered
 //! disconnects the client.
+mod same_file;
+
 use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending};
 use crate::handover::{Handover, HandoverError};
 use crate::record_file::{RecordFile, RecordFileError};
@@ -70,6 +72,9 @@ pub enum KeptError {
     /// The record names a descriptor that is not there.
     #[error("descriptor {0} is missing")]
     Missing(u64),
+    /// A descriptor cannot be duplicated.
+    #[error("cannot duplicate a descriptor: {0}")]
+    Fd(#[source] io::Error),
     /// The record is cut off.
     #[error("the list of descriptors is cut off")]
     List,
@@ -97,14 +102,15 @@ impl Kept {
         let (Some((_, file)), []) = (files.pop(), &files[..]) else {
             return Err(KeptError::Files(files.len()));
         };
-        let mut others: HashMap<u64, OwnedFd> = others.into_iter().collect();
+        let others: HashMap<u64, OwnedFd> = others.into_iter().collect();
         let (file, content) = RecordFile::open(file)?;
         let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(None) };
         let (list, record) = split(&content).ok_or(KeptError::List)?;
         let mut numbers = HashMap::new();
         let mut fds = Vec::new();
         for number in list {
-            let fd = others.remove(&number).ok_or(KeptError::Missing(number))?;
+            let fd = others.get(&number).ok_or(KeptError::Missing(number))?;
+            let fd = fd.try_clone().map_err(KeptError::Fd)?;
             numbers.insert(fd.as_raw_fd(), number);
             fds.push(fd);
         }
@@ -271,10 +277,18 @@ impl Active {
             let number = match numbers.get(&fd.as_raw_fd()) {
                 Some(number) => *number,
                 None => {
-                    let number = *next;
-                    *next += 1;
-                    keeper.put(number, fd).map_err(HandoverError::Keep)?;
-                    stored.insert(number);
+                    // Some keepers take an open file only once.
+                    let known = numbers.iter().find(|(other, _)| same_file::is_same(fd, **other));
+                    let number = match known {
+                        Some((_, number)) => *number,
+                        None => {
+                            let number = *next;
+                            *next += 1;
+                            keeper.put(number, fd).map_err(HandoverError::Keep)?;
+                            stored.insert(number);
+                            number
+                        }
+                    };
                     numbers.insert(fd.as_raw_fd(), number);
                     number
                 }

@@ -86,6 +86,13 @@ pub(crate) struct DaemonArgs {
     /// Serve Prometheus metrics at http://ADDRESS:PORT/metrics [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", global = true)]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Keep sessions for the next daemon: at the holder behind PATH, or `systemd` [default: none]
+    ///
+    /// If this daemon dies or is stopped, the next one resumes its sessions, and VMMs notice nothing.
+    /// PATH is the socket of `paravane hold`. `systemd` needs FileDescriptorStoreMax= in the unit.
+    /// Rings are served out of order.
+    #[arg(long, value_name = "PATH", global = true)]
+    pub(crate) holder: Option<PathBuf>,
     /// Drop privileges to USER (name or number) after startup [default: none]
     ///
     /// The daemon opens images, TAP devices and ports before it drops privileges. USER owns the

@@ -7,6 +7,7 @@
 //! A key is an option of the command line without its dashes. So options and keys share one list,
 //! one validation and one manual. Unknown keys are errors.
 use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NOT_IN_FILES, NetArgs, RngArgs};
+use super::shelf::Place;
 use super::spec::{self, DeviceSpec, Endpoint, Kind};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
@@ -138,9 +139,9 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
     spec::check_together(&config.devices)
         .map_err(|fault| of_option(tables[fault.device].0, fault.option, fault.what))?;
     let daemon = &mut config.daemon;
-    for path in
-        daemon.allow.iter_mut().chain(daemon.control.as_mut().filter(|path| *path != Path::new("off")))
-    {
+    let control = daemon.control.as_mut().filter(|path| *path != Path::new("off"));
+    let holder = daemon.holder.as_mut().filter(|path| Place::new(path) != Place::Manager);
+    for path in daemon.allow.iter_mut().chain(control).chain(holder) {
         *path = base.join(&path);
     }
     Ok(config)

@@ -31,6 +31,7 @@ pub(crate) use served::open_one;
 use super::open::{LinkEnds, Opening, UnlockedDisk};
 use super::report::{self, Report};
 use super::sandbox::paths::AllowedPaths;
+use super::shelf::Shelf;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
 use super::trace::RequestTrace;
@@ -41,7 +42,7 @@ use group::{Group, Leaving, State, groups};
 use lock_wait::{LockWait, WAITS_FOR};
 use paravane_device::LogDevice;
 use paravane_vhost::{Handover, MappingPool, Notifier, caught};
-use served::ServedDevice;
+use served::{ServedDevice, Sessions};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::Sender;
@@ -60,6 +61,8 @@ pub(crate) struct ExportContext {
     pub(crate) stop_timeout: Duration,
     /// Limits on memory mapped for VMMs.
     pub(crate) pool: Arc<MappingPool>,
+    /// Keeps sessions for the next daemon, if one shall.
+    pub(crate) shelf: Option<Shelf>,
 }
 
 /// Devices of a group that were opened, or why not.
@@ -136,7 +139,7 @@ impl Exports {
                     continue;
                 }
             };
-            match ServedDevice::start(spec, device, quota, &context.sockets, &changed, None) {
+            match ServedDevice::start(spec, device, quota, &context, &changed, None) {
                 Ok(member) => drop(members.insert(member.spec.name.clone(), member)),
                 Err(error) => {
                     members.into_values().for_each(ServedDevice::stop);
@@ -214,7 +217,7 @@ impl Exports {
             };
             inner.groups.push(group);
         }
-        reload.removed = old.into_iter().map(|group| inner.leave(group)).sum();
+        reload.removed = old.into_iter().map(|group| inner.leave(group, Sessions::End)).sum();
         inner.reload = Some(reload);
     }
 
@@ -290,7 +293,8 @@ impl Exports {
     ///
     /// `unlocked`: the disk of the group, if it is open already.
     fn open(&self, specs: &[DeviceSpec], mut unlocked: Option<Box<UnlockedDisk>>, wait: &LockWait) -> Start {
-        let ExportContext { sockets, allowed, pool, .. } = &self.0.context;
+        let context = &self.0.context;
+        let ExportContext { allowed, pool, .. } = context;
         let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
         let mut link_ends = LinkEnds::default();
         let mut members = Vec::new();
@@ -304,7 +308,7 @@ impl Exports {
                 wait.wait(&spec.name, opening)
             });
             let member = opened.and_then(|device| {
-                ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed, None)
+                ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, None)
             });
             match member {
                 Ok(member) => members.push(member),
@@ -382,12 +386,21 @@ impl Exports {
     }
 
     /// Begins to stop all devices; see [`Exports::is_gone`].
+    ///
+    /// Sessions that are kept stay so, for the next daemon.
     pub(crate) fn begin_stop(&self) {
         let mut inner = self.inner();
         inner.reload = None;
         let groups = std::mem::take(&mut inner.groups);
         for group in groups {
-            inner.leave(group);
+            inner.leave(group, Sessions::Stay);
+        }
+    }
+
+    /// Has all devices try the descriptor store again.
+    pub(crate) fn keep(&self) {
+        for member in self.inner().served() {
+            member.export.keep();
         }
     }
 
@@ -422,7 +435,7 @@ impl Inner {
     }
 
     /// Begins to stop a group. Returns the number of devices that stop.
-    fn leave(&mut self, group: Group) -> usize {
+    fn leave(&mut self, group: Group, sessions: Sessions) -> usize {
         let Group { id, specs, state, .. } = group;
         let members = match state {
             State::Waiting | State::Failed(_) => return 0,
@@ -431,7 +444,7 @@ impl Inner {
                 None
             }
             State::Served(mut members) => {
-                members.iter_mut().for_each(ServedDevice::begin_stop);
+                members.iter_mut().for_each(|member| member.begin_stop(sessions));
                 Some(members)
             }
         };
@@ -456,7 +469,7 @@ impl Inner {
                 // Removed from the file meanwhile.
                 match start {
                     Ok(mut members) => {
-                        members.iter_mut().for_each(ServedDevice::begin_stop);
+                        members.iter_mut().for_each(|member| member.begin_stop(Sessions::End));
                         self.leaving[at].members = Some(members);
                     }
                     Err(_) => drop(self.leaving.remove(at)),

@@ -104,6 +104,9 @@ pub(crate) struct Device {
     pub(crate) threads: Vec<Thread>,
     /// A VMM is connected.
     pub(crate) connected: bool,
+    /// The next daemon can resume the session if this one dies (`--holder`).
+    #[serde(default)]
+    pub(crate) kept: bool,
     /// Number of connections.
     pub(crate) sessions: u64,
     /// Feature bits accepted by the driver, in hexadecimal.

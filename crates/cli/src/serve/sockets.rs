@@ -1,4 +1,6 @@
 //! Sockets from the parent process: systemd (sd_listen_fds(3)), or by `--fd`.
+use super::shelf;
+use super::store::Held;
 use anyhow::{Context, anyhow, bail};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
@@ -29,12 +31,14 @@ pub(crate) enum Inherited {
 impl Sockets {
     /// Takes the listening sockets that systemd passed, and the socket of `--fd`.
     ///
+    /// Also returns the descriptors that systemd has kept for an earlier daemon.
+    ///
     /// Call it once, before the process opens sockets.
     ///
     /// # Errors
     /// The environment is invalid, two sockets have the same name, or `fd` is no such socket.
-    pub(crate) fn take(fd: Option<RawFd>) -> Result<Self, anyhow::Error> {
-        let mut activated = HashMap::new();
+    pub(crate) fn take(fd: Option<RawFd>) -> Result<(Self, Vec<Held>), anyhow::Error> {
+        let (mut activated, mut stored) = (HashMap::new(), Vec::new());
         for (number, name) in sd_notify::listen_fds_with_names().context("LISTEN_FDS")? {
             if fd == Some(number) {
                 bail!("--fd: descriptor {number} is one of LISTEN_FDS: use --socket-activation");
@@ -42,6 +46,11 @@ impl Sockets {
             // SAFETY: LISTEN_PID says that descriptor `number` was passed to this process, so it is
             // open, and no other code owns it: this function is called once, at startup.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
+            if shelf::is_stored(&name) {
+                let name = name.parse().with_context(|| format!("LISTEN_FDS: {name:?}"))?;
+                stored.push(Held { name, fd });
+                continue;
+            }
             let listener = UnixListener::from(fd);
             listener.local_addr().with_context(|| format!("LISTEN_FDS: {name:?} is not a Unix socket"))?;
             if activated.insert(name.clone(), listener).is_some() {
@@ -49,7 +58,7 @@ impl Sockets {
             }
         }
         let inherited = fd.map(inherit).transpose()?;
-        Ok(Self { activated, inherited: Mutex::new(inherited) })
+        Ok((Self { activated, inherited: Mutex::new(inherited) }, stored))
     }
 
     /// The socket of systemd with this name.

@@ -133,6 +133,11 @@ impl Daemon {
         (self.child.wait().expect("it ends"), std::mem::take(&mut self.seen))
     }
 
+    /// Waits until a daemon has ended that a signal was sent to.
+    pub(crate) fn wait_for_end(&mut self) {
+        self.child.wait().expect("it ends");
+    }
+
     /// Ends the daemon by SIGTERM and waits for it.
     pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
         self.signal(rustix::process::Signal::TERM);

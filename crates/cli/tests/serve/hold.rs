@@ -4,7 +4,7 @@
 use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, is_root, paravane, skip, without_sandbox};
 use crate::store::datagram::{self, Received};
 use crate::store::text::{Answer, MAX_ANSWER, Request};
-use crate::store::{DescriptorStore, HolderStore, Name, StoreError};
+use crate::store::{DescriptorStore, HolderStore, Name, StoreError, WaitingHolder};
 use paravane_test_support::Random;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
@@ -73,10 +73,6 @@ impl Role {
             std::thread::sleep(Duration::from_millis(5));
         }
         role
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
     }
 
     fn kill(mut self) {
@@ -223,19 +219,24 @@ fn one_daemon_is_served_at_a_time() {
     let folder = Folder::new();
     let mut holder = start(&folder, &[]);
     let mut first = connect(&folder);
+    let second = WaitingHolder::connect(&folder.path("hold")).unwrap();
     let pid = std::process::id();
+    holder.wait_for("daemon waits for another one to end");
     for _ in 0..3 {
         match HolderStore::connect(&folder.path("hold")) {
-            Err(StoreError::Refused(why)) => assert_eq!(why, format!("in use by process {pid}")),
+            Err(StoreError::Refused(why)) => assert_eq!(why, format!("process {pid} waits already")),
             other => panic!("{other:?}"),
         }
     }
-    holder.wait_for("connection refused: in use by process");
     first.put(&name("a"), &[std::io::stdin().as_fd()]).unwrap();
     drop(first);
-    let mut second = connect(&folder);
+    let mut second = second.wait(PATIENCE).unwrap();
     assert_eq!(names(&mut second), ["a"]);
-    holder.wait_for("daemon connected");
+    // One that waits and ends makes room for another one.
+    drop(WaitingHolder::connect(&folder.path("hold")).unwrap());
+    let third = WaitingHolder::connect(&folder.path("hold")).unwrap();
+    let busy = third.wait(Duration::from_millis(1)).unwrap_err();
+    assert!(matches!(busy, StoreError::Busy(_)), "{busy}");
 }
 
 #[test]
@@ -243,12 +244,9 @@ fn a_dead_daemon_makes_room_though_its_connection_is_open() {
     let folder = Folder::new();
     let _holder = start(&folder, &[]);
     let owner = Role::start("itself", &folder);
-    match HolderStore::connect(&folder.path("hold")) {
-        Err(StoreError::Refused(why)) => assert_eq!(why, format!("in use by process {}", owner.pid())),
-        other => panic!("{other:?}"),
-    }
+    let waiting = WaitingHolder::connect(&folder.path("hold")).unwrap();
     owner.kill();
-    assert_eq!(names(&mut connect(&folder)), ["itself"]);
+    assert_eq!(names(&mut waiting.wait(PATIENCE).unwrap()), ["itself"]);
 }
 
 #[test]

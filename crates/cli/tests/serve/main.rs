@@ -23,6 +23,7 @@ mod hold;
 mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;
+mod kill;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
 mod late;

@@ -2,16 +2,20 @@
 //!
 //! ```text
 //!   new daemon:  Opening --session arrives--> image locked --> resumed --> Served
-//!                   '----it does not--------> opened anew, and started -----^
+//!                   |----it does not--------> opened anew, and started -----^
+//!                   '----none was kept------> image locked, started --------'
 //!   old daemon:  Served --> Stopping (drained) --> its state is sent --> gone
 //! ```
+//! A session arrives from a running daemon, or is there from the start: a daemon that has ended had
+//! it kept.
 use super::super::open::{self, LinkEnds, Opening};
 use super::super::report;
+use super::super::shelf::KeptSession;
 use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
 use super::group::{Group, Leaving, State, groups};
 use super::lock_wait::LockWait;
-use super::served::{ServedDevice, open_one};
+use super::served::{ServedDevice, Session, open_one};
 use super::{ExportContext, Exports, Start, all_failed};
 use crate::failure::one_line;
 use anyhow::Context;
@@ -43,7 +47,15 @@ struct Arriving {
     spec: DeviceSpec,
     opening: Opening,
     quota: MappingQuota,
-    session: Option<Receiver<Handover>>,
+    origin: Origin,
+}
+
+/// Where the session of a device comes from.
+enum Origin {
+    /// A running daemon; or it does not come. That daemon still has the image.
+    Running(Option<Receiver<Handover>>),
+    /// The descriptor store, if one was kept.
+    Store(Option<KeptSession>),
 }
 
 impl Exports {
@@ -54,15 +66,37 @@ impl Exports {
     pub(crate) fn take_over(
         opened: Vec<(DeviceSpec, Opening)>,
         context: ExportContext,
-        mut arrivals: Arrivals,
+        arrivals: Arrivals,
+    ) -> Result<Self, anyhow::Error> {
+        let Arrivals { mut receivers, answer } = arrivals;
+        Self::arrive(opened, context, answer, |name| Origin::Running(receivers.remove(name)))
+    }
+
+    /// Serves devices, with the sessions that daemons before have had kept.
+    ///
+    /// # Errors
+    /// The host is out of descriptors.
+    pub(crate) fn recover(
+        opened: Vec<(DeviceSpec, Opening)>,
+        context: ExportContext,
+        mut kept: HashMap<String, KeptSession>,
+    ) -> Result<Self, anyhow::Error> {
+        Self::arrive(opened, context, Arc::new(|_, _| ()), |name| Origin::Store(kept.remove(name)))
+    }
+
+    fn arrive(
+        opened: Vec<(DeviceSpec, Opening)>,
+        context: ExportContext,
+        answer: Arc<AnswerFn>,
+        mut origin: impl FnMut(&str) -> Origin,
     ) -> Result<Self, anyhow::Error> {
         let exports = Self::start(Vec::new(), context)?;
         let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
         let mut arriving: HashMap<String, Arriving> = HashMap::new();
         for (spec, opening) in opened {
             let quota = exports.0.context.pool.quota();
-            let session = arrivals.receivers.remove(&spec.name);
-            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, session });
+            let origin = origin(&spec.name);
+            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, origin });
         }
         let mut inner = exports.inner();
         for specs in groups(specs) {
@@ -70,7 +104,7 @@ impl Exports {
             let mut group = Group::new(inner.id(), specs.clone());
             let wait = Arc::new(LockWait::default());
             let state = State::Opening(wait.clone());
-            let (id, clone, answer) = (group.id, exports.clone(), arrivals.answer.clone());
+            let (id, clone, answer) = (group.id, exports.clone(), answer.clone());
             let name = format!("open-{}", specs[0].name);
             let take = move || {
                 let start = caught(|| clone.take(members, &wait, &*answer));
@@ -93,21 +127,36 @@ impl Exports {
         let mut served = Vec::new();
         let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
         for member in members {
-            let Arriving { spec, opening, quota, session } = member;
+            let Arriving { spec, opening, quota, origin } = member;
             let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-            let session = session.and_then(|session| session.recv().ok());
-            let has_session = session.is_some();
-            let result = match session {
-                Some(session) => self.resume(&spec, opening, quota, wait, session),
-                None => Err(None),
+            let resume = |session| self.serve(&spec, opening, quota, wait, session);
+            let result = match origin {
+                Origin::Running(receiver) => match receiver.and_then(|receiver| receiver.recv().ok()) {
+                    Some(session) => {
+                        let result = resume(Some(Session::Handed(session)));
+                        answer(&spec.name, result.as_ref().map(drop).map_err(one_line));
+                        result.map_err(Some)
+                    }
+                    None => Err(None),
+                },
+                Origin::Store(Some(KeptSession { kept, numbers })) => {
+                    let result = resume(Some(Session::Kept(kept)));
+                    if let (Err(_), Some(shelf)) = (&result, &self.0.context.shelf) {
+                        shelf.forget(&spec.name, &numbers);
+                    }
+                    result.map_err(Some)
+                }
+                Origin::Store(None) => match resume(None) {
+                    Ok(device) => Ok(device),
+                    Err(error) => {
+                        served.into_iter().for_each(ServedDevice::stop);
+                        return Err(all_failed(&specs, &one_line(&error)));
+                    }
+                },
             };
-            if has_session {
-                let why = |why: &Option<String>| why.clone().unwrap_or_default();
-                answer(&spec.name, result.as_ref().map(drop).map_err(why));
-            }
-            let result = result.or_else(|why| {
-                if let Some(why) = why {
-                    let name = &spec.name;
+            let result = result.or_else(|error| {
+                if let Some(error) = error {
+                    let (name, why) = (&spec.name, one_line(&error));
                     tracing::error!(device = name, "session not resumed, the client has to reconnect: {why}");
                 }
                 self.start_anew(&spec, wait)
@@ -123,36 +172,33 @@ impl Exports {
         Ok(served)
     }
 
-    /// Resumes a session on a device that is open.
-    fn resume(
+    /// Serves a device that is open, with this session.
+    fn serve(
         &self,
         spec: &DeviceSpec,
         opening: Opening,
         quota: MappingQuota,
         wait: &LockWait,
-        session: Handover,
-    ) -> Result<ServedDevice, Option<String>> {
-        let ExportContext { sockets, allowed, .. } = &self.0.context;
-        let resume = || {
-            let opening = match opening {
-                Opening::Late => open_one(spec, &mut LinkEnds::default(), allowed.as_deref())?,
-                // The old daemon has released it.
-                Opening::Unlocked(disk) => disk.lock()?,
-                opening => opening,
-            };
-            let device = wait.wait(&spec.name, opening)?;
-            ServedDevice::start(spec.clone(), device, quota, sockets, &self.0.changed, Some(session))
+        session: Option<Session>,
+    ) -> Result<ServedDevice, anyhow::Error> {
+        let context = &self.0.context;
+        let opening = match opening {
+            Opening::Late => open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref())?,
+            // The old daemon has released it.
+            Opening::Unlocked(disk) => disk.lock()?,
+            opening => opening,
         };
-        resume().map_err(|error| Some(one_line(&error)))
+        let device = wait.wait(&spec.name, opening)?;
+        ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session)
     }
 
     /// Opens and starts a device whose session has not arrived.
     fn start_anew(&self, spec: &DeviceSpec, wait: &LockWait) -> Result<ServedDevice, anyhow::Error> {
-        let ExportContext { sockets, allowed, pool, .. } = &self.0.context;
+        let context = &self.0.context;
         let start = || {
-            let opening = open_one(spec, &mut LinkEnds::default(), allowed.as_deref())?;
+            let opening = open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref())?;
             let device = wait.wait(&spec.name, opening)?;
-            ServedDevice::start(spec.clone(), device, pool.quota(), sockets, &self.0.changed, None)
+            ServedDevice::start(spec.clone(), device, context.pool.quota(), context, &self.0.changed, None)
         };
         let begun = Instant::now();
         loop {

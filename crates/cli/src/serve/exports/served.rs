@@ -4,13 +4,14 @@ use super::super::process::IoThread;
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
-use super::super::sockets::{Inherited, Sockets};
+use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
 use super::super::trace::RequestTrace;
+use super::ExportContext;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
-use paravane_vhost::{Export, ExportStatus, Handover, MappingQuota, Notifier};
+use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,22 @@ pub(super) struct ServedDevice {
     stopping: Option<Instant>,
     /// It stops for another daemon, which has not got its state yet.
     handing_over: bool,
+}
+
+/// The session that a device resumes.
+pub(crate) enum Session {
+    /// A running daemon has handed it over.
+    Handed(Handover),
+    /// A daemon that has ended had it kept.
+    Kept(Box<Kept>),
+}
+
+/// What becomes of the sessions of devices that stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sessions {
+    End,
+    /// The next daemon resumes those that are kept.
+    Stay,
 }
 
 /// Opens one device. An error names the sandbox if that may be the cause.
@@ -61,15 +78,17 @@ impl ServedDevice {
     /// Serves an opened device. Signals `ended` when the device has ended.
     ///
     /// `session`: of the daemon that served it before.
+    /// `context`: with its sockets and the descriptor store.
     pub(super) fn start(
         spec: DeviceSpec,
         opened: Opened,
         quota: MappingQuota,
-        sockets: &Sockets,
+        context: &ExportContext,
         ended: &Arc<Notifier>,
-        session: Option<Handover>,
+        session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
         let Opened { device, figures, resizer, back_end } = opened;
+        let ExportContext { sockets, shelf, .. } = context;
         let name = spec.name.clone();
         let started = || {
             let endpoint = match &spec.endpoint {
@@ -93,8 +112,10 @@ impl ServedDevice {
             let mut config = open::export_config(&spec, endpoint);
             config.quota = quota;
             config.ended = Some(Arc::clone(ended));
+            config.keeper = shelf.as_ref().map(|shelf| shelf.keeper(&name));
             Ok::<_, anyhow::Error>(match session {
-                Some(session) => Export::resume(config, device, session)?,
+                Some(Session::Handed(session)) => Export::resume(config, device, session)?,
+                Some(Session::Kept(kept)) => Export::recover(config, device, *kept)?,
                 None => Export::start(config, device)?,
             })
         };
@@ -151,19 +172,22 @@ impl ServedDevice {
     }
 
     /// Begins to stop; returns at once.
-    pub(super) fn begin_stop(&mut self) {
+    pub(super) fn begin_stop(&mut self, sessions: Sessions) {
         tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
         self.resizer = None;
         if let Some(trace) = &self.trace {
             trace.end();
         }
-        self.export.begin_stop();
+        match sessions {
+            Sessions::End => self.export.begin_stop(),
+            Sessions::Stay => self.export.begin_leave(),
+        }
     }
 
     /// Stops, and waits for the end.
     pub(super) fn stop(mut self) {
-        self.begin_stop();
+        self.begin_stop(Sessions::End);
         self.export.stop();
     }
 
@@ -202,7 +226,9 @@ impl ServedDevice {
     /// Logs the requests that the daemon leaves unfinished.
     pub(super) fn log_unfinished(&self) {
         let (device, status) = (&self.spec.name, self.export.status());
-        let fate = if status.tracked {
+        let fate = if status.kept {
+            "the next daemon resumes them (--holder)"
+        } else if status.tracked {
             "the next daemon resumes them (in-flight tracking)"
         } else {
             "lost to the guest (its VMM does not use in-flight tracking)"
@@ -246,6 +272,7 @@ impl ServedDevice {
             workers: self.spec.workers,
             threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,
+            kept: status.kept,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
             protocol_features: format!("{:#x}", status.protocol_features),

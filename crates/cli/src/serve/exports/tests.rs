@@ -51,6 +51,7 @@ fn context() -> ExportContext {
         allowed: None,
         stop_timeout: Duration::from_secs(10),
         pool: MappingPool::new(MappingLimits::of_host()),
+        shelf: None,
     }
 }
 

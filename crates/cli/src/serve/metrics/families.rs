@@ -72,7 +72,13 @@ const DAEMON: [DaemonMetric; 16] = [
 /// A metric of each device: name without suffix, help, kind, value.
 type DeviceMetric = (&'static str, &'static str, Kind, fn(&Device) -> Option<u64>);
 
-const DEVICE: [DeviceMetric; 26] = [
+const DEVICE: [DeviceMetric; 27] = [
+    (
+        "paravane_device_kept",
+        "Whether the next daemon can resume the session if this one dies (0 or 1)",
+        Kind::Gauge,
+        |device| Some(device.kept.into()),
+    ),
     ("paravane_device_connected", "Whether a VMM is connected (0 or 1)", Kind::Gauge, |device| {
         Some(device.connected.into())
     }),

@@ -15,7 +15,7 @@ mod holder;
 mod manager;
 pub(crate) mod text;
 
-pub(crate) use holder::{HolderStore, WaitingHolder};
+pub(crate) use holder::{Held, HolderStore, WaitingHolder};
 pub(crate) use manager::ManagerStore;
 pub(crate) use text::Name;
 

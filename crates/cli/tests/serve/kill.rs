@@ -1,0 +1,221 @@
+//! `--holder`: clients under load, and daemons that are killed or stopped, one after the other.
+use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status, without_sandbox};
+use crate::driver::{Driver, Random, Wish};
+use rustix::process::Signal;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a disk.
+const SIZE: usize = 1 << 20;
+
+/// A holder, and a folder with a file of devices.
+pub(crate) struct Kept {
+    pub(crate) folder: Folder,
+    pub(crate) holder: Daemon,
+    file: String,
+    pub(crate) control: String,
+}
+
+impl Kept {
+    pub(crate) fn new(disks: &[&str]) -> Self {
+        let folder = Folder::new();
+        let mut text = "[daemon]\nholder = \"hold\"\n[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n".to_owned();
+        for name in disks {
+            folder.image(&format!("{name}.img"));
+            text += &format!(
+                "[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}.sock\"\nqueues = 2\n\
+                 workers = 2\n"
+            );
+        }
+        let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
+        let socket = folder.text("hold");
+        let mut holder =
+            Daemon::spawn(paravane().args(["hold", "-v", "--socket", &socket]).args(without_sandbox()));
+        holder.wait_for("ready");
+        Self { folder, holder, file, control }
+    }
+
+    /// Starts a daemon, which need not become ready.
+    pub(crate) fn spawn(&self, more: &[&str]) -> Daemon {
+        let arguments = ["serve", "--config", &self.file, "--control", &self.control];
+        Daemon::spawn(paravane().args(arguments).args(more).args(without_sandbox()))
+    }
+
+    pub(crate) fn start(&self) -> Daemon {
+        let mut daemon = self.spawn(&[]);
+        daemon.wait_for("ready");
+        daemon
+    }
+
+    pub(crate) fn socket(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path(&format!("{name}.sock"))
+    }
+
+    /// Kills a daemon and starts the next one.
+    fn kill(&self, old: Daemon) -> Daemon {
+        old.signal(Signal::KILL);
+        let (_, log) = old.wait();
+        assert!(!log.iter().any(|line| line.contains("not kept")), "{log:?}");
+        self.start()
+    }
+}
+
+fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
+    Wish { packed, event_idx, queues, depth: 8 }
+}
+
+/// Ends the clients, also if the test fails.
+struct EndClients<'a>(&'a AtomicBool);
+
+impl Drop for EndClients<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs four clients while `next` replaces the daemon twenty times.
+fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
+    let clients = [
+        ("a", wish(false, true, 2)),
+        ("b", wish(true, true, 2)),
+        ("c", wish(false, false, 1)),
+        ("d", wish(true, false, 1)),
+    ];
+    let kept = Kept::new(&clients.map(|(name, _)| name));
+    let mut daemon = Some(kept.start());
+    let done = AtomicBool::new(false);
+    let rounds: [AtomicUsize; 4] = Default::default();
+    let mut models: Vec<(&str, Vec<u8>)> = std::thread::scope(|scope| {
+        let (kept, done, rounds) = (&kept, &done, &rounds);
+        let threads: Vec<_> = clients
+            .iter()
+            .zip(rounds)
+            .map(|(&(name, wish), rounds)| {
+                let mut driver = Driver::connect(&kept.socket(name), wish).unwrap();
+                scope.spawn(move || {
+                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
+                    while !done.load(Ordering::Relaxed) {
+                        driver.exercise(&mut model, 50, &mut random);
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                    }
+                    drop(driver);
+                    (name, model)
+                })
+            })
+            .collect();
+        let end = EndClients(done);
+        for number in 1..=20 {
+            let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
+            daemon = daemon.take().map(|old| next(kept, old, number));
+            // All of them go on.
+            let end = Instant::now() + PATIENCE;
+            while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
+                assert!(Instant::now() < end, "after {number}: {}", status(&kept.control));
+                assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        drop(end);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    let report = status(&kept.control);
+    assert_eq!(names(&report), ["r", "a", "b", "c", "d"]);
+    for device in &report["devices"].as_array().unwrap()[1..] {
+        assert_eq!((&device["sessions"], &device["protocol_errors"]), (&1.into(), &0.into()), "{device}");
+    }
+    // A new client is served, too.
+    let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
+    driver.exercise(&mut models[0].1, 100, &mut Random::new(5));
+    drop(driver);
+    drop(daemon);
+    for (name, model) in models {
+        let content = std::fs::read(kept.folder.path(&format!("{name}.img"))).unwrap();
+        assert!(content == model, "disk {name}");
+    }
+}
+
+#[test]
+fn clients_notice_nothing_of_twenty_kills() {
+    under_load(|kept, old, _| kept.kill(old));
+}
+
+#[test]
+fn clients_notice_nothing_of_twenty_restarts() {
+    under_load(|kept, old, _| {
+        let (ended, log) = old.end();
+        assert!(ended.success(), "{log:?}");
+        kept.start()
+    });
+}
+
+#[test]
+fn clients_notice_nothing_of_kills_between_take_overs() {
+    under_load(|kept, old, number| match number % 2 {
+        0 => kept.kill(old),
+        _ => {
+            let mut new = kept.spawn(&["--take-over"]);
+            new.wait_for("ready");
+            let (ended, log) = old.wait();
+            assert!(ended.success(), "{log:?}");
+            // The holder has served the old daemon until then.
+            let end = Instant::now() + PATIENCE;
+            while status(&kept.control)["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|device| device["kept"] != true)
+            {
+                assert!(Instant::now() < end, "{}", status(&kept.control));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            new
+        }
+    });
+}
+
+#[test]
+fn a_client_that_comes_while_no_daemon_runs_waits() {
+    let kept = Kept::new(&["a"]);
+    let daemon = kept.start();
+    daemon.signal(Signal::KILL);
+    daemon.wait();
+    // The holder has the listening socket.
+    let client = UnixStream::connect(kept.socket("a")).unwrap();
+    let _daemon = kept.start();
+    drop(client);
+    let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
+    driver.exercise(&mut vec![0; SIZE], 50, &mut Random::new(5));
+}
+
+#[test]
+fn what_is_not_configured_any_more_is_not_kept() {
+    let kept = Kept::new(&["a", "b"]);
+    let mut daemon = kept.start();
+    let raw = crate::raw::Raw::connect(&kept.socket("b"));
+    raw.begin(0);
+    daemon.signal(Signal::KILL);
+    drop(daemon.wait());
+    let text = std::fs::read_to_string(kept.folder.path("d.toml")).unwrap();
+    let at = text.find("[[blk]]\nname = \"b\"").unwrap();
+    kept.folder.write("d.toml", &text[..at]);
+    daemon = kept.start();
+    assert!(raw.is_closed());
+    assert_eq!(names(&status(&kept.control)), ["r", "a"]);
+    drop(daemon.end());
+}
+
+#[test]
+fn without_its_holder_a_daemon_serves_on_and_says_so() {
+    let mut kept = Kept::new(&["a"]);
+    let mut daemon = kept.start();
+    kept.holder.signal(Signal::KILL);
+    kept.holder.wait_for_end();
+    let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
+    driver.exercise(&mut vec![0; SIZE], 50, &mut Random::new(5));
+    let line = daemon.wait_for("not kept for the next process any more");
+    assert!(line.contains("WARN"), "{line}");
+    let report = status(&kept.control);
+    assert_eq!(report["devices"][1]["kept"], false, "{report}");
+    assert_eq!(report["devices"][1]["connected"], true, "{report}");
+}
