@@ -576,7 +576,7 @@ struct Beginning {
 enum Ended {
     /// The client disconnected, or the export stops.
     Closed,
-    HandedOver(Result<ConnectionState, HandoverError>),
+    HandedOver(Result<Box<ConnectionState>, HandoverError>),
 }
 
 /// State of the export's thread.
@@ -644,7 +644,9 @@ impl ExportThread {
         }
         if self.leaves() {
             let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-            file.map(SocketFile::give_away);
+            if let Some(file) = file {
+                file.give_away();
+            }
         } else if let Some(keeping) = self.keeping.take() {
             keeping.end();
         }
@@ -750,7 +752,7 @@ impl ExportThread {
         let result = self.converse(connection);
         if let Ok(Ended::HandedOver(Ok(connection))) = result {
             tracing::info!(device = self.name, session = number, "session handed over");
-            return Some(Ok(connection));
+            return Some(Ok(*connection));
         }
         let mut status = self.shared.shared_status.write();
         status.connected = false;
@@ -801,8 +803,8 @@ impl ExportThread {
             let session = session.hand_over();
             let (socket, part, fds) = connection.into_parts();
             let partial = (part, fds);
-            let state = session.map(|session| ConnectionState { socket, partial, session, pending: None });
-            return Ok(Ended::HandedOver(state));
+            let state = |session| Box::new(ConnectionState { socket, partial, session, pending: None });
+            return Ok(Ended::HandedOver(session.map(state)));
         }
         // Relaxed: the signal orders.
         let leaves = result.is_ok() && shared.leave.load(Ordering::Relaxed) && !shared.has_failed();

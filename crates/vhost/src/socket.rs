@@ -442,3 +442,6 @@ pub(crate) fn send(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,6 +24,7 @@ mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;
 mod kill;
+mod kill_steps;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
 mod late;

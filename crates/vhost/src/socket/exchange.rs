@@ -145,7 +145,7 @@ mod tests {
         match Exchange::new() {
             Ok(exchange) => Some(exchange),
             Err(error) => {
-                paravane_test_support::skip("exchange", &format!("io_uring: {error}"));
+                paravane_test_support::skip("exchange", format!("io_uring: {error}"));
                 None
             }
         }
