@@ -412,6 +412,9 @@ impl Export {
     /// The keeper goes on to have the client's connection, and the socket's file stays. Without a
     /// keeper that works, this is [`Export::begin_stop`].
     pub fn begin_leave(&self) {
+        if !self.shared.shared_status.write().kept {
+            return self.begin_stop();
+        }
         // Relaxed, both: the signal orders.
         self.shared.leave.store(true, Ordering::Relaxed);
         self.shared.stop.store(true, Ordering::Relaxed);

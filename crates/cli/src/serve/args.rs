@@ -90,7 +90,7 @@ pub(crate) struct DaemonArgs {
     ///
     /// If this daemon dies or is stopped, the next one resumes its sessions, and VMMs notice nothing.
     /// PATH is the socket of `paravane hold`. `systemd` needs FileDescriptorStoreMax= in the unit.
-    /// Rings are served out of order.
+    /// Drivers are not offered IN_ORDER then.
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) holder: Option<PathBuf>,
     /// Drop privileges to USER (name or number) after startup [default: none]

@@ -52,6 +52,18 @@ impl Kept {
         self.folder.path(&format!("{name}.sock"))
     }
 
+    /// Waits until all sessions are kept, and listening sockets.
+    fn wait_until_kept(&self) {
+        let end = Instant::now() + PATIENCE;
+        let is_kept = |report: &serde_json::Value| {
+            report["devices"].as_array().unwrap().iter().all(|device| device["kept"] == true)
+        };
+        while !is_kept(&status(&self.control)) {
+            assert!(Instant::now() < end, "{}", status(&self.control));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
     /// Kills a daemon and starts the next one.
     fn kill(&self, old: Daemon) -> Daemon {
         old.signal(Signal::KILL);
@@ -159,16 +171,7 @@ fn clients_notice_nothing_of_kills_between_take_overs() {
             let (ended, log) = old.wait();
             assert!(ended.success(), "{log:?}");
             // The holder has served the old daemon until then.
-            let end = Instant::now() + PATIENCE;
-            while status(&kept.control)["devices"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .any(|device| device["kept"] != true)
-            {
-                assert!(Instant::now() < end, "{}", status(&kept.control));
-                std::thread::sleep(Duration::from_millis(2));
-            }
+            kept.wait_until_kept();
             new
         }
     });
@@ -178,6 +181,7 @@ fn clients_notice_nothing_of_kills_between_take_overs() {
 fn a_client_that_comes_while_no_daemon_runs_waits() {
     let kept = Kept::new(&["a"]);
     let daemon = kept.start();
+    kept.wait_until_kept();
     daemon.signal(Signal::KILL);
     daemon.wait();
     // The holder has the listening socket.
@@ -192,6 +196,7 @@ fn a_client_that_comes_while_no_daemon_runs_waits() {
 fn what_is_not_configured_any_more_is_not_kept() {
     let kept = Kept::new(&["a", "b"]);
     let mut daemon = kept.start();
+    kept.wait_until_kept();
     let raw = crate::raw::Raw::connect(&kept.socket("b"));
     raw.begin(0);
     daemon.signal(Signal::KILL);
