@@ -378,7 +378,9 @@ impl<'a> Session<'a> {
             self.abandon(queue);
             self.shared_status.notifiers.forget_failure(queue);
         }
-        self.vrings.fill_with(Vring::default);
+        for vring in &mut self.vrings {
+            *vring = Vring { is_tracked: vring.is_tracked, ..Vring::default() };
+        }
         self.forget_translations();
         self.status = 0;
         self.device.reset();

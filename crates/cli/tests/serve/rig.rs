@@ -1,8 +1,9 @@
 //! A device that the program serves in its sandbox.
 //!
-//! With the functions of the rig of the crate vhost's tests.
+//! With the functions of the rig of the crate vhost's tests. Its sessions are kept by a holder
+//! (`--holder`), while those of the library are not: both have to bear the same clients.
 pub(crate) use crate::daemon::skip;
-use crate::daemon::{Daemon, Folder, PATIENCE};
+use crate::daemon::{Daemon, Folder, PATIENCE, paravane, without_sandbox};
 use crate::images::{Format, Image};
 use paravane_vhost::{ExportStatus, QueueStatus};
 use serde_json::Value;
@@ -19,6 +20,7 @@ pub(crate) const IN_ORDER: bool = false;
 
 pub(crate) struct Rig {
     daemon: Option<Daemon>,
+    _holder: Daemon,
     folder: Folder,
 }
 
@@ -54,7 +56,11 @@ impl Rig {
     fn empty() -> Self {
         let folder = Folder::new();
         std::fs::write(folder.path("disk.img"), vec![0; DISK]).unwrap();
-        Self { daemon: None, folder }
+        let mut holder = paravane();
+        holder.args(["hold", "--socket", &folder.text("hold")]).args(without_sandbox());
+        let mut holder = Daemon::spawn(&mut holder);
+        holder.wait_for("ready");
+        Self { daemon: None, _holder: holder, folder }
     }
 
     pub(crate) fn start(&mut self, queues: u16) {
@@ -64,7 +70,8 @@ impl Rig {
 
     fn serve(&mut self, kind: &str, more: &[&str]) {
         let (socket, control) = (self.folder.text("s"), self.folder.text("control"));
-        let arguments = [kind, "--socket", &socket, "--control", &control];
+        let holder = self.folder.text("hold");
+        let arguments = [kind, "--socket", &socket, "--control", &control, "--holder", &holder];
         self.daemon = Some(Daemon::start(&[&arguments[..], more].concat()));
     }
 

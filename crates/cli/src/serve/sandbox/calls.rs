@@ -50,6 +50,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getcwd,
     libc::SYS_fcntl,
     libc::SYS_flock,
+    // Whether two descriptors are of one open file; fcntl tells from Linux 6.10 on.
+    libc::SYS_kcmp,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_unlinkat,
