@@ -12,6 +12,15 @@
 //! The outage of a handover is the longest time without a completion in its window. A window of the
 //! same length without a handover, of subject [`UNDISTURBED`], shows how much of it is the machine.
 //!
+//! Then the daemon is killed, with `paravane hold` beside it, and started again:
+//!
+//! ```text
+//!   client   ... requests ...|<------ outage ------>|... requests ...
+//!   old      serves ---------' SIGKILL, waited for
+//!   new                         starts, finds the session -- serves
+//!   restart                  |<-------------->| the same kill of a daemon without a client, until it is ready
+//! ```
+//!
 //! **Cases**: `LAYOUT/depthN`.
 use super::case::{self, Storage, Work};
 use super::client::Client;
@@ -23,7 +32,10 @@ use crate::machine::load_average;
 use crate::options::MIN_ROUNDS;
 use crate::spread::percentile;
 use crate::{BenchError, Options, Row};
+use nix::sys::signal::{Signal, kill};
 use std::fmt;
+use std::io;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -35,6 +47,8 @@ pub(crate) const NOTES: &[&str] = &[
     "planned: a new daemon takes the session of a disk from the running one (`paravane serve blk --take-over`), while a client (the crate virtio-driver: one queue, random writes of 4 KiB to an image in /dev/shm) keeps requests in flight. It never reconnects, and checks that each request completes once, without an error.",
     "undisturbed: the same client for as long, without a handover.",
     "outage: the longest time without a completion; one value for each handover. outage-p99: its 99th percentile over all handovers.",
+    "crash: the daemon is killed (SIGKILL) and started again when it has ended; `paravane hold` keeps its session (`--holder`).",
+    "restart: the same daemon with another image and no client. restart-time: from the kill until the new process is ready. What the outage of a crash has beyond that is the cost of the session.",
     "handover-time: from the start of the new process until the old one has exited. Requests complete meanwhile.",
     "repeated-kicks: kicks after 50 ms without an answer, per handover.",
     "No process is pinned to a CPU. All compete as on any machine.",
@@ -42,6 +56,10 @@ pub(crate) const NOTES: &[&str] = &[
 
 /// The subject with a planned handover.
 const PLANNED: &str = "planned";
+/// The subject with a killed daemon.
+const CRASH: &str = "crash";
+/// The subject with a killed daemon that has no client.
+const RESTART: &str = "restart";
 /// The subject without a handover.
 const UNDISTURBED: &str = "undisturbed";
 /// Handovers in a round.
@@ -56,6 +74,11 @@ const LONGEST: Duration = Duration::from_secs(30);
 const IMAGE: &str = "image";
 const SOCKET: &str = "disk.sock";
 const CONTROL: &str = "control.sock";
+const HOLDER: &str = "holder.sock";
+/// Where the daemon says that it is ready.
+const NOTIFY: &str = "notify.sock";
+/// Prefix of the names of the daemon without a client.
+const IDLE: &str = "idle-";
 
 /// Layout of the ring, and requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +113,8 @@ struct Figures {
     undisturbed: Vec<f64>,
     times: Vec<f64>,
     repeated_kicks: Vec<f64>,
+    crash: Vec<f64>,
+    restart: Vec<f64>,
 }
 
 /// Runs the cases that `options` select.
@@ -109,13 +134,16 @@ fn measure(
     let load_start = load_average();
     let build = Build::all()?.swap_remove(0);
     progress("making an image: tmpfs");
-    let image = Image::new(Storage::Tmpfs, &[IMAGE])?;
+    let idle = format!("{IDLE}{IMAGE}");
+    let image = Image::new(Storage::Tmpfs, &[IMAGE, &idle])?;
     let mut figures: Vec<Figures> = cases.iter().map(|_| Figures::default()).collect();
     for round in 1..=rounds {
         for (case, figures) in cases.iter().zip(&mut figures) {
             progress(&format!("round {round} of {rounds}: {case}"));
             sample(*case, &build, image.folder(), handovers, figures)
                 .map_err(|reason| broken(PLANNED, format_args!("{case}: {reason}")))?;
+            crash(*case, &build, image.folder(), handovers, figures)
+                .map_err(|reason| broken(CRASH, format_args!("{case}: {reason}")))?;
         }
     }
     let origin = crate::dma::timing::Origin {
@@ -125,17 +153,22 @@ fn measure(
         load: [load_start, load_average()],
     };
     let mut rows = Vec::new();
-    for (case, Figures { planned, undisturbed, times, repeated_kicks }) in cases.iter().zip(&figures) {
+    for (case, figures) in cases.iter().zip(&figures) {
+        let Figures { planned, undisturbed, times, repeated_kicks, crash, restart } = figures;
         let case = case.to_string();
         let mut row = |subject, metric, unit, values: &[f64]| {
             rows.extend(origin.row(&case, subject, (metric, unit, "clock"), values))
         };
-        for (subject, outages) in [(PLANNED, planned), (UNDISTURBED, undisturbed)] {
+        for (subject, outages) in [(PLANNED, planned), (UNDISTURBED, undisturbed), (CRASH, crash)] {
             row(subject, "outage", "ms", outages);
             row(subject, "outage-p99", "ms", percentile(outages, 99).as_slice());
         }
         row(PLANNED, "handover-time", "ms", times);
         row(PLANNED, "repeated-kicks", "kicks/handover", repeated_kicks);
+        row(RESTART, "restart-time", "ms", restart);
+        let beyond =
+            percentile(crash, 99).zip(percentile(restart, 50)).map(|(crash, restart)| crash - restart);
+        row(CRASH, "outage-p99-beyond-restart", "ms", beyond.as_slice());
     }
     Ok(rows)
 }
@@ -191,6 +224,136 @@ fn sample(
         figures.undisturbed.push(ms(seen.outage));
     }
     Ok(())
+}
+
+/// Kills the daemon of one client, a number of times, and that of none.
+///
+/// # Errors
+/// What went wrong, in one line.
+fn crash(
+    case: Case,
+    build: &Build,
+    folder: &Path,
+    kills: usize,
+    figures: &mut Figures,
+) -> Result<(), String> {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let mut served = Kept::new(build, folder, "")?;
+    let mut idle = Kept::new(build, folder, IDLE)?;
+    let Case { packed, depth } = case;
+    let work = Work { write: true, sequential: false, bytes: case::BLOCK };
+    let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth };
+    let socket = folder.join(SOCKET);
+    let mut client = Client::connect(&socket, of_client, crate::Client::Event, || served.daemon.ended())?;
+    client.run(MARGIN * 4)?;
+    for _ in 0..kills {
+        let killed = served.kill()?;
+        // Nothing completes meanwhile, and the client does not look.
+        let before = killed.elapsed();
+        let mut ready = None;
+        let seen = watch(&mut client, || {
+            if ready.is_none() && served.is_ready()? {
+                ready = Some(Instant::now());
+            }
+            if killed.elapsed() > LONGEST {
+                return Err(format!("the daemon is not back within {LONGEST:?}"));
+            }
+            Ok(ready.is_some_and(|ready| ready.elapsed() >= MARGIN))
+        })?;
+        figures.crash.push(ms(before + seen.outage));
+        let killed = idle.kill()?;
+        while !idle.is_ready()? {
+            client.run(Duration::from_millis(1))?;
+            if killed.elapsed() > LONGEST {
+                return Err(format!("the daemon without a client is not back within {LONGEST:?}"));
+            }
+        }
+        figures.restart.push(ms(killed.elapsed()));
+    }
+    Ok(())
+}
+
+/// A daemon whose sessions are kept by a holder.
+struct Kept<'a> {
+    daemon: Daemon,
+    _holder: Daemon,
+    notify: UnixDatagram,
+    build: &'a Build,
+    folder: &'a Path,
+    prefix: &'static str,
+}
+
+impl<'a> Kept<'a> {
+    fn new(build: &'a Build, folder: &'a Path, prefix: &'static str) -> Result<Self, String> {
+        let path = |name: &str| folder.join(format!("{prefix}{name}"));
+        let text = |error: io::Error| error.to_string();
+        let start = |command| Daemon::start(command, CRASH, None).map_err(|error| error.to_string());
+        let _ = std::fs::remove_file(path(NOTIFY));
+        let notify = UnixDatagram::bind(path(NOTIFY)).map_err(text)?;
+        notify.set_nonblocking(true).map_err(text)?;
+        let mut hold = Command::new(&build.program);
+        hold.args(["hold", "--socket"]).arg(path(HOLDER)).args(&build.extra_args);
+        let holder = start(quiet(hold))?;
+        let begin = Instant::now();
+        while !path(HOLDER).exists() {
+            if begin.elapsed() > LONGEST {
+                return Err("the holder does not listen".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let daemon = start(kept_command(build, folder, prefix))?;
+        let mut kept = Self { daemon, _holder: holder, notify, build, folder, prefix };
+        while !kept.is_ready()? {
+            if begin.elapsed() > LONGEST {
+                return Err("the daemon is not ready".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(kept)
+    }
+
+    /// Kills the daemon, and starts the next one when it has ended. Returns the time of the kill.
+    fn kill(&mut self) -> Result<Instant, String> {
+        let begin = Instant::now();
+        kill(self.daemon.pid(), Signal::SIGKILL).map_err(|error| error.to_string())?;
+        while self.daemon.ended().is_none() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let command = kept_command(self.build, self.folder, self.prefix);
+        self.daemon = Daemon::start(command, CRASH, None).map_err(|error| error.to_string())?;
+        Ok(begin)
+    }
+
+    /// Whether the daemon has said that it is ready, once.
+    fn is_ready(&mut self) -> Result<bool, String> {
+        let mut message = [0; 4096];
+        let len = self.notify.recv(&mut message).unwrap_or(0);
+        match self.daemon.ended() {
+            Some(ended) => Err(ended),
+            None => Ok(String::from_utf8_lossy(&message[..len]).contains("READY=1")),
+        }
+    }
+}
+
+/// `paravane serve` with a holder.
+fn kept_command(build: &Build, folder: &Path, prefix: &str) -> Command {
+    let path = |name: &str| folder.join(format!("{prefix}{name}"));
+    let mut command = Command::new(&build.program);
+    command.args(["serve", "blk", "--format", "raw", "--image"]).arg(path(IMAGE));
+    command.arg("--socket").arg(path(SOCKET)).arg("--control").arg(path(CONTROL));
+    command.arg("--holder").arg(path(HOLDER)).args(&build.extra_args);
+    command.env("NOTIFY_SOCKET", path(NOTIFY));
+    quiet(command)
+}
+
+/// Has a command log and print little.
+fn quiet(mut command: Command) -> Command {
+    // Log lines of each handover would mix with the table.
+    if std::env::var_os("RUST_LOG").is_none() {
+        command.env("RUST_LOG", "error");
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
 }
 
 /// Runs the client until `done`.
