@@ -16,7 +16,7 @@
 //! length of the message until that is taken.
 //!
 //! Queues go on from an in-flight region, of the client or else of the session
-//! ([`crate::inflight`]), so no message and no record is on the path of a request. That of a queue
+//! (`inflight`), so no message and no record is on the path of a request. That of a queue
 //! which starts anew is cleared before "begun" is recorded: a successor starts no queue before the
 //! message is done, and finds the region either new or in use.
 //!

@@ -9,7 +9,7 @@
 //! middle of a message: the received descriptors may include its own end of the connection, which
 //! would never close while we wait. It must not let our replies fill its socket either.
 //!
-//! A connection that a later process may continue ([`Connection::keep`]) leaves each message on the
+//! A connection that a later process may continue (see [`crate::keeper`]) leaves each message on the
 //! socket until it is done:
 //! ```text
 //!  idle --all of it has arrived: peeked--> a message --settle: taken off, and answered--> idle
@@ -92,7 +92,8 @@ enum Peeked {
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
-    bytes: Box<[u8; HEADER + MAX_PAYLOAD]>,
+    /// One more than the longest message: see [`Connection::peek_to_need`].
+    bytes: Box<[u8; HEADER + MAX_PAYLOAD + 1]>,
     /// Number of bytes received.
     have: usize,
     /// Number of bytes of the message, as far as known.
@@ -112,7 +113,7 @@ impl Connection {
     /// Takes a connected stream socket. Leaves its flags unchanged.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
-        let bytes = Box::new([0; HEADER + MAX_PAYLOAD]);
+        let bytes = Box::new([0; HEADER + MAX_PAYLOAD + 1]);
         Self {
             socket,
             bytes,
@@ -291,22 +292,37 @@ impl Connection {
         }
     }
 
-    /// Peeks the first `need` bytes, with their descriptors.
+    /// Peeks the first `need` bytes, with their descriptors. The peek offset is `need` then.
+    ///
+    /// The kernel ends a piece behind bytes that descriptors came with. If there were none, it goes
+    /// on, and may return descriptors of the next message even if no byte of that was asked for. So
+    /// one byte more is asked for: with it, the descriptors are those of the next message.
     fn peek_to_need(&mut self) -> Result<Peeked, SocketError> {
         peek::set_offset(self.socket.as_fd(), 0)?;
         self.pieces.clear();
         self.fds.clear();
         while self.have < self.need {
-            match self.receive_some(RecvFlags::PEEK)? {
+            let own = self.fds.len();
+            match self.receive_some(self.need + 1, RecvFlags::PEEK)? {
                 None => return Ok(Peeked::Part),
                 Some(0) => return Ok(Peeked::Closed),
                 Some(bytes) => {
-                    self.have += bytes;
-                    self.pieces.push(bytes);
+                    let rest = self.need - self.have;
+                    if bytes > rest {
+                        self.fds.truncate(own);
+                    }
+                    self.check_fds()?;
+                    self.have += bytes.min(rest);
+                    self.pieces.push(bytes.min(rest));
                 }
             }
         }
+        peek::set_offset(self.socket.as_fd(), self.need as libc::c_int)?;
         Ok(Peeked::Whole)
+    }
+
+    fn check_fds(&self) -> Result<(), SocketError> {
+        if self.fds.len() > MAX_FDS { Err(SocketError::TooManyFds) } else { Ok(()) }
     }
 
     fn header(&self) -> Result<Header, SocketError> {
@@ -332,13 +348,14 @@ impl Connection {
             (self.have, self.need) = (0, HEADER);
         }
         loop {
-            match self.receive_some(RecvFlags::empty())? {
+            match self.receive_some(self.need, RecvFlags::empty())? {
                 None if self.rest() == Some(Duration::ZERO) => return Err(SocketError::Slow),
                 None => return Ok(Received::Nothing),
                 Some(0) if self.have == 0 => return Ok(Received::Closed),
                 Some(0) => return Err(SocketError::CutOff),
                 Some(bytes) => {
                     self.have += bytes;
+                    self.check_fds()?;
                     self.begun.get_or_insert_with(Instant::now);
                 }
             }
@@ -374,11 +391,11 @@ impl Connection {
         &self.bytes[HEADER..self.need.max(HEADER)]
     }
 
-    /// Receives once; `None` if there is no data.
-    fn receive_some(&mut self, more: RecvFlags) -> Result<Option<usize>, SocketError> {
+    /// Receives once, up to the byte `end` of the message; `None` if there is no data.
+    fn receive_some(&mut self, end: usize, more: RecvFlags) -> Result<Option<usize>, SocketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..self.need])];
+        let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..end])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | more;
         let received = loop {
             match recvmsg(&self.socket, &mut slices, &mut control, flags) {
@@ -396,7 +413,7 @@ impl Connection {
             }
         }
         // The kernel closed the descriptors that did not fit.
-        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+        if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(SocketError::TooManyFds);
         }
         Ok(Some(received.bytes))

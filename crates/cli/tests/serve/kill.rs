@@ -6,6 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// Environment variable: number of daemons that are replaced in a test [20].
+const KILLS: &str = "PARAVANE_KILLS";
+
 /// Bytes of a disk.
 const SIZE: usize = 1 << 20;
 
@@ -86,7 +89,7 @@ impl Drop for EndClients<'_> {
     }
 }
 
-/// Runs four clients while `next` replaces the daemon twenty times.
+/// Runs four clients while `next` replaces the daemon [`KILLS`] times.
 fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
     let clients = [
         ("a", wish(false, true, 2)),
@@ -117,7 +120,8 @@ fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
             })
             .collect();
         let end = EndClients(done);
-        for number in 1..=20 {
+        let times = std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
+        for number in 1..=times {
             let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
             daemon = daemon.take().map(|old| next(kept, old, number));
             // All of them go on.
@@ -129,6 +133,8 @@ fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
             }
         }
         drop(end);
+        let done: usize = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).sum();
+        eprintln!("{times} daemons replaced under {done} rounds of requests");
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
     let report = status(&kept.control);
@@ -148,12 +154,12 @@ fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
 }
 
 #[test]
-fn clients_notice_nothing_of_twenty_kills() {
+fn clients_notice_nothing_of_kills() {
     under_load(|kept, old, _| kept.kill(old));
 }
 
 #[test]
-fn clients_notice_nothing_of_twenty_restarts() {
+fn clients_notice_nothing_of_restarts() {
     under_load(|kept, old, _| {
         let (ended, log) = old.end();
         assert!(ended.success(), "{log:?}");

@@ -97,6 +97,49 @@ fn descriptors_come_with_their_message_each_time() {
 }
 
 #[test]
+fn descriptors_of_the_next_message_stay_with_it() {
+    let (mut connection, far) = kept();
+    let (pipe, _) = std::io::pipe().unwrap();
+    // Each followed by one with a descriptor: without payload, with one, in parts.
+    for (first, parts) in [(message(&[]), 1), (message(&[1; 8]), 1), (message(&[1; 8]), 2)] {
+        let (begin, end) = first.split_at(first.len() / parts);
+        send(far.as_fd(), begin, None).unwrap();
+        if !end.is_empty() {
+            send(far.as_fd(), end, None).unwrap();
+        }
+        for _ in 0..2 {
+            send(far.as_fd(), &message(&[2; 8]), Some(pipe.as_fd())).unwrap();
+        }
+        for (len, count) in [(first.len() - HEADER, 0), (8, 1), (8, 1)] {
+            let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no message") };
+            assert_eq!((connection.payload().len(), fds.len()), (len, count));
+            connection.settle(None).unwrap();
+        }
+    }
+}
+
+#[test]
+fn descriptors_in_the_middle_of_a_message_are_its_own() {
+    let (mut connection, far) = kept();
+    let (pipe, _) = std::io::pipe().unwrap();
+    let whole = message(&[1; 8]);
+    for at in [1, HEADER - 1, HEADER, HEADER + 1, whole.len() - 1] {
+        for fd_first in [true, false] {
+            let (begin, end) = whole.split_at(at);
+            let (fd, no_fd) = (Some(pipe.as_fd()), None);
+            send(far.as_fd(), begin, if fd_first { fd } else { no_fd }).unwrap();
+            send(far.as_fd(), end, if fd_first { no_fd } else { fd }).unwrap();
+            send(far.as_fd(), &message(&[]), fd).unwrap();
+            for len in [8, 0] {
+                let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no message") };
+                assert_eq!((connection.payload().len(), fds.len()), (len, 1), "cut at {at}");
+                connection.settle(None).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_message_that_is_done_is_answered_by_the_next_process_once() {
     for at_once in [true, false] {
         let (mut connection, mut far) = kept();
