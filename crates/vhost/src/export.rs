@@ -317,13 +317,14 @@ impl Export {
                 paravane_io::outlive_pipes();
                 let shared = Arc::clone(&export_thread.shared);
                 // Queues that are still served stop with their threads.
-                let handed = caught(|| export_thread.run(acceptor, connection)).unwrap_or_else(|message| {
+                let ran = caught(|| export_thread.run(acceptor, connection));
+                let (handed, threads) = ran.unwrap_or_else(|message| {
                     let mut status = shared.shared_status.write();
                     status.connected = false;
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
                     shared.fail(&message);
-                    None
+                    (None, Vec::new())
                 });
                 if shared.is_handing_over() {
                     shared.finish_hand_over(handed);
@@ -336,6 +337,8 @@ impl Export {
                 if let Some(ended) = ended {
                     ended.signal();
                 }
+                // Last: nobody waits for them, and a client may wait for its next server.
+                drop(threads);
             })
             .map_err(ExportError::Thread)?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
@@ -622,9 +625,21 @@ impl ExportThread {
         }
     }
 
-    /// Serves clients until the export ends. Returns the state if it is handed over.
+    /// Serves clients until the export ends, and drops the device.
+    ///
+    /// Returns the state if it is handed over, and the I/O threads.
     fn run(
         mut self,
+        acceptor: Acceptor,
+        resumed: Option<ConnectionState>,
+    ) -> (Option<Result<ExportState, HandoverError>>, Vec<IoThread>) {
+        let handed = self.serve(acceptor, resumed);
+        (handed, self.threads)
+    }
+
+    /// Serves clients until the export ends. Returns the state if it is handed over.
+    fn serve(
+        &mut self,
         mut acceptor: Acceptor,
         resumed: Option<ConnectionState>,
     ) -> Option<Result<ExportState, HandoverError>> {

@@ -120,7 +120,8 @@ fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
             })
             .collect();
         let end = EndClients(done);
-        let times = std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
+        let times =
+            std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
         for number in 1..=times {
             let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
             daemon = daemon.take().map(|old| next(kept, old, number));

@@ -99,7 +99,11 @@ impl<'a> Writer<'a> {
             let block = &self.buffer[index * BLOCK..][..BLOCK];
             if block != expected {
                 let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| block[at * 8 + byte]));
-                return Err(format!("block {number} of write {times} is block {} of write {}", word(0), word(1)));
+                return Err(format!(
+                    "block {number} of write {times} is block {} of write {}",
+                    word(0),
+                    word(1)
+                ));
             }
         }
         Ok(())

@@ -11,8 +11,12 @@ use anyhow::anyhow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two attempts: the first, and the longest.
-const INTERVAL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
+/// Time between two attempts at first: guests wait, and mostly the lock is granted at once.
+const SHORTEST: Duration = Duration::from_micros(100);
+/// How long the attempts stay that close.
+const CLOSE: Duration = Duration::from_millis(20);
+/// Longest time between two attempts.
+const LONGEST: Duration = Duration::from_millis(100);
 /// A wait that is shorter is not logged: the kernel takes this long after every kill.
 const UNLOGGED: Duration = Duration::from_millis(500);
 /// Time between two log lines.
@@ -47,7 +51,7 @@ impl LockWait {
     /// The wait was cancelled, or the image cannot be used.
     pub(super) fn wait(&self, name: &str, mut opening: Opening) -> Result<Opened, anyhow::Error> {
         let start = Instant::now();
-        let (mut interval, mut next_line) = (INTERVAL[0], UNLOGGED);
+        let (mut interval, mut next_line) = (SHORTEST, UNLOGGED);
         loop {
             let disk = match opening {
                 Opening::Unlocked(disk) => disk,
@@ -71,7 +75,9 @@ impl LockWait {
                 tracing::warn!(device = name, seconds, "waiting for {WAITS_FOR}; check the storage");
             }
             std::thread::sleep(interval);
-            interval = (interval * 2).min(INTERVAL[1]);
+            if start.elapsed() > CLOSE {
+                interval = (interval * 2).min(LONGEST);
+            }
             opening = disk.lock()?;
         }
     }
