@@ -70,7 +70,7 @@ pub enum KeptError {
     #[error(transparent)]
     File(#[from] RecordFileError),
     /// The record names a descriptor that is not there.
-    #[error("descriptor {0} is missing")]
+    #[error("descriptor {0} is missing: the descriptor store was full (FileDescriptorStoreMax= of systemd)")]
     Missing(u64),
     /// A descriptor cannot be duplicated.
     #[error("cannot duplicate a descriptor: {0}")]
@@ -99,8 +99,9 @@ impl Kept {
         let next = stored.iter().max().map_or(RECORD, |last| last.saturating_add(1)).max(RECORD + 1);
         let (mut files, others): (Vec<_>, Vec<_>) =
             fds.into_iter().partition(|(number, _)| *number == RECORD);
-        let (Some((_, file)), []) = (files.pop(), &files[..]) else {
-            return Err(KeptError::Files(files.len()));
+        let file = match (files.len(), files.pop()) {
+            (1, Some((_, file))) => file,
+            (count, _) => return Err(KeptError::Files(count)),
         };
         let others: HashMap<u64, OwnedFd> = others.into_iter().collect();
         let (file, content) = RecordFile::open(file)?;

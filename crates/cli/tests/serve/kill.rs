@@ -1,6 +1,9 @@
 //! `--holder`: clients under load, and daemons that are killed or stopped, one after the other.
+//!
+//! A holder, or a service manager, has the sessions.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
+use crate::manager::Manager;
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,18 +15,39 @@ const KILLS: &str = "PARAVANE_KILLS";
 /// Bytes of a disk.
 const SIZE: usize = 1 << 20;
 
-/// A holder, and a folder with a file of devices.
+/// Who keeps sessions.
+pub(crate) enum Store {
+    Holder(Daemon),
+    Manager(Manager),
+}
+
+/// A descriptor store, and a folder with a file of devices.
 pub(crate) struct Kept {
     pub(crate) folder: Folder,
-    pub(crate) holder: Daemon,
+    store: Store,
     file: String,
     pub(crate) control: String,
 }
 
 impl Kept {
     pub(crate) fn new(disks: &[&str]) -> Self {
+        Self::of("hold", disks, |folder| {
+            let arguments = ["hold", "-v", "--socket", &folder.text("hold")];
+            let mut holder = Daemon::spawn(paravane().args(arguments).args(without_sandbox()));
+            holder.wait_for("ready");
+            Store::Holder(holder)
+        })
+    }
+
+    /// A service manager keeps the sessions, with at most `maximum` descriptors.
+    fn by_manager(maximum: usize, disks: &[&str]) -> Self {
+        Self::of("systemd", disks, |folder| Store::Manager(Manager::new(folder.root(), maximum)))
+    }
+
+    fn of(holder: &str, disks: &[&str], store: impl FnOnce(&Folder) -> Store) -> Self {
         let folder = Folder::new();
-        let mut text = "[daemon]\nholder = \"hold\"\n[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n".to_owned();
+        let mut text =
+            format!("[daemon]\nholder = \"{holder}\"\n[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n");
         for name in disks {
             folder.image(&format!("{name}.img"));
             text += &format!(
@@ -32,17 +56,18 @@ impl Kept {
             );
         }
         let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
-        let socket = folder.text("hold");
-        let mut holder =
-            Daemon::spawn(paravane().args(["hold", "-v", "--socket", &socket]).args(without_sandbox()));
-        holder.wait_for("ready");
-        Self { folder, holder, file, control }
+        let store = store(&folder);
+        Self { folder, store, file, control }
     }
 
     /// Starts a daemon, which need not become ready.
     pub(crate) fn spawn(&self, more: &[&str]) -> Daemon {
         let arguments = ["serve", "--config", &self.file, "--control", &self.control];
-        Daemon::spawn(paravane().args(arguments).args(more).args(without_sandbox()))
+        let mut command = match &self.store {
+            Store::Holder(_) => paravane(),
+            Store::Manager(manager) => manager.command(env!("CARGO_BIN_EXE_paravane")),
+        };
+        Daemon::spawn(command.args(arguments).args(more).args(without_sandbox()))
     }
 
     pub(crate) fn start(&self) -> Daemon {
@@ -89,20 +114,22 @@ impl Drop for EndClients<'_> {
     }
 }
 
+/// The disks of [`under_load`].
+const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+
 /// Runs four clients while `next` replaces the daemon [`KILLS`] times.
-fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
+fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
     let clients = [
         ("a", wish(false, true, 2)),
         ("b", wish(true, true, 2)),
         ("c", wish(false, false, 1)),
         ("d", wish(true, false, 1)),
     ];
-    let kept = Kept::new(&clients.map(|(name, _)| name));
     let mut daemon = Some(kept.start());
     let done = AtomicBool::new(false);
     let rounds: [AtomicUsize; 4] = Default::default();
     let mut models: Vec<(&str, Vec<u8>)> = std::thread::scope(|scope| {
-        let (kept, done, rounds) = (&kept, &done, &rounds);
+        let (done, rounds) = (&done, &rounds);
         let threads: Vec<_> = clients
             .iter()
             .zip(rounds)
@@ -156,12 +183,51 @@ fn under_load(next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
 
 #[test]
 fn clients_notice_nothing_of_kills() {
-    under_load(|kept, old, _| kept.kill(old));
+    under_load(&Kept::new(&DISKS), |kept, old, _| kept.kill(old));
+}
+
+#[test]
+fn clients_notice_nothing_of_kills_under_a_service_manager() {
+    under_load(&Kept::by_manager(1000, &DISKS), |kept, old, number| match number % 4 {
+        0 => {
+            let (ended, log) = old.end();
+            assert!(ended.success(), "{log:?}");
+            kept.start()
+        }
+        _ => kept.kill(old),
+    });
+}
+
+#[test]
+fn what_a_service_manager_dropped_ends_one_session() {
+    let kept = Kept::by_manager(1000, &["a", "b"]);
+    let daemon = kept.start();
+    kept.wait_until_kept();
+    let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
+    let mut model = vec![0; SIZE];
+    driver.exercise(&mut model, 50, &mut Random::new(5));
+    let Store::Manager(manager) = &kept.store else { panic!("no manager") };
+    let before = manager.stored();
+    // Its maximum is reached: systemd drops the next ones without a word.
+    manager.set_maximum(before + 3);
+    let raw = crate::raw::Raw::connect(&kept.socket("b"));
+    let mut machine = crate::raw::Machine::new(0, 64, 8);
+    machine.attach(&raw, 0, false);
+    assert_eq!(manager.stored(), before + 3);
+    let daemon = kept.kill(daemon);
+    let line = daemon.seen().iter().find(|line| line.contains("session not resumed")).unwrap();
+    assert!(line.contains("device=\"b\"") && line.contains("FileDescriptorStoreMax="), "{line}");
+    assert!(raw.is_closed());
+    // The other one goes on, and the device serves the next client.
+    driver.exercise(&mut model, 50, &mut Random::new(6));
+    manager.set_maximum(1000);
+    let mut driver = Driver::connect(&kept.socket("b"), wish(false, true, 2)).unwrap();
+    driver.exercise(&mut vec![0; SIZE], 50, &mut Random::new(5));
 }
 
 #[test]
 fn clients_notice_nothing_of_restarts() {
-    under_load(|kept, old, _| {
+    under_load(&Kept::new(&DISKS), |kept, old, _| {
         let (ended, log) = old.end();
         assert!(ended.success(), "{log:?}");
         kept.start()
@@ -170,7 +236,7 @@ fn clients_notice_nothing_of_restarts() {
 
 #[test]
 fn clients_notice_nothing_of_kills_between_take_overs() {
-    under_load(|kept, old, number| match number % 2 {
+    under_load(&Kept::new(&DISKS), |kept, old, number| match number % 2 {
         0 => kept.kill(old),
         _ => {
             let mut new = kept.spawn(&["--take-over"]);
@@ -221,8 +287,9 @@ fn what_is_not_configured_any_more_is_not_kept() {
 fn without_its_holder_a_daemon_serves_on_and_says_so() {
     let mut kept = Kept::new(&["a"]);
     let mut daemon = kept.start();
-    kept.holder.signal(Signal::KILL);
-    kept.holder.wait_for_end();
+    let Store::Holder(holder) = &mut kept.store else { panic!("no holder") };
+    holder.signal(Signal::KILL);
+    holder.wait_for_end();
     let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
     driver.exercise(&mut vec![0; SIZE], 50, &mut Random::new(5));
     let line = daemon.wait_for("not kept for the next process any more");

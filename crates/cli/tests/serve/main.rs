@@ -32,6 +32,7 @@ mod latencies;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;
+mod manager;
 mod manuals;
 #[path = "../../../vhost/tests/serve/migration.rs"]
 mod migration;
