@@ -46,7 +46,7 @@ pub use link::LinkEnd;
 pub use tap::{Tap, TapError};
 
 use crate::{Device, QueueHandler};
-use control::Control;
+use control::{Commanded, Control};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::net::{
     self, Config, F_CTRL_VQ, F_GUEST_ANNOUNCE, F_MAC, F_MQ, F_MRG_RXBUF, F_MTU, F_STATUS, MIN_MTU, RECEIVE,
@@ -57,7 +57,7 @@ use receive::Receive;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::Ordering;
 use thiserror::Error;
 use transmit::Transmit;
 use zerocopy::IntoBytes;
@@ -134,7 +134,7 @@ pub struct Net<B> {
     /// Pairs in use, where the driver does not report them through our control queue.
     enabled: u16,
     /// Pairs that the driver has set through our control queue; 0: none.
-    commanded: Arc<AtomicU16>,
+    commanded: Arc<Commanded>,
 }
 
 impl<B: BackEnd> Net<B> {
@@ -275,7 +275,7 @@ impl<B: BackEnd> Device for Net<B> {
     fn reset(&mut self) {
         (self.agreed, self.enabled) = (false, 1);
         // Relaxed: no control queue is served.
-        self.commanded.store(0, Ordering::Relaxed);
+        self.commanded.pairs.store(0, Ordering::Relaxed);
         if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
             tracing::warn!(%error, "cannot reset the back end");
         }
@@ -292,7 +292,7 @@ impl<B: BackEnd> NetDevice for Net<B> {
         }
         self.enabled = pairs;
         // Relaxed: a statement of one side, which the other replaces.
-        self.commanded.store(0, Ordering::Relaxed);
+        self.commanded.pairs.store(0, Ordering::Relaxed);
         if self.agreed
             && let Err(error) = self.back_end.use_pairs(pairs)
         {
@@ -307,8 +307,13 @@ impl<B: BackEnd> NetDevice for Net<B> {
     }
 
     fn commanded_pairs(&self) -> u16 {
-        // Relaxed: the queue has left its thread, which orders.
-        self.commanded.load(Ordering::Relaxed)
+        // Acquire: pairs with the store of the control queue's handler.
+        self.commanded.pairs.load(Ordering::Acquire)
+    }
+
+    fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+        // Fails if it was called before.
+        let _ = self.commanded.told.set(told);
     }
 
     fn restore_pairs(&mut self, pairs: u16) {
@@ -318,7 +323,7 @@ impl<B: BackEnd> NetDevice for Net<B> {
         }
         match self.back_end.use_pairs(pairs) {
             // Relaxed: as above.
-            Ok(()) => self.commanded.store(pairs, Ordering::Relaxed),
+            Ok(()) => self.commanded.pairs.store(pairs, Ordering::Relaxed),
             Err(error) => {
                 tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
             }

@@ -180,6 +180,8 @@ struct Shared {
     keep: AtomicBool,
     /// What is kept stays for a later process.
     leave: AtomicBool,
+    /// The driver has changed the device by a command.
+    commanded: AtomicBool,
 }
 
 impl Shared {
@@ -298,6 +300,7 @@ impl Export {
             handed: Mutex::new(None),
             keep: AtomicBool::new(true),
             leave: AtomicBool::new(false),
+            commanded: AtomicBool::new(false),
         });
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
@@ -643,6 +646,16 @@ impl ExportThread {
         mut acceptor: Acceptor,
         resumed: Option<ConnectionState>,
     ) -> Option<Result<ExportState, HandoverError>> {
+        if self.keeping.is_some()
+            && let Some(net) = self.device.net()
+        {
+            let shared = Arc::clone(&self.shared);
+            net.tell_commands(Box::new(move || {
+                // Relaxed: the signal orders.
+                shared.commanded.store(true, Ordering::Relaxed);
+                shared.control.signal();
+            }));
+        }
         let mut next = resumed.map(|connection| (connection, true));
         let mut handed = None;
         loop {

@@ -9,7 +9,7 @@ use paravane_spec::net::{
     ANNOUNCE_ACK, CLASS_ANNOUNCE, CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_GUEST_ANNOUNCE, F_MQ,
     MQ_VQ_PAIRS_SET,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Bytes before a command's data.
@@ -19,12 +19,26 @@ pub(super) struct Control<B> {
     back_end: Arc<B>,
     multiqueue: bool,
     announce: bool,
-    /// Number of pairs that the driver has set.
-    commanded: Arc<AtomicU16>,
+    commanded: Arc<Commanded>,
+}
+
+/// What the driver has set.
+#[derive(Default)]
+pub(super) struct Commanded {
+    /// Number of pairs; 0: none.
+    pub(super) pairs: AtomicU16,
+    /// Called when it changes.
+    pub(super) told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Commanded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Commanded").field(&self.pairs).finish()
+    }
 }
 
 impl<B: BackEnd> Control<B> {
-    pub(super) fn new(back_end: Arc<B>, features: u64, commanded: Arc<AtomicU16>) -> Self {
+    pub(super) fn new(back_end: Arc<B>, features: u64, commanded: Arc<Commanded>) -> Self {
         let has = |feature| features & feature != 0;
         Self { back_end, multiqueue: has(F_MQ), announce: has(F_GUEST_ANNOUNCE), commanded }
     }
@@ -62,8 +76,11 @@ impl<B: BackEnd> Control<B> {
         }
         Ok(match self.back_end.use_pairs(pairs) {
             Ok(()) => {
-                // Relaxed: it is read when the queue has left its thread.
-                self.commanded.store(pairs, Ordering::Relaxed);
+                // Release: `told` has another thread load it (Acquire, in `Net::commanded_pairs`).
+                self.commanded.pairs.store(pairs, Ordering::Release);
+                if let Some(told) = self.commanded.told.get() {
+                    told();
+                }
                 CTRL_OK
             }
             Err(error) => {

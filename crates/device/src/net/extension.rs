@@ -19,6 +19,11 @@ pub trait NetDevice {
     /// Number of queue pairs that the driver has set through the control queue; 0 if none.
     fn commanded_pairs(&self) -> u16;
 
+    /// Has `told` called whenever the driver has set that number, on the thread of the control queue.
+    ///
+    /// Only the first call counts.
+    fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>);
+
     /// Sets the number of queue pairs as the driver did, in another process.
     ///
     /// Ignores a number that the driver could not have set.

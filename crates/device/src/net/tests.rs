@@ -4,6 +4,7 @@ mod latencies;
 mod limited;
 mod link;
 mod pairs;
+mod recovered;
 mod rig;
 mod tap;
 mod translated;

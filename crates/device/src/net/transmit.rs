@@ -5,6 +5,10 @@
 //!              ^                  | Full
 //!              '-- nothing popped until the rest has been sent; the back end's descriptor wakes the thread
 //! ```
+//! Chains that were in flight when an earlier process died come first (in-flight tracking). That process
+//! may have sent their frames: they are completed and not sent again, as a cable may lose a frame and
+//! never doubles one.
+//!
 //! A chain with an invalid frame or header is completed and counted, and the queue goes on. An
 //! address outside guest memory latches the queue.
 use super::back_end::{HEADER, Outgoing, Sender, Sent};
@@ -36,6 +40,8 @@ pub(super) struct Transmit<S> {
     batch: Batch,
     /// Number of chains of the batch that are done.
     done: usize,
+    /// Number of chains that an earlier process took and that have not come yet; `None`: not looked up.
+    recovered: Option<u16>,
     /// When the batch was taken.
     taken: Taken,
     /// The back end had no room.
@@ -49,13 +55,16 @@ impl<S: Sender> Transmit<S> {
         let counts = Totals::default();
         let rules = Rules::new(features);
         let (batch, taken) = (Batch::new(BATCH), Taken::default());
-        Self { sender, rules, batch, done: 0, taken, full: false, counters, counts }
+        Self { sender, rules, batch, done: 0, recovered: None, taken, full: false, counters, counts }
     }
 
     /// Sends the rest of the batch, and returns the number of chains that are done.
-    fn send_rest(&mut self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
+    ///
+    /// The first `skipped` chains of it are not sent.
+    fn send_rest(&mut self, memory: &AccessGuard<'_>, skipped: usize) -> Result<usize, ServeError> {
         self.full = false;
-        let mut done = self.done;
+        let first = self.done.max(skipped);
+        let mut done = first;
         // The driver's processor has the cache lines: those of some chains are prefetched before
         // the first one is needed.
         let expect = |chain: Option<(&Chain, &[Segment], &[Segment])>| {
@@ -63,9 +72,9 @@ impl<S: Sender> Transmit<S> {
                 memory.expect_read(first.addr, EXPECTED.min(first.len as usize));
             }
         };
-        let mut ahead = self.batch.iter().skip(self.done);
+        let mut ahead = self.batch.iter().skip(first);
         (0..AHEAD).for_each(|_| expect(ahead.next()));
-        for chain in self.batch.iter().skip(self.done) {
+        for chain in self.batch.iter().skip(first) {
             expect(ahead.next());
             match send(&mut self.sender, self.rules, memory, chain)? {
                 Some((Sent::Sent, len)) => {
@@ -85,6 +94,16 @@ impl<S: Sender> Transmit<S> {
         Ok(done)
     }
 
+    /// Takes chains of the new batch as done that an earlier process may have sent.
+    #[cold]
+    fn skip(&mut self, recovered: u16) -> usize {
+        let again = self.batch.chains().len().min(recovered.into());
+        self.recovered = Some(recovered - again as u16);
+        self.counts.refused += again as u64;
+        tracing::info!(frames = again, "frames that an earlier process may have sent are not sent again");
+        again
+    }
+
     /// Whether the rest of an earlier batch is still translated.
     #[cold]
     fn rest_is_translated(&self, memory: &QueueGuard<'_>) -> bool {
@@ -94,10 +113,16 @@ impl<S: Sender> Transmit<S> {
     fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
         let QueueBatch { queue, memory, latency, .. } = batch;
         let mut served = Served::default();
+        let mut skipped = 0;
         if self.done == self.batch.chains().len() {
             // First: the batch is empty after an error, too.
             self.done = 0;
+            // Before the first chain is taken, what is in flight is what comes again.
+            let recovered = *self.recovered.get_or_insert_with(|| queue.in_flight());
             served.taken = memory.pop(queue, &mut self.batch)? as u32;
+            if recovered > 0 {
+                skipped = self.skip(recovered);
+            }
             queue.expect_completions(served.taken as usize);
             self.taken = latency.take_batch(served.taken as usize, queue.in_flight().into());
         } else if memory.translates_on_demand() && !self.rest_is_translated(&memory) {
@@ -106,7 +131,7 @@ impl<S: Sender> Transmit<S> {
         } else {
             latency.resume(&mut self.taken);
         }
-        let done = self.send_rest(&memory)?;
+        let done = self.send_rest(&memory, skipped)?;
         if self.full && self.sender.is_held() {
             latency.hold();
         }

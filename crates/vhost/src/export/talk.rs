@@ -134,6 +134,10 @@ impl<'s> Talk<'_, 's> {
                 self.session.config_changed();
                 self.record(None);
             }
+            // Relaxed: as above.
+            if self.shared.commanded.swap(false, Ordering::Relaxed) {
+                self.record(None);
+            }
             // Last, so that nothing of the above is pending.
             if self.shared.is_handing_over() {
                 return Ok(());
