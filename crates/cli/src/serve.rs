@@ -47,13 +47,14 @@ use report::Report;
 use sandbox::paths::{AllowedPaths, ImageAccess};
 use sandbox::user::Target;
 use sd_notify::NotifyState;
-use shelf::{Found, Place, Shelf};
+use shelf::{Found, KeptSession, Place, Shelf};
 use signals::{Request, Signals};
 use sockets::Sockets;
 use spec::{DeviceSpec, Endpoint, Kind};
+use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU32;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -229,7 +230,10 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let allowed = allowed.map(Arc::new);
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
     let specs = devices.clone();
-    let Some(opened) = open_all(devices, allowed.clone(), &signals, args.take_over)? else {
+    let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
+    let take = |(name, session): (&String, &mut KeptSession)| (name.clone(), session.kept.take_device_fds());
+    let fds = sessions.iter_mut().map(take).collect();
+    let Some(opened) = open_all(devices, allowed.clone(), &signals, args.take_over, fds)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
@@ -254,7 +258,6 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let stop_timeout =
         daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
     let sealed = allowed.is_some() && args.config.is_none();
-    let kept = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let is_kept = shelf.is_some();
     let context = ExportContext { sockets, allowed, stop_timeout, pool, shelf: shelf.clone() };
     let mut take_overs = 0;
@@ -266,7 +269,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             take_overs = took.take_overs;
             Exports::take_over(opened, context, took.arrivals)?
         }
-        None if is_kept => Exports::recover(opened, context, kept)?,
+        None if is_kept => Exports::recover(opened, context, sessions)?,
         None => Exports::start(opened, context)?,
     };
     if let (Some(shelf), Some(waiting)) = (&shelf, waiting) {
@@ -326,12 +329,14 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
 
 /// Opens all devices in a separate thread, as storage may hang.
 ///
-/// `take_over`: another daemon serves them. `None`: a signal ended the wait.
+/// `take_over`: another daemon serves them. `fds`: descriptors of devices that an earlier one had.
+/// `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
     allowed: Option<Arc<AllowedPaths>>,
     signals: &Signals,
     take_over: bool,
+    mut fds: HashMap<String, Vec<OwnedFd>>,
 ) -> Result<Option<Vec<(DeviceSpec, Opening)>>, Failure> {
     let (sender, receiver) = channel();
     let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
@@ -341,7 +346,10 @@ fn open_all(
         let open = |spec: DeviceSpec| {
             let device = match take_over {
                 true => exports::prepare_one(&spec, &mut link_ends, allowed.as_deref()),
-                false => exports::open_one(&spec, &mut link_ends, allowed.as_deref()),
+                false => {
+                    let kept = fds.remove(&spec.name).unwrap_or_default();
+                    exports::open_with(&spec, &mut link_ends, allowed.as_deref(), kept)
+                }
             };
             let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
             Ok((spec, device))

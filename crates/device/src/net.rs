@@ -56,6 +56,7 @@ use paravane_spec::{feature, queue};
 use receive::Receive;
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
@@ -309,6 +310,10 @@ impl<B: BackEnd> NetDevice for Net<B> {
     fn commanded_pairs(&self) -> u16 {
         // Acquire: pairs with the store of the control queue's handler.
         self.commanded.pairs.load(Ordering::Acquire)
+    }
+
+    fn host_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.back_end.fds()
     }
 
     fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>) {

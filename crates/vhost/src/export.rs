@@ -36,7 +36,7 @@ use talk::Talk;
 
 use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::handover::{Handover, HandoverError};
-use crate::keeper::{Active, Keeper, Keeping, Kept, State};
+use crate::keeper::{Active, Fixed, Keeper, Keeping, Kept, State};
 use crate::message::MessageError;
 use crate::session::{Offer, Session, SessionError, Workers};
 use crate::socket::{Connection, SocketError};
@@ -251,7 +251,7 @@ impl Export {
 
     fn launch(
         config: ExportConfig,
-        device: Box<dyn Device>,
+        mut device: Box<dyn Device>,
         begin: impl FnOnce(Endpoint) -> Result<Beginning, ExportError>,
     ) -> Result<Self, ExportError> {
         let queues = device.queue_sizes().len();
@@ -277,7 +277,14 @@ impl Export {
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
         let Beginning { acceptor, file, sessions, connection, kept } = begin(endpoint)?;
-        let keeping = keeper.map(|keeper| Ok(Keeping::new(keeper, acceptor.state(file.as_ref())?, kept)));
+        let keeping = keeper.map(|keeper| {
+            let endpoint = acceptor.state(file.as_ref())?;
+            let fds = device
+                .net()
+                .map(|net| net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect());
+            let device = fds.unwrap_or_else(|| Ok(Vec::new()))?;
+            Ok(Keeping::new(keeper, Fixed { endpoint, device }, kept))
+        });
         let keeping = keeping.transpose().map_err(ExportError::Thread)?;
         let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared_status = SharedStatus::new(&name, queues, quota);

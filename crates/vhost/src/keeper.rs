@@ -85,6 +85,7 @@ pub enum KeptError {
 pub struct Kept {
     pub(crate) handover: Handover,
     pub(crate) keeping: Active,
+    device: Vec<OwnedFd>,
 }
 
 impl Kept {
@@ -106,35 +107,54 @@ impl Kept {
         let others: HashMap<u64, OwnedFd> = others.into_iter().collect();
         let (file, content) = RecordFile::open(file)?;
         let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(None) };
-        let (list, record) = split(&content).ok_or(KeptError::List)?;
+        let (list, of_device, record) = split(&content).ok_or(KeptError::List)?;
         let mut numbers = HashMap::new();
-        let mut fds = Vec::new();
+        let (mut device, mut fds) = (Vec::new(), Vec::new());
         for number in list {
             let fd = others.get(&number).ok_or(KeptError::Missing(number))?;
             let fd = fd.try_clone().map_err(KeptError::Fd)?;
             numbers.insert(fd.as_raw_fd(), number);
-            fds.push(fd);
+            if device.len() < of_device { &mut device } else { &mut fds }.push(fd);
         }
         let handover = Handover { record: record.to_vec(), fds };
-        Ok(Some(Self { handover, keeping: Active { file, numbers, next, stored, last: content } }))
+        Ok(Some(Self { handover, keeping: Active { file, numbers, next, stored, last: content }, device }))
+    }
+
+    /// Takes the descriptors of the device: those of a network card's TAP device, for example.
+    ///
+    /// Open the device with them.
+    #[must_use]
+    pub fn take_device_fds(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.device)
     }
 }
 
-/// The numbers of descriptors at the beginning of a record, and the rest.
-fn split(content: &[u8]) -> Option<(Vec<u64>, &[u8])> {
-    let (count, rest) = content.split_first_chunk::<4>()?;
-    let len = (u32::from_le_bytes(*count) as usize).checked_mul(NUMBER)?;
+/// The numbers of descriptors at the beginning of a record, how many of them are the device's, and
+/// the rest.
+fn split(content: &[u8]) -> Option<(Vec<u64>, usize, &[u8])> {
+    let (counts, rest) = content.split_first_chunk::<8>()?;
+    let [count, device] = [0, 4].map(|at| u32::from_le_bytes(std::array::from_fn(|byte| counts[at + byte])));
+    let len = (count as usize).checked_mul(NUMBER)?;
     let (list, record) = rest.split_at_checked(len)?;
-    Some((list.as_chunks::<NUMBER>().0.iter().map(|number| u64::from_le_bytes(*number)).collect(), record))
+    let list = list.as_chunks::<NUMBER>().0.iter().map(|number| u64::from_le_bytes(*number));
+    (device <= count).then(|| (list.collect(), device as usize, record))
 }
 
 /// The keeping of an export's state.
 #[derive(Debug)]
 pub(crate) struct Keeping {
     keeper: Box<dyn Keeper>,
-    endpoint: EndpointState,
+    fixed: Fixed,
     /// `None`: the keeper has failed, or is not there yet.
     active: Option<Active>,
+}
+
+/// What stays the same as long as an export lives.
+#[derive(Debug)]
+pub(crate) struct Fixed {
+    pub(crate) endpoint: EndpointState,
+    /// Descriptors of the device.
+    pub(crate) device: Vec<OwnedFd>,
 }
 
 /// State of a keeper that works.
@@ -177,8 +197,8 @@ enum KeepError {
 
 impl Keeping {
     /// `active`: what an earlier process has left.
-    pub(crate) fn new(keeper: Box<dyn Keeper>, endpoint: EndpointState, active: Option<Active>) -> Self {
-        Self { keeper, endpoint, active }
+    pub(crate) fn new(keeper: Box<dyn Keeper>, fixed: Fixed, active: Option<Active>) -> Self {
+        Self { keeper, fixed, active }
     }
 
     /// Whether the state is kept.
@@ -217,7 +237,7 @@ impl Keeping {
     pub(crate) fn differs(&mut self, state: State<'_, '_>) -> bool {
         let Some(active) = &mut self.active else { return false };
         // An error is reported when the state is recorded.
-        let content = active.content(&mut *self.keeper, &self.endpoint, state);
+        let content = active.content(&mut *self.keeper, &self.fixed, state);
         content.is_err() || content.is_ok_and(|(content, _)| content != active.last)
     }
 
@@ -226,7 +246,7 @@ impl Keeping {
     /// Returns whether it was recorded. On failure nothing is kept any more.
     pub(crate) fn record(&mut self, state: State<'_, '_>) -> bool {
         let Some(active) = &mut self.active else { return false };
-        match active.record(&mut *self.keeper, &self.endpoint, state) {
+        match active.record(&mut *self.keeper, &self.fixed, state) {
             Ok(is_new) => is_new,
             Err(KeepError::State(HandoverError::Transfer)) => {
                 // Until it has ended.
@@ -269,7 +289,7 @@ impl Active {
     fn content(
         &mut self,
         keeper: &mut dyn Keeper,
-        endpoint: &EndpointState,
+        fixed: &Fixed,
         state: State<'_, '_>,
     ) -> Result<(Vec<u8>, HashSet<u64>), KeepError> {
         let Self { numbers, next, stored, .. } = self;
@@ -298,6 +318,8 @@ impl Active {
             Ok(number)
         };
         let State { sessions, client } = state;
+        let Fixed { endpoint, device } = fixed;
+        let device = device.iter().map(|fd| give(fd.as_fd())).collect::<Result<Vec<u64>, _>>()?;
         let endpoint = EndpointState {
             kind: endpoint.kind,
             path: endpoint.path.clone(),
@@ -311,9 +333,12 @@ impl Active {
         });
         let connection = connection.transpose()?;
         let (record, list) = ExportState { endpoint, sessions, connection }.write()?;
-        let mut content = Vec::with_capacity(4 + list.len() * NUMBER + record.len());
-        content.extend((list.len() as u32).to_le_bytes());
-        list.iter().for_each(|number| content.extend(number.to_le_bytes()));
+        let count = device.len() + list.len();
+        let mut content = Vec::with_capacity(8 + count * NUMBER + record.len());
+        for count in [count, device.len()] {
+            content.extend((count as u32).to_le_bytes());
+        }
+        device.iter().chain(&list).for_each(|number| content.extend(number.to_le_bytes()));
         content.extend(record);
         Ok((content, used))
     }
@@ -321,10 +346,10 @@ impl Active {
     fn record(
         &mut self,
         keeper: &mut dyn Keeper,
-        endpoint: &EndpointState,
+        fixed: &Fixed,
         state: State<'_, '_>,
     ) -> Result<bool, KeepError> {
-        let (content, used) = self.content(keeper, endpoint, state)?;
+        let (content, used) = self.content(keeper, fixed, state)?;
         if content == self.last {
             return Ok(false);
         }

@@ -26,7 +26,7 @@ mod lock_wait;
 mod served;
 
 pub(crate) use arrival::{Arrivals, prepare_one};
-pub(crate) use served::open_one;
+pub(crate) use served::{open_one, open_with};
 
 use super::open::{LinkEnds, Opening, UnlockedDisk};
 use super::report::{self, Report};

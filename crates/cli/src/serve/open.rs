@@ -11,6 +11,7 @@ use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,16 +99,32 @@ pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 /// Opens a device.
 ///
 /// The two cards of a link are opened one after the other, with the same `link_ends`.
+/// `kept`: descriptors of the device that an earlier daemon had.
 ///
 /// # Errors
 /// The device cannot be opened.
-pub(crate) fn open(spec: &DeviceSpec, link_ends: &mut LinkEnds) -> Result<Opening, anyhow::Error> {
+pub(crate) fn open(
+    spec: &DeviceSpec,
+    link_ends: &mut LinkEnds,
+    kept: Vec<OwnedFd>,
+) -> Result<Opening, anyhow::Error> {
     // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
         Kind::Blk(blk) => disk(&spec.name, blk),
         Kind::Net(net) => match &net.network {
-            Network::Tap(name) => card(net, Tap::open(name, net.queues)?, format!("tap {name}")),
+            Network::Tap(name) => {
+                let resumed = (kept.len() == usize::from(net.queues)).then(|| Tap::resume(name, kept));
+                let tap = match resumed {
+                    Some(Ok(tap)) => tap,
+                    Some(Err(error)) => {
+                        tracing::warn!("TAP device opened anew, and frames in its queues are lost: {error}");
+                        Tap::open(name, net.queues)?
+                    }
+                    None => Tap::open(name, net.queues)?,
+                };
+                card(net, tap, format!("tap {name}"))
+            }
             Network::Link(name) => {
                 let end = match link_ends.0.remove(name) {
                     Some(end) => end,

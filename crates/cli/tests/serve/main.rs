@@ -25,6 +25,7 @@ mod images;
 mod iotlb;
 mod kill;
 mod kill_steps;
+mod kill_tap;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
 mod late;

@@ -54,6 +54,11 @@ pub trait BackEnd: Send + Sync + 'static {
     /// The host refuses.
     fn inject(&self, frame: &[u8]) -> io::Result<()>;
 
+    /// Descriptors of the host's network that a later process can go on with; none if there are none.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
     /// Creates the sender for the transmit queue of `pair`, counted from 0.
     ///
     /// # Errors

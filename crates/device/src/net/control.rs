@@ -9,8 +9,8 @@ use paravane_spec::net::{
     ANNOUNCE_ACK, CLASS_ANNOUNCE, CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_GUEST_ANNOUNCE, F_MQ,
     MQ_VQ_PAIRS_SET,
 };
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Bytes before a command's data.
 const COMMAND: u32 = size_of::<Command>() as u32;

@@ -19,6 +19,11 @@ pub trait NetDevice {
     /// Number of queue pairs that the driver has set through the control queue; 0 if none.
     fn commanded_pairs(&self) -> u16;
 
+    /// Descriptors of the host's network, in their order, that a later process can go on with.
+    ///
+    /// Those of a TAP device: see [`Tap::resume`](super::Tap::resume).
+    fn host_fds(&self) -> Vec<BorrowedFd<'_>>;
+
     /// Has `told` called whenever the driver has set that number, on the thread of the control queue.
     ///
     /// Only the first call counts.

@@ -41,6 +41,10 @@ impl<B: BackEnd> BackEnd for Limited<B> {
         self.inner.offloads()
     }
 
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.fds()
+    }
+
     fn mtu(&self) -> Option<u32> {
         self.inner.mtu()
     }

@@ -197,6 +197,26 @@ impl Tap {
         Ok(Self { queues, shared, uso, changing: Mutex::new(()) })
     }
 
+    /// Goes on with the descriptors of an earlier process, for the interface `name`.
+    ///
+    /// Frames in its queues stay. See [`Tap::from_fds`].
+    ///
+    /// # Errors
+    /// See [`TapError`]; or they are of another interface.
+    pub fn resume(name: &str, fds: Vec<OwnedFd>) -> Result<Self, TapError> {
+        for fd in &fds {
+            let mut request = request(None, libc::IFF_ATTACH_QUEUE);
+            // SAFETY: TUNSETQUEUE reads a struct ifreq, which outlives the call. It fails if the
+            // queue is attached, or the descriptor is something else, which shows below.
+            unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &mut request) };
+        }
+        let tap = Self::from_fds(fds)?;
+        match tap.name() {
+            found if found == name => Ok(tap),
+            _ => Err(TapError::NotTap(io::Error::other("it is another interface"))),
+        }
+    }
+
     /// Name of the interface.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -233,6 +253,10 @@ impl BackEnd for Tap {
 
     fn accept(&self, features: u64) -> io::Result<()> {
         set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features))
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.queues.iter().map(|queue| queue.fd.as_fd()).collect()
     }
 
     fn use_pairs(&self, pairs: u16) -> io::Result<()> {

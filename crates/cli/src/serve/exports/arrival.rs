@@ -28,8 +28,10 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for what a dying daemon still holds: images, TAP devices, sockets.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
+/// Longest wait for a TAP device that the old daemon has released.
+const LATE_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two attempts.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
+const RELEASE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Tells another daemon whether the device of this name is resumed, or why not.
 pub(crate) type AnswerFn = dyn Fn(&str, Result<(), String>) + Send + Sync;
@@ -183,7 +185,17 @@ impl Exports {
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let opening = match opening {
-            Opening::Late => open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref())?,
+            Opening::Late => {
+                let open = || open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref());
+                let begun = Instant::now();
+                // A descriptor store may have a copy of the old daemon's for a moment.
+                loop {
+                    match open() {
+                        Err(_) if begun.elapsed() < LATE_PATIENCE => std::thread::sleep(RELEASE_INTERVAL),
+                        result => break result?,
+                    }
+                }
+            }
             // The old daemon has released it.
             Opening::Unlocked(disk) => disk.lock()?,
             opening => opening,

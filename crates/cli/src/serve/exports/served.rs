@@ -12,6 +12,7 @@ use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::Resizer;
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,17 @@ pub(crate) fn open_one(
     link_ends: &mut LinkEnds,
     allowed: Option<&AllowedPaths>,
 ) -> Result<Opening, anyhow::Error> {
-    open::open(spec, link_ends).map_err(|error| match (refused_access(&error), allowed) {
+    open_with(spec, link_ends, allowed, Vec::new())
+}
+
+/// As [`open_one`], with descriptors of the device that an earlier daemon had.
+pub(crate) fn open_with(
+    spec: &DeviceSpec,
+    link_ends: &mut LinkEnds,
+    allowed: Option<&AllowedPaths>,
+    kept: Vec<OwnedFd>,
+) -> Result<Opening, anyhow::Error> {
+    open::open(spec, link_ends, kept).map_err(|error| match (refused_access(&error), allowed) {
         (true, Some(_)) if spec.tap().is_some() => anyhow!(
             "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",
             one_line(&error)

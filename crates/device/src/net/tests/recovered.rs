@@ -31,7 +31,8 @@ impl Tracking {
 /// The transmit queue goes on in another process.
 fn next_process(card: &mut Card<LinkEnd>, tracking: &Tracking) {
     let packed = card.features & RING_PACKED != 0;
-    let start = if packed { State::Packed { avail: 0x8000, used: 0x8000 } } else { State::Split { avail: 0 } };
+    let start =
+        if packed { State::Packed { avail: 0x8000, used: 0x8000 } } else { State::Split { avail: 0 } };
     let (addresses, features) = (card.lanes[TX].addresses, card.features);
     let size = card.net.queue_sizes()[TX];
     let memory = card.memory.handle();
