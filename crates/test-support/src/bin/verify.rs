@@ -11,7 +11,6 @@
 //! Prints the number of requests and the longest one. Exits with 1 at the first wrong block or failed
 //! request.
 use paravane_test_support::Random;
-use std::alloc::{Layout, alloc_zeroed};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -40,12 +39,9 @@ struct Writer<'a> {
 
 /// Memory for direct I/O, which is never freed.
 fn buffer() -> &'static mut [u8] {
-    let layout = Layout::from_size_align(MOST * BLOCK, BLOCK).expect("a valid layout");
-    // SAFETY: the size is not 0.
-    let memory = unsafe { alloc_zeroed(layout) };
-    assert!(!memory.is_null(), "out of memory");
-    // SAFETY: the memory is as long, initialized, and belongs to nobody else.
-    unsafe { std::slice::from_raw_parts_mut(memory, layout.size()) }
+    let memory = vec![0; (MOST + 1) * BLOCK].leak();
+    let at = memory.as_ptr().align_offset(BLOCK);
+    &mut memory[at..][..MOST * BLOCK]
 }
 
 /// Fills a block with its number, and the number of its write.
