@@ -1,6 +1,6 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 //!
-//! All but `frontend`, `handover`, `in_order`, `latencies`, `panics` and `sockets` are also run against the program in its
+//! All but `frontend`, `handover`, `in_order`, `kept`, `latencies`, `panics` and `sockets` are also run against the program in its
 //! sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
@@ -10,6 +10,7 @@ mod handover;
 mod held;
 mod in_order;
 mod iotlb;
+mod kept;
 mod killed;
 mod latencies;
 mod malformed;
