@@ -108,16 +108,17 @@ impl Kept {
         let (file, content) = RecordFile::open(file)?;
         let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(None) };
         let (list, of_device, record) = split(&content).ok_or(KeptError::List)?;
-        let mut numbers = HashMap::new();
+        let mut known = Vec::new();
         let (mut device, mut fds) = (Vec::new(), Vec::new());
         for number in list {
-            let fd = others.get(&number).ok_or(KeptError::Missing(number))?;
-            let fd = fd.try_clone().map_err(KeptError::Fd)?;
-            numbers.insert(fd.as_raw_fd(), number);
+            let kept = others.get(&number).ok_or(KeptError::Missing(number))?;
+            let fd = kept.try_clone().map_err(KeptError::Fd)?;
             if device.len() < of_device { &mut device } else { &mut fds }.push(fd);
         }
+        known.extend(others);
         let handover = Handover { record: record.to_vec(), fds };
-        Ok(Some(Self { handover, keeping: Active { file, numbers, next, stored, last: content }, device }))
+        let keeping = Active { file, numbers: HashMap::new(), known, next, stored, last: content };
+        Ok(Some(Self { handover, keeping, device }))
     }
 
     /// Takes the descriptors of the device: those of a network card's TAP device, for example.
@@ -163,6 +164,8 @@ pub(crate) struct Active {
     file: RecordFile,
     /// Number under which each open descriptor is kept.
     numbers: HashMap<RawFd, u64>,
+    /// Copies of what an earlier process has had kept, until the first record.
+    known: Vec<(u64, OwnedFd)>,
     next: u64,
     /// All numbers in use.
     stored: HashSet<u64>,
@@ -215,7 +218,8 @@ impl Keeping {
             let file = RecordFile::create(CAPACITY)?;
             keeper.put(RECORD, file.as_fd())?;
             let (numbers, stored) = (HashMap::new(), HashSet::from([RECORD]));
-            Ok::<_, KeepError>(Active { file, numbers, next: RECORD + 1, stored, last: Vec::new() })
+            let (next, last, known) = (RECORD + 1, Vec::new(), Vec::new());
+            Ok::<_, KeepError>(Active { file, numbers, known, next, stored, last })
         };
         match begin(&mut *self.keeper) {
             Ok(active) => self.active = Some(active),
@@ -292,16 +296,17 @@ impl Active {
         fixed: &Fixed,
         state: State<'_, '_>,
     ) -> Result<(Vec<u8>, HashSet<u64>), KeepError> {
-        let Self { numbers, next, stored, .. } = self;
+        let Self { numbers, known, next, stored, .. } = self;
         let mut used = HashSet::from([RECORD]);
         let mut give = |fd: BorrowedFd<'_>| {
             let number = match numbers.get(&fd.as_raw_fd()) {
                 Some(number) => *number,
                 None => {
                     // Some keepers take an open file only once.
-                    let known = numbers.iter().find(|(other, _)| same_file::is_same(fd, **other));
-                    let number = match known {
-                        Some((_, number)) => *number,
+                    let earlier = known.iter().map(|(number, other)| (other.as_raw_fd(), *number));
+                    let mut all = numbers.iter().map(|(other, number)| (*other, *number)).chain(earlier);
+                    let number = match all.find(|(other, _)| same_file::is_same(fd, *other)) {
+                        Some((_, number)) => number,
                         None => {
                             let number = *next;
                             *next += 1;
@@ -355,6 +360,7 @@ impl Active {
         }
         self.file.write(&content)?;
         self.last = content;
+        self.known.clear();
         // After the record that does not name them.
         for number in self.stored.extract_if(|number| !used.contains(number)) {
             keeper.remove(number)?;
