@@ -8,7 +8,7 @@
 //! [`Export::begin_hand_over`] ends it in another way: the socket and the client's connection stay
 //! open, and [`Export::resume`] continues with them:
 //! ```text
-//!  waiting, session --begin_hand_over--> queues drained, device dropped --> ended, with a Handover
+//!  waiting, session --begin_hand_over--> queues drained: a Handover --> device dropped --> ended
 //!  Handover --resume--> session (its messages are replayed first), or waiting
 //! ```
 //! With a [`Keeper`], another process continues it after a crash ([`Export::recover`]); see
@@ -174,7 +174,7 @@ struct Shared {
     /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
     hand_over: AtomicBool,
-    /// State to hand over, or why there is none. Set before `ended`.
+    /// State to hand over, or why there is none. Set before the device is dropped.
     handed: Mutex<Option<Result<Handover, HandoverError>>>,
     /// The keeper is to be tried.
     keep: AtomicBool,
@@ -318,8 +318,9 @@ impl Export {
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
         shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
+        let ended_too = ended.clone();
         let export_thread =
-            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping };
+            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping, ended };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", export_thread.name))
             .spawn(move || {
@@ -328,23 +329,24 @@ impl Export {
                 let shared = Arc::clone(&export_thread.shared);
                 // Queues that are still served stop with their threads.
                 let ran = caught(|| export_thread.run(acceptor, connection));
-                let (handed, threads) = ran.unwrap_or_else(|message| {
+                let is_panic = ran.is_err();
+                let threads = ran.unwrap_or_else(|message| {
                     let mut status = shared.shared_status.write();
                     status.connected = false;
                     status.queues.iter_mut().for_each(|queue| queue.live = false);
                     drop(status);
                     shared.fail(&message);
-                    (None, Vec::new())
+                    Vec::new()
                 });
-                if shared.is_handing_over() {
-                    shared.finish_hand_over(handed);
-                } else {
+                if !shared.is_handing_over() {
                     shared.remove_file();
+                } else if is_panic {
+                    shared.finish_hand_over(None);
                 }
                 // Release: a thread that loads it (Acquire, in [`Export::has_ended`]) sees that the
                 // device is gone.
                 shared.ended.store(true, Ordering::Release);
-                if let Some(ended) = ended {
+                if let Some(ended) = ended_too {
                     ended.signal();
                 }
                 // Last: nobody waits for them, and a client may wait for its next server.
@@ -446,10 +448,11 @@ impl Export {
         self.shared.control.signal();
     }
 
-    /// Returns the state to hand over; `None` until the device has been dropped.
+    /// Returns the state to hand over; `None` until the queues have been drained.
     ///
-    /// [`ExportConfig::ended`] is signalled when the state is there. From this call on the socket's
-    /// file belongs to the caller: resume the state, here or in another process.
+    /// [`ExportConfig::ended`] is signalled when the state is there, and again when the device has been
+    /// dropped, which the successor's device may have to wait for. From this call on the socket's file
+    /// belongs to the caller: resume the state, here or in another process.
     ///
     /// Call [`Export::begin_hand_over`] first. Only the first call returns the state.
     ///
@@ -458,10 +461,14 @@ impl Export {
     /// disconnected, and can reconnect to a new export.
     #[must_use]
     pub fn take_handover(&self) -> Option<Result<Handover, HandoverError>> {
-        if !self.has_ended() || !self.shared.is_handing_over() {
+        if !self.shared.is_handing_over() {
             return None;
         }
+        let has_ended = self.has_ended();
         let handed = self.shared.handed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if handed.is_none() && !has_ended {
+            return None;
+        }
         if let Some(Ok(_)) = handed
             && let Some(file) = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take()
         {
@@ -603,6 +610,8 @@ struct ExportThread {
     threads: Vec<IoThread>,
     offer: Offer,
     keeping: Option<Keeping>,
+    /// See [`ExportConfig::ended`].
+    ended: Option<Arc<Notifier>>,
 }
 
 /// Error that ended a session.
@@ -635,16 +644,17 @@ impl ExportThread {
         }
     }
 
-    /// Serves clients until the export ends, and drops the device.
-    ///
-    /// Returns the state if it is handed over, and the I/O threads.
-    fn run(
-        mut self,
-        acceptor: Acceptor,
-        resumed: Option<ConnectionState>,
-    ) -> (Option<Result<ExportState, HandoverError>>, Vec<IoThread>) {
+    /// Serves clients until the export ends, and drops the device. Returns the I/O threads.
+    fn run(mut self, acceptor: Acceptor, resumed: Option<ConnectionState>) -> Vec<IoThread> {
         let handed = self.serve(acceptor, resumed);
-        (handed, self.threads)
+        if self.shared.is_handing_over() {
+            // The successor can begin while the device is dropped.
+            self.shared.finish_hand_over(handed);
+            if let Some(ended) = &self.ended {
+                ended.signal();
+            }
+        }
+        self.threads
     }
 
     /// Serves clients until the export ends. Returns the state if it is handed over.
@@ -818,7 +828,7 @@ impl ExportThread {
     }
 
     fn converse(&mut self, connection: ConnectionState) -> Result<Ended, SessionEnd> {
-        let Self { shared, device, threads, offer, name, keeping } = self;
+        let Self { shared, device, threads, offer, name, keeping, .. } = self;
         let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
         let connection = Connection::resume(socket, &part, fds)?;
         let workers = Workers { threads, device: 0 };

@@ -1,7 +1,7 @@
 //! Handover: the state of an export, for another process.
 //!
 //! ```text
-//!  old: begin_hand_over --> last message handled --> queues drained --> device dropped --> Handover
+//!  old: begin_hand_over --> last message handled --> queues drained ---------------------> Handover
 //!                                                                                             |
 //!  new: serves  <-- queues started, each signalled once <-- messages replayed <-- resume <----'
 //! ```
@@ -10,7 +10,7 @@
 //! to trust, and every check applies. A few facts that no message carries stand beside them.
 //!
 //! The descriptors of a disk image do not go along: the new process opens and locks it anew, so the
-//! old one has finished all its requests by then.
+//! old one has finished all its requests by then. It drops its device meanwhile.
 pub(crate) mod record;
 
 use std::io;

@@ -31,7 +31,7 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(20);
 /// Longest wait for a TAP device that the old daemon has released.
 const LATE_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two attempts.
-const RELEASE_INTERVAL: Duration = Duration::from_millis(5);
+const RELEASE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Tells another daemon whether the device of this name is resumed, or why not.
 pub(crate) type AnswerFn = dyn Fn(&str, Result<(), String>) + Send + Sync;

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time between two attempts: the first, and the longest.
-pub(super) const INTERVAL: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(5)];
+pub(super) const INTERVAL: [Duration; 2] = [Duration::from_micros(100), Duration::from_micros(500)];
 
 /// Length of the range that locks the image, beyond any file.
 const WHOLE: i64 = 1 << 62;
