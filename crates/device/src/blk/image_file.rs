@@ -48,7 +48,7 @@ pub(super) struct ImageFile {
 #[derive(Debug, Default)]
 pub(super) struct FileGuards {
     /// Says that this process is alive.
-    _slot: Option<Slot>,
+    slot: Option<Slot>,
     /// The exclusive use of a block device, if the image's descriptor does not have it.
     _claim: Option<File>,
     /// The image is not locked: other processes may have it open, too.
@@ -56,6 +56,13 @@ pub(super) struct FileGuards {
 }
 
 impl FileGuards {
+    /// The image to map, where `file` is that of its requests.
+    ///
+    /// To unmap a large image takes milliseconds, for which its lock would be held on.
+    pub(super) fn file_to_map<'a>(&'a self, file: &'a File) -> &'a File {
+        self.slot.as_ref().map_or(file, Slot::file)
+    }
+
     /// Checks before a queue starts that no dead process has requests in flight for `file`.
     ///
     /// Waits for [`PATIENCE`]. A locked image has no such requests.
@@ -156,7 +163,7 @@ impl UnlockedFile {
             true => None,
             false => claim(&path)?,
         };
-        let guards = FileGuards { _slot: slot, _claim: claim, is_shared: !opening.lock };
+        let guards = FileGuards { slot, _claim: claim, is_shared: !opening.lock };
         ImageFile::locked(file, &path, opening, guards).map(Ok)
     }
 }

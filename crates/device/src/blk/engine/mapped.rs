@@ -37,8 +37,8 @@ impl Mapped {
     pub(in crate::blk) fn new(image: &Image, present: Option<PresentPages>) -> io::Result<Self> {
         let len = image.sectors() * SECTOR;
         let alarm = Alarm::new()?;
-        let view = FileView::new(image.file.try_clone()?.into(), len, !image.read_only, &alarm)
-            .map_err(io::Error::other)?;
+        let file = image.guards.file_to_map(&image.file).try_clone()?;
+        let view = FileView::new(file.into(), len, !image.read_only, &alarm).map_err(io::Error::other)?;
         let present = match present.filter(|present| present.len() == len) {
             Some(present) => present,
             None => PresentPages::find(&image.file, len)?,

@@ -56,10 +56,15 @@ pub(super) fn requests_in_flight(file: &File) -> bool {
 #[derive(Debug)]
 pub(super) struct Slot {
     /// Never used for requests.
-    _process: File,
+    process: File,
 }
 
 impl Slot {
+    /// A description of the image that holds no lock which a successor waits for.
+    pub(super) fn file(&self) -> &File {
+        &self.process
+    }
+
     /// Takes a free slot; `again` is a second open file description of the image.
     ///
     /// `None`: all are taken, or the file system has no locks. Then a successor of this process
@@ -82,7 +87,7 @@ impl Slot {
                 continue;
             }
             if set(file, read_only, requests, 1).ok()? {
-                return Some(Self { _process: process });
+                return Some(Self { process });
             }
             unlock(&process, byte);
         }
