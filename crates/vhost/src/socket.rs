@@ -58,7 +58,7 @@ pub enum SocketError {
     #[error("client does not read its socket, and the reply does not fit")]
     NotReading,
     /// Message that an earlier process may have answered or not.
-    #[error("the process before died while it answered a message, and nobody knows whether it has")]
+    #[error("an earlier process died while it answered a message; the answer may be missing")]
     Unanswered,
     /// Failed system call.
     #[error("socket: {0}")]

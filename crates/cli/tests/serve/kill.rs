@@ -2,18 +2,15 @@
 //!
 //! A holder, or a service manager, has the sessions.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status, without_sandbox};
-use crate::driver::{Driver, Random, Wish};
+use crate::driver::{Driver, Random};
+use crate::load::{self, DISKS, SIZE, wish};
 use crate::manager::Manager;
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Environment variable: number of daemons that are replaced in a test [20].
 const KILLS: &str = "PARAVANE_KILLS";
-
-/// Bytes of a disk.
-const SIZE: usize = 1 << 20;
 
 /// Who keeps sessions.
 pub(crate) enum Store {
@@ -101,70 +98,13 @@ impl Kept {
     }
 }
 
-fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
-    Wish { packed, event_idx, queues, depth: 8 }
-}
-
-/// Ends the clients, also if the test fails.
-struct EndClients<'a>(&'a AtomicBool);
-
-impl Drop for EndClients<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// The disks of [`under_load`].
-const DISKS: [&str; 4] = ["a", "b", "c", "d"];
-
-/// Runs four clients while `next` replaces the daemon [`KILLS`] times.
+/// Runs clients while `next` replaces the daemon [`KILLS`] times.
 fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
-    let clients = [
-        ("a", wish(false, true, 2)),
-        ("b", wish(true, true, 2)),
-        ("c", wish(false, false, 1)),
-        ("d", wish(true, false, 1)),
-    ];
     let mut daemon = Some(kept.start());
-    let done = AtomicBool::new(false);
-    let rounds: [AtomicUsize; 4] = Default::default();
-    let mut models: Vec<(&str, Vec<u8>)> = std::thread::scope(|scope| {
-        let (done, rounds) = (&done, &rounds);
-        let threads: Vec<_> = clients
-            .iter()
-            .zip(rounds)
-            .map(|(&(name, wish), rounds)| {
-                let mut driver = Driver::connect(&kept.socket(name), wish).unwrap();
-                scope.spawn(move || {
-                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
-                    while !done.load(Ordering::Relaxed) {
-                        driver.exercise(&mut model, 50, &mut random);
-                        rounds.fetch_add(1, Ordering::Relaxed);
-                    }
-                    drop(driver);
-                    (name, model)
-                })
-            })
-            .collect();
-        let end = EndClients(done);
-        let times =
-            std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
-        for number in 1..=times {
-            let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
-            daemon = daemon.take().map(|old| next(kept, old, number));
-            // All of them go on.
-            let end = Instant::now() + PATIENCE;
-            while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
-                assert!(Instant::now() < end, "after {number}: {}", status(&kept.control));
-                assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        drop(end);
-        let done: usize = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).sum();
-        eprintln!("{times} daemons replaced under {done} rounds of requests");
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-    });
+    let times = std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
+    let replace = |number| daemon = daemon.take().map(|old| next(kept, old, number));
+    let report = || status(&kept.control).to_string();
+    let mut models = load::under_load(|name| kept.socket(name), times, replace, report);
     let report = status(&kept.control);
     assert_eq!(names(&report), ["r", "a", "b", "c", "d"]);
     for device in &report["devices"].as_array().unwrap()[1..] {

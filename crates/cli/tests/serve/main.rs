@@ -30,6 +30,7 @@ mod kill_tap;
 mod killed;
 mod late;
 mod latencies;
+mod load;
 mod log;
 #[path = "../../../vhost/tests/serve/malformed.rs"]
 mod malformed;

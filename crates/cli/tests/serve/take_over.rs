@@ -1,16 +1,13 @@
 //! `--take-over`: clients under load, and daemons that follow one another.
 use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, names, paravane, status, without_sandbox};
-use crate::driver::{Driver, Random, Wish};
+use crate::driver::{Driver, Random};
+use crate::load::{self, DISKS, SIZE, wish};
 use rustix::process::Signal;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Output;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-/// Bytes of a disk.
-const SIZE: usize = 1 << 20;
+use std::time::Instant;
 
 /// A folder with a file of devices.
 struct Setup {
@@ -67,72 +64,23 @@ fn disk(name: &str) -> String {
     )
 }
 
-fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
-    Wish { packed, event_idx, queues, depth: 8 }
-}
-
 fn write_and_check(socket: &Path, model: &mut [u8]) {
     let mut driver = Driver::connect(socket, wish(false, true, 2)).unwrap();
     driver.exercise(model, 100, &mut Random::new(5));
 }
 
-/// Ends the clients, also if the test fails.
-struct EndClients<'a>(&'a AtomicBool);
-
-impl Drop for EndClients<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn clients_notice_nothing_of_twenty_take_overs() {
-    let clients = [
-        ("a", wish(false, true, 2)),
-        ("b", wish(true, true, 2)),
-        ("c", wish(false, false, 1)),
-        ("d", wish(true, false, 1)),
-    ];
-    let setup = Setup::new(&clients.map(|(name, _)| name));
+    let setup = Setup::new(&DISKS);
     let mut daemon = Some(setup.start());
-    let done = AtomicBool::new(false);
-    let rounds: [AtomicUsize; 4] = Default::default();
-    let mut models: Vec<(&str, Vec<u8>)> = std::thread::scope(|scope| {
-        let (setup, done, rounds) = (&setup, &done, &rounds);
-        let threads: Vec<_> = clients
-            .iter()
-            .zip(rounds)
-            .map(|(&(name, wish), rounds)| {
-                let mut driver = Driver::connect(&setup.socket(name), wish).unwrap();
-                scope.spawn(move || {
-                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
-                    while !done.load(Ordering::Relaxed) {
-                        driver.exercise(&mut model, 50, &mut random);
-                        rounds.fetch_add(1, Ordering::Relaxed);
-                    }
-                    drop(driver);
-                    (name, model)
-                })
-            })
-            .collect();
-        let end = EndClients(done);
-        for number in 1..=20 {
-            let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
-            daemon = daemon.take().map(|old| setup.take_over(old));
-            let report = status(&setup.control);
-            assert_eq!(report["take_overs"], number);
-            assert_eq!(report["pid"], daemon.as_ref().unwrap().pid());
-            // All of them go on.
-            let end = Instant::now() + PATIENCE;
-            while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
-                assert!(Instant::now() < end, "after {number}: {}", status(&setup.control));
-                assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        }
-        drop(end);
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-    });
+    let replace = |number| {
+        daemon = daemon.take().map(|old| setup.take_over(old));
+        let report = status(&setup.control);
+        assert_eq!(report["take_overs"], number);
+        assert_eq!(report["pid"], daemon.as_ref().unwrap().pid());
+    };
+    let report = || status(&setup.control).to_string();
+    let mut models = load::under_load(|name| setup.socket(name), 20, replace, report);
     assert_eq!(names(&status(&setup.control)), ["r", "a", "b", "c", "d"]);
     // A new client is served, too.
     write_and_check(&setup.socket("a"), &mut models[0].1);

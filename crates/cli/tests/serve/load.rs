@@ -1,0 +1,76 @@
+//! Clients under load, whose daemon is replaced again and again.
+use crate::daemon::PATIENCE;
+use crate::driver::{Driver, Random, Wish};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a disk.
+pub(crate) const SIZE: usize = 1 << 20;
+
+/// The disks of [`under_load`], each with two queues.
+pub(crate) const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+
+pub(crate) fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
+    Wish { packed, event_idx, queues, depth: 8 }
+}
+
+/// Ends the clients, also if the test fails.
+struct EndClients<'a>(&'a AtomicBool);
+
+impl Drop for EndClients<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs a client of each disk while `replace` replaces the daemon, so many times, counted from 1.
+///
+/// All clients go on after each. Returns the disks with what was written to them. `report` says what
+/// the daemon knows, if a client does not go on.
+pub(crate) fn under_load(
+    socket: impl Fn(&str) -> PathBuf,
+    times: usize,
+    mut replace: impl FnMut(usize),
+    report: impl Fn() -> String,
+) -> Vec<(&'static str, Vec<u8>)> {
+    let wishes = [wish(false, true, 2), wish(true, true, 2), wish(false, false, 1), wish(true, false, 1)];
+    let done = AtomicBool::new(false);
+    let rounds: [AtomicUsize; 4] = Default::default();
+    std::thread::scope(|scope| {
+        let (done, rounds) = (&done, &rounds);
+        let threads: Vec<_> = DISKS
+            .into_iter()
+            .zip(wishes)
+            .zip(rounds)
+            .map(|((name, wish), rounds)| {
+                let mut driver = Driver::connect(&socket(name), wish).unwrap();
+                scope.spawn(move || {
+                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
+                    while !done.load(Ordering::Relaxed) {
+                        driver.exercise(&mut model, 50, &mut random);
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                    }
+                    drop(driver);
+                    (name, model)
+                })
+            })
+            .collect();
+        let end = EndClients(done);
+        for number in 1..=times {
+            let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
+            replace(number);
+            // All of them go on.
+            let end = Instant::now() + PATIENCE;
+            while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
+                assert!(Instant::now() < end, "after {number}: {}", report());
+                assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        drop(end);
+        let done: usize = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).sum();
+        eprintln!("{times} daemons replaced under {done} rounds of requests");
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
