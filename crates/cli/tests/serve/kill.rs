@@ -227,6 +227,7 @@ fn what_is_not_configured_any_more_is_not_kept() {
 fn without_its_holder_a_daemon_serves_on_and_says_so() {
     let mut kept = Kept::new(&["a"]);
     let mut daemon = kept.start();
+    kept.wait_until_kept();
     let Store::Holder(holder) = &mut kept.store else { panic!("no holder") };
     holder.signal(Signal::KILL);
     holder.wait_for_end();
