@@ -64,6 +64,8 @@ use take_over::{Giver, Taker};
 
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
+/// Nice value of a daemon that has handed its devices over.
+const LOWEST_PRIORITY: i32 = 19;
 /// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -237,6 +239,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
+    // Clients wait for the first queue later.
+    paravane_device::latency::calibrate();
     // Before privileges are dropped, which the socket may need.
     let taker = match &old {
         Some(path) => {
@@ -295,6 +299,9 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         match result {
             Ok(count) => {
                 tracing::info!(devices = count, "devices handed over: exiting");
+                // The new daemon and the clients come first; a failure changes nothing else.
+                let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
+                exports.drop_handed();
                 return Ok(());
             }
             Err(why) => {

@@ -52,6 +52,7 @@ use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
 use present_pages::PresentPages;
 use qcow2::Qcow2;
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -609,5 +610,13 @@ impl Device for Blk {
         };
         let errors = (index, self.errors.clone());
         Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features), errors)))
+    }
+
+    /// To unmap a large image takes milliseconds.
+    fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        match self.engine {
+            EngineKind::Immediate { mapped } => Some(Box::new(mapped?)),
+            _ => None,
+        }
     }
 }

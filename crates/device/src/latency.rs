@@ -37,6 +37,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+/// Measures the speed of this process's clock, which takes about 0.6 ms.
+///
+/// The first queue whose latencies are recorded does it otherwise. Call it before a client waits.
+pub fn calibrate() {
+    recorder::calibrate();
+}
+
 /// Operations whose latency is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {

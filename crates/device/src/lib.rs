@@ -124,6 +124,7 @@ pub use rate::{Limiter, Rate, RateLimit};
 use net::{NetDevice, NetQueue};
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
@@ -215,6 +216,14 @@ pub trait Device: Send {
     /// The host does not answer. Nothing has changed.
     fn refresh(&mut self) -> std::io::Result<bool> {
         Ok(false)
+    }
+
+    /// Gives up what a successor waits for, as the lock of an image \[the whole device\].
+    ///
+    /// All handlers are dropped, so nothing is in flight. Returns what takes long to give up, as the
+    /// mapping of an image, and what nobody waits for.
+    fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
+        None
     }
 }
 

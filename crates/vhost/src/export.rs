@@ -47,6 +47,7 @@ use paravane_dma::MappingQuota;
 use paravane_io::{IoThread, caught};
 use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -182,6 +183,8 @@ struct Shared {
     leave: AtomicBool,
     /// The driver has changed the device by a command.
     commanded: AtomicBool,
+    /// What is left of an export that was handed over, and takes long to give up.
+    remains: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
 impl Shared {
@@ -224,6 +227,11 @@ impl Shared {
             self.remove_file();
         }
         *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+    }
+
+    /// Keeps `remains` until the export is dropped.
+    fn put_aside(&self, remains: Box<dyn Any + Send>) {
+        self.remains.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
     }
 
     /// Removes the socket, so that no client can connect.
@@ -308,6 +316,7 @@ impl Export {
             keep: AtomicBool::new(true),
             leave: AtomicBool::new(false),
             commanded: AtomicBool::new(false),
+            remains: Mutex::new(Vec::new()),
         });
         let thread = |number| {
             let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
@@ -441,7 +450,9 @@ impl Export {
     /// No further client is accepted and no message is read. The queues are drained and keep their
     /// positions, and the device is dropped. [`Export::take_handover`] then returns the state.
     ///
-    /// The client notices nothing: its connection stays open, and its kicks are counted.
+    /// The client notices nothing: its connection stays open, and its kicks are counted. Its memory
+    /// stays mapped until the export is dropped, and so may the device's: to unmap them takes time
+    /// that the successor can use.
     pub fn begin_hand_over(&self) {
         // Relaxed: the signal orders.
         self.shared.hand_over.store(true, Ordering::Relaxed);
@@ -653,6 +664,9 @@ impl ExportThread {
             if let Some(ended) = &self.ended {
                 ended.signal();
             }
+            if let Some(remains) = self.device.retire() {
+                self.shared.put_aside(remains);
+            }
         }
         self.threads
     }
@@ -848,7 +862,10 @@ impl ExportThread {
         let Talk { session, connection, .. } = talk;
         // Relaxed: the signal orders.
         if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
-            let session = session.hand_over();
+            let session = session.hand_over().map(|(session, memory)| {
+                shared.put_aside(Box::new(memory));
+                session
+            });
             let (socket, part, fds) = connection.into_parts();
             let partial = (part, fds);
             let state = |session| Box::new(ConnectionState { socket, partial, session, pending: None });

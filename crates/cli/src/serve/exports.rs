@@ -81,6 +81,10 @@ struct Inner {
     next_id: u64,
     /// Takes the devices that are drained for another daemon.
     handing_over: Option<Sender<(String, Result<Handover, String>)>>,
+    /// Groups that are handed over: their mappings are left.
+    handed: Vec<Leaving>,
+    /// The daemon ends by a take-over.
+    is_giving: bool,
 }
 
 /// A reload in progress.
@@ -156,6 +160,8 @@ impl Exports {
             outcome: None,
             next_id: 0,
             handing_over: None,
+            handed: Vec::new(),
+            is_giving: false,
         };
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
@@ -484,6 +490,9 @@ impl Inner {
         self.leaving = leaving;
         for spec in ended.iter().flat_map(|leaving| &leaving.specs) {
             tracing::info!(device = spec.name, "device stopped");
+        }
+        if self.is_giving {
+            self.handed.extend(ended);
         }
     }
 

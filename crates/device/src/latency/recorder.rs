@@ -142,6 +142,11 @@ struct On {
     probed: ProbedQueue,
 }
 
+/// See [`crate::latency::calibrate`].
+pub(super) fn calibrate() {
+    drop(Clock::new());
+}
+
 impl LatencyRecorder {
     /// Records into `latency`.
     pub(crate) fn new(latency: Arc<QueueLatency>) -> Self {

@@ -11,6 +11,7 @@ use super::{Session, SessionError};
 use crate::handover::HandoverError;
 use crate::handover::record::{Message, SessionState};
 use crate::inflight::InflightMemory;
+use crate::memory::ClientMemory;
 use crate::message::{self, HEADER, MessageError, Request};
 use crate::vring::Kick;
 use paravane_spec::vhost_user::{
@@ -56,11 +57,12 @@ enum Successor {
 impl Session<'_> {
     /// Ends the session here, so that another process continues it.
     ///
-    /// Completes what is in flight. The client notices nothing.
+    /// Completes what is in flight. The client notices nothing. Its memory is still mapped: to unmap
+    /// it can take long.
     ///
     /// # Errors
     /// The session cannot be handed over. It has ended as by [`Session::end`].
-    pub(crate) fn hand_over(mut self) -> Result<SessionState, HandoverError> {
+    pub(crate) fn hand_over(mut self) -> Result<(SessionState, ClientMemory), HandoverError> {
         let unknown = self.stop_every();
         let notifiers = Arc::clone(&self.shared_status.notifiers);
         let lost = unknown.into_iter().find(|queue| notifiers.failure(*queue).is_none());
@@ -74,7 +76,7 @@ impl Session<'_> {
         match state {
             Ok(state) => {
                 notifiers.clear();
-                Ok(state)
+                Ok((state, self.memory))
             }
             Err(error) => {
                 self.end();

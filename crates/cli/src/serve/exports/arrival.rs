@@ -260,6 +260,7 @@ impl Exports {
             }
         }
         inner.handing_over = Some(sender);
+        inner.is_giving = true;
         drop(inner);
         self.0.changed.signal();
         Ok(())
@@ -270,6 +271,12 @@ impl Exports {
         let inner = self.inner();
         let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
         members.filter(|member| member.is_handing_over()).map(|member| member.spec.name.clone()).collect()
+    }
+
+    /// Unmaps the memory of clients and images that another daemon serves now.
+    pub(crate) fn drop_handed(&self) {
+        let handed = std::mem::take(&mut self.inner().handed);
+        drop(handed);
     }
 
     /// Whether a device is served, or will be.

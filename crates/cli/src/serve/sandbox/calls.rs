@@ -109,6 +109,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sched_yield,
+    libc::SYS_setpriority,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
     libc::SYS_rt_sigaction,
