@@ -301,6 +301,8 @@ impl Export {
             let mut status = shared_status.write();
             // The session that continues counts already.
             (status.sessions, status.connected) = (sessions, connection.is_some());
+            // What a dead process has kept stays so until the first record.
+            status.kept = keeping.as_ref().is_some_and(Keeping::is_active);
         }
         let shared = Arc::new(Shared {
             shared_status,

@@ -53,6 +53,7 @@ mod rings;
 mod sandbox;
 #[path = "../schema/mod.rs"]
 mod schema;
+mod service;
 #[path = "../../../vhost/tests/serve/sessions.rs"]
 mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]

@@ -161,7 +161,10 @@ impl Disk {
     fn recover(&mut self) {
         let kept = Kept::open(self.shelf.copies()).unwrap().expect("a session was kept");
         let (config, device) = self.parts();
-        self.export = Some(Export::recover(config, device, kept).unwrap());
+        let export = Export::recover(config, device, kept).unwrap();
+        // From the first moment on: a daemon may be stopped before its first record.
+        assert!(export.status().kept);
+        self.export = Some(export);
     }
 
     fn content(&self) -> Vec<u8> {
