@@ -65,7 +65,7 @@ fn status() -> Value {
 #[test]
 fn clients_notice_nothing_of_restarts_kills_and_upgrades() {
     let Ok(package) = std::env::var(PACKAGE) else {
-        return skip("service", &format!("it changes the system: scripts/service-check runs it ({PACKAGE})"));
+        return skip("service", format!("it changes the system: scripts/service-check runs it ({PACKAGE})"));
     };
     let times = std::env::var(REPLACED).map_or(30, |times| times.parse().unwrap());
     let image = |name: &str| Path::new(IMAGES).join(format!("{name}.img"));
