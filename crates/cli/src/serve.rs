@@ -12,6 +12,7 @@ pub(crate) mod config;
 mod connections;
 pub(crate) mod control;
 mod exports;
+mod idle;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
@@ -64,8 +65,6 @@ use take_over::{Giver, Taker};
 
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
-/// Nice value of a daemon that has handed its devices over.
-const LOWEST_PRIORITY: i32 = 19;
 /// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -299,8 +298,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         match result {
             Ok(count) => {
                 tracing::info!(devices = count, "devices handed over: exiting");
-                // The new daemon and the clients come first; a failure changes nothing else.
-                let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
+                // The new daemon and the clients come first.
+                idle::run_when_idle();
                 exports.drop_handed();
                 return Ok(());
             }

@@ -48,10 +48,12 @@ use paravane_io::{IoThread, caught};
 use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -253,7 +255,7 @@ impl Export {
     pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
         Self::launch(config, device, |endpoint| {
             let (acceptor, file) = Acceptor::open(endpoint)?;
-            Ok(Beginning { acceptor, file, sessions: 0, connection: None, kept: None })
+            Ok(Beginning { acceptor, file, sessions: 0, connection: None, kept: None, restoring: None })
         })
     }
 
@@ -284,7 +286,7 @@ impl Export {
         let log_name: Arc<str> = name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let Beginning { acceptor, file, sessions, connection, kept } = begin(endpoint)?;
+        let Beginning { acceptor, file, sessions, connection, kept, restoring } = begin(endpoint)?;
         let keeping = keeper.map(|keeper| {
             let endpoint = acceptor.state(file.as_ref())?;
             let fds = device
@@ -330,8 +332,16 @@ impl Export {
         let threads = threads.map_err(ExportError::Thread)?;
         shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
         let ended_too = ended.clone();
-        let export_thread =
-            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping, ended };
+        let export_thread = ExportThread {
+            shared: Arc::clone(&shared),
+            name,
+            device,
+            threads,
+            offer,
+            keeping,
+            ended,
+            restoring,
+        };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", export_thread.name))
             .spawn(move || {
@@ -492,6 +502,8 @@ impl Export {
 
     /// Starts an export that continues where another one was handed over.
     ///
+    /// Returns when the queues are served, or the session could not be restored.
+    ///
     /// The configuration's endpoint must be that of the handover, or [`Endpoint::Handover`].
     ///
     /// If the session cannot be restored, its client is disconnected, and the next one is served.
@@ -530,10 +542,14 @@ impl Export {
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
             return Err(HandoverError::Record("its connection is no stream socket").into());
         }
-        Self::launch(config, device, |configured| {
+        let (restoring, restored) = channel();
+        let export = Self::launch(config, device, |configured| {
             let (acceptor, file) = Acceptor::resume(configured, endpoint)?;
-            Ok(Beginning { acceptor, file, sessions, connection, kept })
-        })
+            Ok(Beginning { acceptor, file, sessions, connection, kept, restoring: Some(restoring) })
+        })?;
+        // Nothing is sent: the other end is dropped when the session is restored, or the thread ends.
+        let _ = restored.recv();
+        Ok(export)
     }
 
     /// Has requests that take several steps end after the current one.
@@ -606,6 +622,8 @@ struct Beginning {
     connection: Option<ConnectionState>,
     /// What a dead process has kept.
     kept: Option<Active>,
+    /// See [`ExportThread::restoring`].
+    restoring: Option<Sender<Infallible>>,
 }
 
 /// How a session ended in good order.
@@ -625,6 +643,8 @@ struct ExportThread {
     keeping: Option<Keeping>,
     /// See [`ExportConfig::ended`].
     ended: Option<Arc<Notifier>>,
+    /// Dropped when the session of another process is restored, or cannot be.
+    restoring: Option<Sender<Infallible>>,
 }
 
 /// Error that ended a session.
@@ -688,6 +708,9 @@ impl ExportThread {
                 shared.commanded.store(true, Ordering::Relaxed);
                 shared.control.signal();
             }));
+        }
+        if resumed.is_none() {
+            self.restoring = None;
         }
         let mut next = resumed.map(|connection| (connection, true));
         let mut handed = None;
@@ -844,6 +867,7 @@ impl ExportThread {
     }
 
     fn converse(&mut self, connection: ConnectionState) -> Result<Ended, SessionEnd> {
+        let restoring = self.restoring.take();
         let Self { shared, device, threads, offer, name, keeping, .. } = self;
         let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
         let connection = Connection::resume(socket, &part, fds)?;
@@ -858,6 +882,7 @@ impl ExportThread {
         let hold = pending == Some(Pending::Begun);
         let mut talk = Talk { session, connection, shared, keeping: keeping.as_mut(), device: name };
         let mut result = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
+        drop(restoring);
         if result.is_ok() {
             result = talk.begin(pending).and_then(|()| talk.run());
         }

@@ -109,7 +109,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sched_yield,
-    libc::SYS_setpriority,
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
     libc::SYS_rt_sigaction,
@@ -329,6 +328,8 @@ pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
     }
     // Threads of this process: the C library aborts and changes the user of all threads by it.
     rules.insert(libc::SYS_tgkill, vec![rule(0, eq, std::process::id().into())?]);
+    // A thread may step back behind all others.
+    rules.insert(libc::SYS_sched_setscheduler, vec![rule(1, SeccompCmpOp::Eq, libc::SCHED_IDLE as u64)?]);
     // No executable memory.
     let executable = libc::PROT_EXEC as u64;
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
