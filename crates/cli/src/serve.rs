@@ -238,11 +238,11 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
-    // Clients wait for the first queue later.
-    paravane_device::latency::calibrate();
     // Before privileges are dropped, which the socket may need.
     let taker = match &old {
         Some(path) => {
+            // From `begin` on clients wait.
+            paravane_device::latency::calibrate();
             let taker = Taker::ask(path, &specs).map_err(Failure::request)?;
             if let Some(address) = port.filter(|address| !taker.has_metrics(*address)) {
                 return Err(Failure::request(anyhow!("metrics: {address} is in use by another process")));

@@ -612,10 +612,12 @@ impl Device for Blk {
         Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features), errors)))
     }
 
-    /// To unmap a large image takes milliseconds.
+    /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.
     fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
         match self.engine {
-            EngineKind::Immediate { mapped } => Some(Box::new(mapped?)),
+            EngineKind::Immediate { mapped } if self.image.guards.maps_without_lock() => {
+                Some(Box::new(mapped?))
+            }
             _ => None,
         }
     }

@@ -174,6 +174,8 @@ struct Shared {
     failed: AtomicBool,
     /// Set last, when the device has been dropped.
     ended: AtomicBool,
+    /// See [`ExportConfig::ended`].
+    tell_ended: Option<Arc<Notifier>>,
     /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
     hand_over: AtomicBool,
@@ -229,6 +231,13 @@ impl Shared {
             self.remove_file();
         }
         *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+    }
+
+    /// Tells the owner that the export's state is there, or that it has ended.
+    fn signal_ended(&self) {
+        if let Some(ended) = &self.tell_ended {
+            ended.signal();
+        }
     }
 
     /// Keeps `remains` until the export is dropped.
@@ -314,6 +323,7 @@ impl Export {
             config_changed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            tell_ended: ended,
             file: Mutex::new(file),
             hand_over: AtomicBool::new(false),
             handed: Mutex::new(None),
@@ -331,17 +341,8 @@ impl Export {
         let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
         let threads = threads.map_err(ExportError::Thread)?;
         shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
-        let ended_too = ended.clone();
-        let export_thread = ExportThread {
-            shared: Arc::clone(&shared),
-            name,
-            device,
-            threads,
-            offer,
-            keeping,
-            ended,
-            restoring,
-        };
+        let export_thread =
+            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping, restoring };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", export_thread.name))
             .spawn(move || {
@@ -367,9 +368,7 @@ impl Export {
                 // Release: a thread that loads it (Acquire, in [`Export::has_ended`]) sees that the
                 // device is gone.
                 shared.ended.store(true, Ordering::Release);
-                if let Some(ended) = ended_too {
-                    ended.signal();
-                }
+                shared.signal_ended();
                 // Last: nobody waits for them, and a client may wait for its next server.
                 drop(threads);
             })
@@ -641,8 +640,6 @@ struct ExportThread {
     threads: Vec<IoThread>,
     offer: Offer,
     keeping: Option<Keeping>,
-    /// See [`ExportConfig::ended`].
-    ended: Option<Arc<Notifier>>,
     /// Dropped when the session of another process is restored, or cannot be.
     restoring: Option<Sender<Infallible>>,
 }
@@ -683,9 +680,7 @@ impl ExportThread {
         if self.shared.is_handing_over() {
             // The successor can begin while the device is dropped.
             self.shared.finish_hand_over(handed);
-            if let Some(ended) = &self.ended {
-                ended.signal();
-            }
+            self.shared.signal_ended();
             if let Some(remains) = self.device.retire() {
                 self.shared.put_aside(remains);
             }

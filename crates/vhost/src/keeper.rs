@@ -108,16 +108,14 @@ impl Kept {
         let (file, content) = RecordFile::open(file)?;
         let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(None) };
         let (list, of_device, record) = split(&content).ok_or(KeptError::List)?;
-        let mut known = Vec::new();
         let (mut device, mut fds) = (Vec::new(), Vec::new());
         for number in list {
             let kept = others.get(&number).ok_or(KeptError::Missing(number))?;
             let fd = kept.try_clone().map_err(KeptError::Fd)?;
             if device.len() < of_device { &mut device } else { &mut fds }.push(fd);
         }
-        known.extend(others);
         let handover = Handover { record: record.to_vec(), fds };
-        let keeping = Active { file, numbers: HashMap::new(), known, next, stored, last: content };
+        let keeping = Active { file, numbers: HashMap::new(), known: others, next, stored, last: content };
         Ok(Some(Self { handover, keeping, device }))
     }
 
@@ -165,7 +163,7 @@ pub(crate) struct Active {
     /// Number under which each open descriptor is kept.
     numbers: HashMap<RawFd, u64>,
     /// Copies of what an earlier process has had kept, until the first record.
-    known: Vec<(u64, OwnedFd)>,
+    known: HashMap<u64, OwnedFd>,
     next: u64,
     /// All numbers in use.
     stored: HashSet<u64>,
@@ -218,7 +216,7 @@ impl Keeping {
             let file = RecordFile::create(CAPACITY)?;
             keeper.put(RECORD, file.as_fd())?;
             let (numbers, stored) = (HashMap::new(), HashSet::from([RECORD]));
-            let (next, last, known) = (RECORD + 1, Vec::new(), Vec::new());
+            let (next, last, known) = (RECORD + 1, Vec::new(), HashMap::new());
             Ok::<_, KeepError>(Active { file, numbers, known, next, stored, last })
         };
         match begin(&mut *self.keeper) {

@@ -81,10 +81,8 @@ struct Inner {
     next_id: u64,
     /// Takes the devices that are drained for another daemon.
     handing_over: Option<Sender<(String, Result<Handover, String>)>>,
-    /// Groups that are handed over: their mappings are left.
-    handed: Vec<Leaving>,
-    /// The daemon ends by a take-over.
-    is_giving: bool,
+    /// Groups that are handed over, of which mappings are left; `None`: the daemon hands nothing over.
+    handed: Option<Vec<Leaving>>,
 }
 
 /// A reload in progress.
@@ -160,8 +158,7 @@ impl Exports {
             outcome: None,
             next_id: 0,
             handing_over: None,
-            handed: Vec::new(),
-            is_giving: false,
+            handed: None,
         };
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
@@ -491,8 +488,8 @@ impl Inner {
         for spec in ended.iter().flat_map(|leaving| &leaving.specs) {
             tracing::info!(device = spec.name, "device stopped");
         }
-        if self.is_giving {
-            self.handed.extend(ended);
+        if let Some(handed) = &mut self.handed {
+            handed.extend(ended);
         }
     }
 

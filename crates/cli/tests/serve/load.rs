@@ -24,7 +24,7 @@ impl Drop for EndClients<'_> {
     }
 }
 
-/// Runs a client of each disk while `replace` replaces the daemon, so many times, counted from 1.
+/// Runs one client for each disk, and calls `replace` with 1 to `times`, which replaces the daemon.
 ///
 /// All clients go on after each. Returns the disks with what was written to them. `report` says what
 /// the daemon knows, if a client does not go on.

@@ -63,6 +63,11 @@ impl FileGuards {
         self.slot.as_ref().map_or(file, Slot::file)
     }
 
+    /// Whether [`FileGuards::file_to_map`] does not hold the lock.
+    pub(super) fn maps_without_lock(&self) -> bool {
+        self.slot.is_some()
+    }
+
     /// Checks before a queue starts that no dead process has requests in flight for `file`.
     ///
     /// Waits for [`PATIENCE`]. A locked image has no such requests.

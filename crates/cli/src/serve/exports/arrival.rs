@@ -260,7 +260,7 @@ impl Exports {
             }
         }
         inner.handing_over = Some(sender);
-        inner.is_giving = true;
+        inner.handed = Some(Vec::new());
         drop(inner);
         self.0.changed.signal();
         Ok(())
@@ -275,7 +275,7 @@ impl Exports {
 
     /// Unmaps the memory of clients and images that another daemon serves now.
     pub(crate) fn drop_handed(&self) {
-        let handed = std::mem::take(&mut self.inner().handed);
+        let handed = self.inner().handed.take();
         drop(handed);
     }
 

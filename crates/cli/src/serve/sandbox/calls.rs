@@ -200,6 +200,9 @@ const PRCTLS: &[i32] = &[
     libc::PR_CAPBSET_DROP,
 ];
 
+/// Scheduling classes that a thread may enter: behind all others.
+const CLASSES: &[i32] = &[libc::SCHED_IDLE];
+
 /// Calls that a process may make.
 ///
 /// Any process may also map memory that is not executable, and signal its threads.
@@ -213,15 +216,22 @@ pub(super) struct Calls {
     ioctls: &'static [u64],
     /// Allowed operations of prctl(2).
     prctls: &'static [i32],
+    /// Allowed scheduling classes.
+    classes: &'static [i32],
 }
 
 /// `paravane serve`.
-pub(super) const DAEMON: Calls =
-    Calls { allowed: &[ALLOWED, ALLOWED_OLDER], sockets: true, ioctls: IOCTLS, prctls: PRCTLS };
+pub(super) const DAEMON: Calls = Calls {
+    allowed: &[ALLOWED, ALLOWED_OLDER],
+    sockets: true,
+    ioctls: IOCTLS,
+    prctls: PRCTLS,
+    classes: CLASSES,
+};
 
 /// `paravane hold`: messages, the log, and nothing that opens files or creates sockets.
 pub(super) const HOLDER: Calls =
-    Calls { allowed: &[HELD, HELD_OLDER], sockets: false, ioctls: &[], prctls: &[] };
+    Calls { allowed: &[HELD, HELD_OLDER], sockets: false, ioctls: &[], prctls: &[], classes: &[] };
 
 const HELD: &[c_long] = &[
     // Messages with descriptors, and who sends them.
@@ -326,10 +336,14 @@ pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
     if !calls.prctls.is_empty() {
         rules.insert(libc::SYS_prctl, each(0, &mut calls.prctls.iter().map(|&option| option as u64))?);
     }
+    if !calls.classes.is_empty() {
+        rules.insert(
+            libc::SYS_sched_setscheduler,
+            each(1, &mut calls.classes.iter().map(|&class| class as u64))?,
+        );
+    }
     // Threads of this process: the C library aborts and changes the user of all threads by it.
     rules.insert(libc::SYS_tgkill, vec![rule(0, eq, std::process::id().into())?]);
-    // A thread may step back behind all others.
-    rules.insert(libc::SYS_sched_setscheduler, vec![rule(1, SeccompCmpOp::Eq, libc::SCHED_IDLE as u64)?]);
     // No executable memory.
     let executable = libc::PROT_EXEC as u64;
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {

@@ -1,5 +1,6 @@
 //! Images in memory, copied without system calls where possible.
 use super::*;
+use crate::Device as _;
 use crate::rig::{BASE, SIZE};
 use paravane_dma::{Alarm, FileRange, MappingQuota, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -147,4 +148,21 @@ fn memory_that_is_gone_is_not_written_to_the_disk() {
         assert!(alarm.take() != lost);
     }
     assert!(rig.read(0, 65536) == before);
+}
+
+#[test]
+fn a_retired_disk_holds_no_lock() {
+    let memory = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).unwrap());
+    memory.set_len(DISK as u64).unwrap();
+    let config = || BlkConfig::new(path(&memory));
+    let disk = Box::new(Blk::open(config()).unwrap());
+    assert!(is_mapped(&disk));
+    let mapping = disk.retire().expect("the mapping is left");
+    drop(Blk::open(config()).unwrap());
+    drop(mapping);
+    // Mapped by the description that holds the lock.
+    let file = File::options().read(true).write(true).open(path(&memory)).unwrap();
+    let disk = Box::new(Blk::of(file, config()).unwrap());
+    assert!(is_mapped(&disk) && disk.retire().is_none());
+    drop(Blk::open(config()).unwrap());
 }
