@@ -28,7 +28,7 @@ use crate::memory::Pages;
 use crate::options::MIN_ROUNDS;
 use crate::ring::stream::ends::{ParavaneDevice, layout};
 use crate::ring::stream::{self, DriverEnd, Flow, Pair, Wait};
-use crate::ring::{BUFFER, Case, QUEUE_SIZE, ScriptedDevice, Side};
+use crate::ring::{BUFFER, Case, QUEUE_SIZE, ScriptedDevice, Shape, Side};
 use crate::spread::Spread;
 use crate::subject::Subject;
 use crate::{BenchError, Options, Row, published};
@@ -96,7 +96,7 @@ impl<C: Counting> GetUsed<C> {
             packed,
             in_order: false,
             side: Side::Driver,
-            descriptors: 1,
+            shape: Shape::One,
             indirect: false,
             batch: QUEUE_SIZE,
         };

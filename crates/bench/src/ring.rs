@@ -1,7 +1,8 @@
 //! `paravane bench ring`: cost of a descriptor chain on either side of a queue.
 //!
 //! Cases with **one thread** ([`Case`]): a layout, a side, descriptors per chain (1 or 4, one
-//! buffer of 64 bytes), direct or indirect, in order or not, and a batch. One thread plays both
+//! buffer of 64 bytes; or those of a request that drivers send), direct or indirect, in order or
+//! not, and a batch. One thread plays both
 //! sides: the subject, and a script ([`scripted`]). The same rounds measure the script alone; its
 //! cost is subtracted. Cases with **two threads** ([`stream`]) have a whole driver and a whole
 //! device.
@@ -42,7 +43,7 @@ mod virtio_drivers;
 #[cfg(feature = "peers")]
 mod virtio_queue;
 
-pub(crate) use case::{BUFFER, Case, QUEUE_SIZE, Side};
+pub(crate) use case::{BUFFER, Case, QUEUE_SIZE, Shape, Side};
 pub(crate) use scripted::{SCRIPT, ScriptedDevice};
 pub(crate) use subjects::make;
 
@@ -50,7 +51,7 @@ pub(crate) use subjects::make;
 pub(crate) const NAME: &str = "ring";
 /// The notes below its table.
 pub(crate) const NOTES: &[&str] = &[
-    "A chain is one buffer of 64 bytes. device, driver: the side of the queue that is measured. A script plays the other side on the same thread; its cost is subtracted.",
+    "A chain is one buffer of 64 bytes; blk: a disk's read of 4 KiB (16 B, 4 KiB, 1 B); net: a frame with its header apart (12 B, 1514 B); tso: 64 KiB to send in 18 segments. device, driver: the side of the queue that is measured. A script plays the other side on the same thread; its cost is subtracted.",
     "device: take the chain, read its descriptors, complete it; per batch, publish and decide on an interrupt.",
     "driver: add the buffer and take it back; per batch, publish and decide on a kick.",
     "Not included: the bytes of the buffers, notifications, cache misses between CPUs.",

@@ -34,6 +34,56 @@ pub(crate) struct SegmentShape {
     pub(crate) writable: bool,
 }
 
+/// The buffer of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// One segment of 64 bytes.
+    One,
+    /// 64 bytes in four segments.
+    Four,
+    /// A read of 4 KiB from a disk, as Linux and Windows send it: header, data, status.
+    Blk,
+    /// A frame of 1514 bytes to send, with its header apart: Linux without ANY_LAYOUT, Windows.
+    Net,
+    /// 64 KiB to send in one go (TSO), as Linux does: a header, and 17 fragments.
+    Tso,
+}
+
+impl Shape {
+    /// Its segments, readable ones first.
+    fn segments(self) -> &'static [SegmentShape] {
+        const fn read(len: usize) -> SegmentShape {
+            SegmentShape { len: len as u32, writable: false }
+        }
+        const fn write(len: usize) -> SegmentShape {
+            SegmentShape { len: len as u32, writable: true }
+        }
+        const TSO: [SegmentShape; 18] = {
+            // 64 KiB less the headers do not begin at the start of a page.
+            let mut segments = [read(4096); 18];
+            (segments[0], segments[1], segments[17]) = (read(12 + 66), read(1448), read(2581));
+            segments
+        };
+        match self {
+            Self::One => const { &[write(BUFFER)] },
+            Self::Four => const { &[read(QUARTER), write(QUARTER), write(QUARTER), write(QUARTER)] },
+            Self::Blk => const { &[read(16), write(4096), write(1)] },
+            Self::Net => const { &[read(12), read(1514)] },
+            Self::Tso => &TSO,
+        }
+    }
+
+    /// Its name in paths; those of 64 bytes have none but their number of descriptors.
+    fn name(self) -> &'static str {
+        match self {
+            Self::One | Self::Four => "",
+            Self::Blk => "/blk",
+            Self::Net => "/net",
+            Self::Tso => "/tso",
+        }
+    }
+}
+
 /// One case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
@@ -43,8 +93,8 @@ pub(crate) struct Case {
     pub(crate) in_order: bool,
     /// The side that the subject plays.
     pub(crate) side: Side,
-    /// Descriptors per chain, 1 or 4.
-    pub(crate) descriptors: u16,
+    /// The buffer of a chain.
+    pub(crate) shape: Shape,
     /// Whether the descriptors are in an indirect table.
     pub(crate) indirect: bool,
     /// Chains between two publications.
@@ -61,18 +111,22 @@ impl Case {
         let mut cases = Vec::new();
         for packed in [false, true] {
             for side in [Side::Device, Side::Driver] {
-                for (descriptors, indirect, in_order) in [
-                    (1, false, false),
-                    (1, false, true),
-                    (1, true, false),
-                    (4, false, false),
-                    (4, true, false),
+                for (shape, indirect, in_order) in [
+                    (Shape::One, false, false),
+                    (Shape::One, false, true),
+                    (Shape::One, true, false),
+                    (Shape::Four, false, false),
+                    (Shape::Four, true, false),
+                    (Shape::Blk, true, false),
+                    (Shape::Net, false, false),
+                    (Shape::Net, true, false),
+                    (Shape::Tso, true, false),
                 ] {
-                    if side == Side::Driver && descriptors == 1 && indirect {
+                    if side == Side::Driver && shape == Shape::One && indirect {
                         continue;
                     }
                     for batch in [1, 32] {
-                        cases.push(Self { packed, in_order, side, descriptors, indirect, batch });
+                        cases.push(Self { packed, in_order, side, shape, indirect, batch });
                     }
                 }
             }
@@ -90,13 +144,14 @@ impl Case {
         Self::all().into_iter().find(|case| case.to_string() == path)
     }
 
-    /// The segments of a chain: one writable, or one readable and three writable.
+    /// The segments of a chain.
     pub(crate) fn segments(self) -> &'static [SegmentShape] {
-        const ONE: [SegmentShape; 1] = [SegmentShape { len: BUFFER as u32, writable: true }];
-        const READ: SegmentShape = SegmentShape { len: QUARTER as u32, writable: false };
-        const WRITE: SegmentShape = SegmentShape { len: QUARTER as u32, writable: true };
-        const FOUR: [SegmentShape; 4] = [READ, WRITE, WRITE, WRITE];
-        if self.descriptors == 1 { &ONE } else { &FOUR }
+        self.shape.segments()
+    }
+
+    /// Descriptors of a chain, wherever they are.
+    pub(crate) fn descriptors(self) -> u16 {
+        self.segments().len() as u16
     }
 
     /// Writable bytes of a chain.
@@ -106,7 +161,7 @@ impl Case {
 
     /// Descriptors of a chain in the ring.
     pub(crate) fn ring_descriptors(self) -> u16 {
-        if self.indirect { 1 } else { self.descriptors }
+        if self.indirect { 1 } else { self.descriptors() }
     }
 }
 
@@ -119,7 +174,8 @@ impl fmt::Display for Case {
         let layout = if self.packed { "packed" } else { "split" };
         let indirect = if self.indirect { "/indirect" } else { "" };
         let in_order = if self.in_order { "/in-order" } else { "" };
-        write!(f, "{layout}/{side}/{}desc{indirect}{in_order}/batch{}", self.descriptors, self.batch)
+        let (descriptors, shape) = (self.descriptors(), self.shape.name());
+        write!(f, "{layout}/{side}/{descriptors}desc{shape}{indirect}{in_order}/batch{}", self.batch)
     }
 }
 
@@ -146,6 +202,9 @@ mod tests {
             "split/driver/4desc/batch1",
             "split/driver/4desc/indirect/batch32",
             "split/device/1desc/in-order/batch32",
+            "split/device/3desc/blk/indirect/batch32",
+            "packed/driver/2desc/net/batch1",
+            "split/device/18desc/tso/indirect/batch32",
             "packed/device/1desc/batch32",
             "packed/driver/4desc/indirect/batch1",
         ] {
@@ -156,8 +215,18 @@ mod tests {
     #[test]
     fn a_chain_describes_one_buffer() {
         for case in Case::all() {
-            assert_eq!(case.segments().iter().map(|segment| segment.len as usize).sum::<usize>(), BUFFER);
-            assert_eq!(case.segments().len(), usize::from(case.descriptors));
+            let bytes = case.segments().iter().map(|segment| segment.len as usize).sum::<usize>();
+            let expected = match case.shape {
+                Shape::One | Shape::Four => BUFFER,
+                Shape::Blk => 16 + 4096 + 1,
+                Shape::Net => 12 + 1514,
+                Shape::Tso => 12 + 66 + (64 << 10) - 66 - 1,
+            };
+            assert_eq!(bytes, expected, "{case}");
+            let written = case.segments().iter().skip_while(|segment| !segment.writable);
+            assert!(written.clone().all(|segment| segment.writable), "{case}");
+            // The ring holds a whole number of chains.
+            assert!(QUEUE_SIZE.is_multiple_of(case.ring_descriptors()), "{case}");
         }
     }
 }

@@ -25,7 +25,7 @@ struct Buffer {
 
 impl Paravane {
     pub(crate) fn new(case: Case) -> Result<Self, BenchError> {
-        let tables = if case.indirect { case.descriptors } else { 0 };
+        let tables = if case.indirect { case.descriptors() } else { 0 };
         let layout = DriverConfig::new(QUEUE_SIZE, tables, case.features())
             .map_err(|error| broken(PARAVANE, error))?;
         let pages = Pages::new(layout.memory());

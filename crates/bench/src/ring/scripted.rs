@@ -25,18 +25,18 @@ pub(crate) mod map {
     pub(crate) const AVAIL: usize = 0x2000;
     /// Used ring.
     pub(crate) const USED: usize = 0x3000;
-    /// Indirect tables, [`TABLE`] apart.
-    pub(crate) const TABLES: usize = 0x4000;
-    /// Bytes set aside for one indirect table.
-    pub(crate) const TABLE: usize = 4 * DESC_SIZE;
-    /// Buffers, one per chain.
-    pub(crate) const BUFFERS: usize = 0x8000;
+    /// Buffers, one per chain. Nothing is read from them or written to them, so they may overlap.
+    pub(crate) const BUFFERS: usize = 0x4000;
+    /// Indirect tables, one behind the other.
+    pub(crate) const TABLES: usize = 0x8000;
+    /// Most descriptors of a table.
+    const LONGEST: usize = 18;
     /// Bytes of all parts.
-    pub(crate) const SIZE: usize = 0x10000;
+    pub(crate) const SIZE: usize = 0x1a000;
 
     const _: () = assert!(DESC + QUEUE_SIZE as usize * DESC_SIZE <= AVAIL);
-    const _: () = assert!(TABLES + QUEUE_SIZE as usize * TABLE <= BUFFERS);
-    const _: () = assert!(BUFFERS + QUEUE_SIZE as usize * BUFFER <= SIZE);
+    const _: () = assert!(BUFFERS + QUEUE_SIZE as usize * BUFFER <= TABLES);
+    const _: () = assert!(TABLES + QUEUE_SIZE as usize * LONGEST * DESC_SIZE <= SIZE);
 }
 
 /// The driver of a device-side subject.
@@ -118,6 +118,11 @@ impl ScriptedDriver {
         }
     }
 
+    /// Bytes of an indirect table.
+    fn table(case: Case) -> usize {
+        usize::from(case.descriptors()) * split::DESC_SIZE
+    }
+
     /// Fills the indirect tables.
     fn tables(case: Case, memory: SharedMemory) {
         for chain in 0..usize::from(QUEUE_SIZE) {
@@ -127,12 +132,12 @@ impl ScriptedDriver {
                 let word = if case.packed {
                     // Of the flags in a table only WRITE counts (section 2.8.7).
                     meta(segment.len, 0, flags)
-                } else if position + 1 == case.descriptors {
+                } else if position + 1 == case.descriptors() {
                     split_word(segment.len, flags, 0)
                 } else {
                     split_word(segment.len, flags | split::DESC_F_NEXT, position + 1)
                 };
-                let at = map::TABLES + chain * map::TABLE + usize::from(position) * split::DESC_SIZE;
+                let at = map::TABLES + chain * Self::table(case) + usize::from(position) * split::DESC_SIZE;
                 memory.store_u64(at, addr);
                 memory.store_u64(at + packed::DESC_LEN, word);
                 addr += u64::from(segment.len);
@@ -143,10 +148,9 @@ impl ScriptedDriver {
     /// The descriptors of a chain in the ring.
     fn chain(case: Case) -> Vec<DescriptorTemplate> {
         let ring_descriptors = u64::from(case.ring_descriptors());
-        let whole =
-            SegmentShape { len: u32::from(case.descriptors) * packed::DESC_SIZE as u32, writable: false };
+        let whole = SegmentShape { len: Self::table(case) as u32, writable: false };
         let (segments, first, step) = if case.indirect {
-            (std::slice::from_ref(&whole), map::TABLES as u64, map::TABLE as u64)
+            (std::slice::from_ref(&whole), map::TABLES as u64, Self::table(case) as u64)
         } else {
             (case.segments(), map::BUFFERS as u64, BUFFER as u64 / ring_descriptors)
         };

@@ -11,7 +11,8 @@ pub(crate) fn names(case: Case) -> Vec<&'static str> {
         // No peer implements packed device rings or IN_ORDER.
         match (case.side, case.packed, case.in_order) {
             (Side::Device, false, false) => names.push("virtio-queue"),
-            (Side::Driver, false, false) => names.push("virtio-drivers"),
+            #[cfg(feature = "peers")]
+            (Side::Driver, false, false) if super::virtio_drivers::has(case) => names.push("virtio-drivers"),
             _ => {}
         }
         #[cfg(feature = "peers")]

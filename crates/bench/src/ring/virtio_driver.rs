@@ -139,7 +139,7 @@ fn serve(mut stream: UnixStream) -> io::Result<()> {
 
 /// Whether the crate supports this case: no indirect tables, no IN_ORDER.
 pub(crate) fn has(case: Case) -> bool {
-    !case.in_order && !case.indirect && (case.descriptors > 1 || !case.packed)
+    !case.in_order && !case.indirect && (case.descriptors() > 1 || !case.packed)
 }
 
 /// The subject of a case with one thread.

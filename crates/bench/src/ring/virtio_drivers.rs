@@ -3,7 +3,7 @@
 //! `add` stores the available index each time. `pop_used` takes the buffers again, so the loop
 //! rebuilds their slices; this is part of the cost. `peek_used` names the next used buffer, as a
 //! driver with several buffers in flight needs it.
-use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE};
+use super::case::{BUFFER, Case, QUARTER, QUEUE_SIZE, Shape};
 use super::scripted::ScriptedDevice;
 use crate::BenchError;
 use crate::error::{broken, miscounted};
@@ -130,11 +130,16 @@ struct Peer<const R: usize, const W: usize, const LEN: usize> {
 
 /// Makes the subject.
 pub(crate) fn peer(case: Case) -> Result<Box<dyn Subject>, BenchError> {
-    Ok(if case.descriptors == 1 {
+    Ok(if case.shape == Shape::One {
         Box::new(Peer::<0, 1, BUFFER>::new(case)?)
     } else {
         Box::new(Peer::<1, 3, QUARTER>::new(case)?)
     })
+}
+
+/// Whether a case has this subject: its buffers have segments of one length.
+pub(crate) fn has(case: Case) -> bool {
+    matches!(case.shape, Shape::One | Shape::Four)
 }
 
 impl<const R: usize, const W: usize, const LEN: usize> Peer<R, W, LEN> {
