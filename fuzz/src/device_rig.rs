@@ -7,8 +7,8 @@
 use crate::arena::Arena;
 use crate::hostile::BASE;
 use arbitrary::{Error, Result, Unstructured};
-use paravane_ring::device::{Batch, Chain, MAX_CHAIN, Queue, QueueConfig};
-use paravane_ring::{QueueAddresses, QueueError, Segment};
+use paravane_ring::device::{Batch, Chain, MAX_CHAIN, Queue, QueueConfig, TableMemory};
+use paravane_ring::{Area, QueueAddresses, QueueError, Segment};
 use paravane_spec::split::DESC_SIZE;
 use std::ops::Range;
 
@@ -58,6 +58,40 @@ pub(crate) trait Layout {
 
     /// Called after kicks are armed; `more` says that a chain is available.
     fn armed(&self, more: bool, arena: &Arena);
+}
+
+/// Indirect tables, that the driver writes to while the device reads one.
+struct Tables<'a> {
+    arena: &'a mut Arena,
+    pokes: Vec<(usize, Vec<u8>)>,
+    in_place: bool,
+    tampered: bool,
+}
+
+impl Tables<'_> {
+    fn tamper(&mut self) {
+        for (at, data) in self.pokes.drain(..) {
+            self.tampered = true;
+            self.arena.poke(at, &data);
+        }
+    }
+}
+
+impl TableMemory for Tables<'_> {
+    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
+        let offset = usize::try_from(addr.checked_sub(BASE)?).ok()?;
+        let table = self.arena.area().slice(offset, len as usize).filter(|_| self.in_place)?;
+        self.tamper();
+        Some(table)
+    }
+
+    fn copy(&mut self, addr: u64, out: &mut [u8]) -> bool {
+        assert!(out.len() <= MAX_CHAIN * DESC_SIZE && out.len().is_multiple_of(DESC_SIZE));
+        let offset = usize::try_from(addr.wrapping_sub(BASE)).unwrap_or(usize::MAX);
+        let there = self.arena.area().read(offset, out);
+        self.tamper();
+        there
+    }
 }
 
 pub(crate) struct Rig<L> {
@@ -152,22 +186,15 @@ impl<L: Layout> Rig<L> {
         let before = self.arena.expected().to_vec();
         // Writes of the driver while the device reads an indirect table.
         let mut pokes = vec![];
-        for _ in 0..u.arbitrary::<u8>()? % 3 {
+        let how = u.arbitrary::<u8>()?;
+        for _ in 0..how % 3 {
             pokes.push(self.layout.poke(&self.arena, u)?);
         }
         self.layout.looks(&self.arena);
         let (queue, batch, arena) = (&mut self.queue, &mut self.batch, &mut self.arena);
-        let mut tampered = false;
-        let popped = queue.pop(batch, |addr, out| {
-            assert!(out.len() <= MAX_CHAIN * DESC_SIZE && out.len().is_multiple_of(DESC_SIZE));
-            let offset = usize::try_from(addr.wrapping_sub(BASE)).unwrap_or(usize::MAX);
-            let there = arena.area().read(offset, out);
-            for (at, data) in pokes.drain(..) {
-                tampered = true;
-                arena.poke(at, &data);
-            }
-            there
-        });
+        let mut tables = Tables { arena, pokes, in_place: how.is_multiple_of(2), tampered: false };
+        let popped = queue.pop_in_place(batch, &mut tables);
+        let tampered = tables.tampered;
         let count = match popped {
             Ok(count) => count,
             Err(error) => {

@@ -414,13 +414,17 @@ impl DeviceSide {
 
     fn pop(&mut self) {
         let Self { queue, memory, batch, random, .. } = self;
-        let popped = queue.pop(batch, |addr, out| {
-            if random.once_in(64) {
-                std::thread::yield_now();
-            }
-            let at = addr.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
-            at.is_some_and(|at| memory.read(at, out))
-        });
+        let popped = if random.once_in(2) {
+            queue.pop_in_place(batch, DmaArea { area: *memory, addr: BASE })
+        } else {
+            queue.pop(batch, |addr, out| {
+                if random.once_in(64) {
+                    std::thread::yield_now();
+                }
+                let at = addr.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
+                at.is_some_and(|at| memory.read(at, out))
+            })
+        };
         self.check(popped.map(drop));
         let Ok(count) = popped else {
             assert!(self.batch.chains().is_empty());

@@ -24,9 +24,9 @@
 //! that is served longer keeps its memory mapped, or checks again
 //! ([`QueueGuard::translates_chain`]).
 use crate::latency::{LatencyRecorder, QueueLatency};
-use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, Mapping, Region};
+use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, InPlace, Mapping, Region};
 use paravane_ring::device::{
-    AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TranslationCheck,
+    AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TableMemory, TranslationCheck,
 };
 use paravane_ring::{Area, ConfigError, QueueAddresses, QueueError, Segment};
 use std::cell::Cell;
@@ -75,6 +75,23 @@ impl InvalidationLock {
 
     fn share(&self) -> RwLockReadGuard<'_, ()> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads indirect tables in place.
+struct GuardTables<'a>(&'a AccessGuard<'a>, InPlace<'a>);
+
+impl TableMemory for GuardTables<'_> {
+    #[inline(always)]
+    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
+        let table = self.1.find(addr, len)?;
+        // SAFETY: guest memory, to which nobody makes Rust references, and which stays mapped while
+        // the guard lives. The queue uses it only until it returns to the guard's borrower.
+        Some(unsafe { Area::new(table, len as usize) })
+    }
+
+    fn copy(&mut self, addr: u64, table: &mut [u8]) -> bool {
+        self.0.read(addr, table, Access::READ).is_ok()
     }
 }
 
@@ -207,7 +224,7 @@ impl QueueGuard<'_> {
         if self.translates_on_demand() {
             return self.pop_translated(queue, chains);
         }
-        queue.pop(chains, |addr, table| self.read(addr, table, Access::READ).is_ok())
+        queue.pop_in_place(chains, GuardTables(&self.guard, self.guard.in_place()))
     }
 
     #[cold]

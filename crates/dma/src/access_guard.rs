@@ -1,6 +1,7 @@
 //! Access guard: every access of a device to guest memory in one batch.
 use crate::cache::CacheLine;
 use crate::handle::Fault;
+use crate::in_place::InPlace;
 use crate::pin_table::{PinList, Run};
 use crate::table::{Near, PAGE_SHIFT};
 use crate::window::Window;
@@ -247,6 +248,19 @@ impl AccessGuard<'_> {
         }
     }
 
+    /// The window where most addresses of an untranslated handle are; empty if it is translated.
+    #[inline(always)]
+    pub(crate) fn home(&self) -> Window {
+        if self.is_translated() { Window::EMPTY } else { self.handle.home() }
+    }
+
+    /// Reads in place, for accesses that are near each other.
+    #[must_use]
+    #[inline(always)]
+    pub fn in_place(&self) -> InPlace<'_> {
+        InPlace::new(self)
+    }
+
     /// Maps bytes that are contiguous in host memory, for use in place.
     ///
     /// Adjacent regions are not contiguous. The address of an empty mapping is arbitrary.
@@ -421,7 +435,7 @@ impl AccessGuard<'_> {
     /// This is the common case. `None` if it does not apply, if there is nothing to do, or on a
     /// fault.
     #[inline(always)]
-    fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&CacheLine, *mut u8)> {
+    pub(crate) fn whole(&self, addr: u64, len: usize, access: Access) -> Option<(&CacheLine, *mut u8)> {
         let line = self.handle.line(addr);
         if line.window().offset(addr).is_none() && !self.handle.find(addr, line) {
             return None;

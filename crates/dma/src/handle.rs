@@ -114,6 +114,12 @@ impl Handle {
         self.translation.is_some()
     }
 
+    /// The largest region of the map.
+    #[inline(always)]
+    pub(crate) fn home(&self) -> Window {
+        self.home
+    }
+
     #[cold]
     fn load_pin(&mut self) {
         self.shift = self.log().map_or(OFF, |log| log.shift());

@@ -3,8 +3,8 @@ use crate::copy;
 
 /// Contiguous piece of guest memory in this process.
 ///
-/// Plain data: valid only while the [`MappingGuard`](crate::MappingGuard) or
-/// [`Mapping`](crate::Mapping) that it came with lives. The guest and other devices may change the
+/// Plain data: valid only while the [`MappingGuard`](crate::MappingGuard),
+/// [`Mapping`](crate::Mapping) or [`AccessGuard`](crate::AccessGuard) that it came with lives. The guest and other devices may change the
 /// bytes at any time.
 ///
 /// It has the layout of `struct iovec` (POSIX: `void *iov_base; size_t iov_len`, in this order on

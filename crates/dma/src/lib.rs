@@ -74,7 +74,7 @@
 //   pin_table, reader_slot            mappings of a holder; waiting for holders
 //   published, table, translations    the current map; the tree of a domain; its changes
 //   line_set, cache, pending_marks    windows found before; writes not marked yet
-//   handle, mapping, access_guard     a holder; memory in use in place; one batch
+//   handle, mapping, access_guard, in_place   a holder; memory in use in place; one batch; reads in place
 //   memory, domain, interop           guest memory; a device's address space; vm-memory's traits
 mod access;
 mod access_guard;
@@ -86,6 +86,7 @@ mod domain;
 mod error;
 mod handle;
 mod host_slice;
+mod in_place;
 #[cfg(feature = "vm-memory")]
 pub mod interop;
 mod line_set;
@@ -119,6 +120,7 @@ pub use domain::Domain;
 pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
 pub use handle::Handle;
 pub use host_slice::HostSlice;
+pub use in_place::InPlace;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, Mapping, MappingGuard};
 pub use memory::{Lent, Memory};

@@ -1,7 +1,9 @@
 //! Storage, owned by the caller, for popped chains.
 use crate::Segment;
+use crate::device_ring::Kind;
 use alloc::boxed::Box;
 use alloc::vec;
+use core::marker::PhantomData;
 
 /// Most descriptors in one chain, indirect ones included.
 ///
@@ -16,28 +18,33 @@ pub const MAX_CHAIN: usize = 1024;
 pub struct Chain {
     /// Identifies the chain until it is completed.
     pub head: u16,
-    /// Number of segments: readable ones, writable ones.
-    counts: [u32; 2],
+    /// Bytes of the batch's segments before the end of each part: the readable one, the writable one.
+    ///
+    /// The readable part begins where the chain before ends.
+    ends: [u32; 2],
     /// Bytes: readable ones, writable ones.
     lens: [u32; 2],
 }
 
+/// Bytes of a segment.
+const SEGMENT: u32 = size_of::<Segment>() as u32;
+
 impl Chain {
-    /// A chain of one segment.
+    /// A chain of one segment, which ends `end` bytes into those of the batch.
     #[inline(always)]
-    pub(crate) fn single(head: u16, len: u32, write: bool) -> Self {
+    pub(crate) fn single(head: u16, end: u32, len: u32, write: bool) -> Self {
         // No branch: which it is changes from chain to chain.
-        let half = u32::from(write) * 32;
-        let parts = |value: u64| [value as u32, (value >> 32) as u32];
-        Self { head, counts: parts(1 << half), lens: parts(u64::from(len) << half) }
+        let write = u32::from(write);
+        let lens = u64::from(len) << (write * 32);
+        Self { head, ends: [end - write * SEGMENT, end], lens: [lens as u32, (lens >> 32) as u32] }
     }
 
-    /// A chain of any length: segments and bytes of each of its parts.
+    /// A chain of any length: the ends of its parts, and their bytes.
     ///
     /// The readable part, then the writable one.
     #[inline(always)]
-    pub(crate) fn parts(head: u16, counts: [u32; 2], lens: [u32; 2]) -> Self {
-        Self { head, counts, lens }
+    pub(crate) fn parts(head: u16, ends: [u32; 2], lens: [u32; 2]) -> Self {
+        Self { head, ends, lens }
     }
 
     /// Bytes that the device may read.
@@ -52,18 +59,6 @@ impl Chain {
     #[inline]
     pub fn writable_len(&self) -> u32 {
         self.lens[1]
-    }
-
-    /// Segments that the device reads.
-    #[inline]
-    fn readable(&self) -> usize {
-        self.counts[0] as usize
-    }
-
-    /// Segments that the device writes.
-    #[inline]
-    fn writable(&self) -> usize {
-        self.counts[1] as usize
     }
 }
 
@@ -117,7 +112,8 @@ impl Batch {
     /// The chains with their readable and their writable segments, in order.
     #[inline]
     pub fn iter(&self) -> Iter<'_> {
-        Iter { chains: self.chains().iter(), segments: &self.segments[..self.used] }
+        let segments = self.segments.as_ptr();
+        Iter { chains: self.chains().iter(), segments, next: segments, batch: PhantomData }
     }
 
     /// The readable and the writable segments of `chain`, each in order.
@@ -165,22 +161,43 @@ impl Batch {
         self.count
     }
 
-    /// The free slots and as many free segments.
+    /// The free slots and the free segments.
     ///
-    /// To be filled one segment a chain through raw pointers, then counted by
-    /// [`Batch::add_simple`].
-    #[inline]
+    /// To be filled through raw pointers, then counted by [`Batch::add_written`].
+    #[inline(always)]
     pub(crate) fn free(&mut self) -> Free {
-        let (count, used) = (self.count, self.used);
-        Free { chains: self.chains[count..].as_mut_ptr(), segments: self.segments[used..].as_mut_ptr() }
+        debug_assert!(self.count <= self.chains.len() && self.used <= self.segments.len());
+        let base = self.segments.as_mut_ptr();
+        // SAFETY: no more slots and segments are taken than there are (the checks of `add` and
+        // `add_written`), and the room ends inside: each slot that is taken has a segment of its own.
+        unsafe {
+            Free {
+                chains: self.chains.as_mut_ptr().add(self.count),
+                base,
+                segments: base.add(self.used),
+                room_end: base.add(self.spare + self.count + 1),
+            }
+        }
     }
 
-    /// Counts `chains` chains of one segment each, written to [`Batch::free`].
-    #[inline]
-    pub(crate) fn add_simple(&mut self, chains: usize) {
+    /// Counts `chains` chains that were written to [`Batch::free`], with segments up to `end`.
+    #[inline(always)]
+    pub(crate) fn add_written(&mut self, chains: usize, end: *mut Segment) {
         self.count += chains;
-        self.used += chains;
+        // SAFETY: `end` came from `free`, and was moved inside the segments.
+        self.used = unsafe { end.offset_from_unsigned(self.segments.as_ptr()) };
         debug_assert!(self.count <= self.chains.len() && self.used <= self.segments.len());
+    }
+
+    /// Kind of the chain that was added last, which came from an indirect table or not.
+    #[inline(always)]
+    pub(crate) fn kind_of_last<const TABLE: bool>(&self) -> Kind {
+        match self.chains() {
+            _ if TABLE => Kind::Table,
+            [.., before, last] if last.ends[1] - before.ends[1] > SEGMENT => Kind::Linked,
+            [last] if last.ends[1] > SEGMENT => Kind::Linked,
+            _ => Kind::Simple,
+        }
     }
 
     /// The segments that the next chain may take.
@@ -194,26 +211,36 @@ impl Batch {
 
     /// Adds a chain whose segments were written to [`Batch::room`].
     ///
-    /// A slot must be free.
+    /// `counts` are those of its readable and its writable ones. A slot must be free.
     #[inline]
-    pub(crate) fn add(&mut self, chain: Chain) {
-        let segments = chain.readable() + chain.writable();
-        self.chains[self.count] = chain;
+    pub(crate) fn add(&mut self, head: u16, counts: [usize; 2], lens: [u32; 2]) {
+        let [readable, writable] = counts;
+        let (middle, end) = (self.used + readable, self.used + readable + writable);
+        assert!(end <= self.segments.len());
+        let ends = [middle, end].map(|end| end as u32 * SEGMENT);
+        self.chains[self.count] = Chain { head, ends, lens };
         self.count += 1;
-        self.used += segments;
+        self.used = end;
     }
 
     /// The readable and the writable segments of the chain that was added last.
     pub(crate) fn last(&self) -> (&[Segment], &[Segment]) {
         let Some(chain) = self.chains().last() else { return (&[], &[]) };
-        let (readable, writable) = (chain.readable(), chain.writable());
-        self.segments[self.used - readable - writable..self.used].split_at(readable)
+        let [middle, end] = chain.ends.map(|end| (end / SEGMENT) as usize);
+        (&self.segments[self.end_before_last()..middle], &self.segments[middle..end])
+    }
+
+    /// Segments of all chains but the last.
+    fn end_before_last(&self) -> usize {
+        match self.chains() {
+            [.., before, _] => (before.ends[1] / SEGMENT) as usize,
+            _ => 0,
+        }
     }
 
     /// Takes the chain out that was added last.
     pub(crate) fn remove_last(&mut self) {
-        let (readable, writable) = self.last();
-        self.used -= readable.len() + writable.len();
+        self.used = self.end_before_last();
         self.count = self.count.saturating_sub(1);
     }
 }
@@ -232,9 +259,17 @@ impl<'a> IntoIterator for &'a Batch {
 #[derive(Clone, Debug)]
 pub struct Iter<'a> {
     chains: core::slice::Iter<'a, Chain>,
-    /// Those of the chains that are left, which lie one behind the other.
-    segments: &'a [Segment],
+    /// The batch's segments.
+    segments: *const Segment,
+    /// The first segment of the next chain.
+    next: *const Segment,
+    batch: PhantomData<&'a Batch>,
 }
+
+// SAFETY: it stands for a shared reference to the batch.
+unsafe impl Send for Iter<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Iter<'_> {}
 
 impl<'a> Iterator for Iter<'a> {
     type Item = (&'a Chain, &'a [Segment], &'a [Segment]);
@@ -242,11 +277,14 @@ impl<'a> Iterator for Iter<'a> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         let chain = self.chains.next()?;
-        // SAFETY: the chains of a batch were added with their segments, which are all below `used`.
-        let (readable, rest) = unsafe { self.segments.split_at_unchecked(chain.readable()) };
-        // SAFETY: as above.
-        let (writable, rest) = unsafe { rest.split_at_unchecked(chain.writable()) };
-        self.segments = rest;
+        let [readable, writable] = chain.ends.map(|end| {
+            // SAFETY: the chains of a batch were added with their segments, one behind the other, all
+            // in the memory that the iterator borrows.
+            let (from, to) = (self.next, unsafe { self.segments.byte_add(end as usize) });
+            self.next = to;
+            // SAFETY: as above.
+            unsafe { core::slice::from_raw_parts(from, to.offset_from_unsigned(from)) }
+        });
         Some((chain, readable, writable))
     }
 
@@ -258,10 +296,16 @@ impl<'a> Iterator for Iter<'a> {
 
 impl ExactSizeIterator for Iter<'_> {}
 
-/// Where the fast path writes; see [`Batch::free`].
+/// Where the fast paths write; see [`Batch::free`].
 pub(crate) struct Free {
     /// The first free chain slot.
     pub(crate) chains: *mut Chain,
+    /// The first segment.
+    pub(crate) base: *mut Segment,
     /// The first free segment.
     pub(crate) segments: *mut Segment,
+    /// Where the segments end that the next chain may take; see [`Batch::room`].
+    ///
+    /// With each chain that is added it moves on by one.
+    pub(crate) room_end: *mut Segment,
 }

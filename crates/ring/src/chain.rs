@@ -6,7 +6,9 @@
 //! ```
 //! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next
 //! descriptor is and how many there may be, so a loop in the ring ends at that limit.
-use crate::batch::{Chain, MAX_CHAIN};
+use crate::area::Cells;
+use crate::batch::MAX_CHAIN;
+use crate::table_memory::TableMemory;
 use crate::{QueueError, Segment};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -27,19 +29,32 @@ const MAX_TABLE: usize = MAX_CHAIN * DESC_SIZE;
 
 /// A descriptor of either layout.
 pub(crate) trait Descriptor: Copy {
+    /// Position of the flags in the second word.
+    const FLAGS: u32;
+
     /// Address of the first byte.
     fn addr(self) -> u64;
 
+    /// The second word: the length in its low half, and the flags.
+    fn meta(self) -> u64;
+
     /// Length in bytes.
-    fn len(self) -> u32;
+    #[inline(always)]
+    fn len(self) -> u32 {
+        self.meta() as u32
+    }
 
     /// Flags.
-    fn flags(self) -> u16;
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        (self.meta() >> Self::FLAGS) as u16
+    }
 
     /// Whether all of `flags` are set.
     #[inline(always)]
     fn has(self, flags: u16) -> bool {
-        self.flags() & flags == flags
+        let flags = u64::from(flags) << Self::FLAGS;
+        self.meta() & flags == flags
     }
 }
 
@@ -56,6 +71,26 @@ impl Table {
     /// Room for the longest table, if INDIRECT_DESC was negotiated.
     pub(crate) fn new(negotiated: bool) -> Self {
         Self { scratch: vec![0; if negotiated { MAX_TABLE } else { 0 }].into_boxed_slice() }
+    }
+
+    /// The table that `desc` points to, in place, and its length in bytes.
+    ///
+    /// The length is that of one descriptor at least. `None`: it is malformed, or does not lie in
+    /// one piece on a multiple of 8 bytes.
+    #[inline(always)]
+    pub(crate) fn in_place(
+        &self,
+        desc: impl Descriptor,
+        memory: &mut impl TableMemory,
+    ) -> Option<(Cells, usize)> {
+        let bytes = desc.len() as usize;
+        // The lengths of 1 to MAX_CHAIN descriptors, in one comparison.
+        let valid = bytes.wrapping_sub(1) < self.scratch.len() && bytes.is_multiple_of(DESC_SIZE);
+        if !valid || desc.has(DESC_F_NEXT) {
+            return None;
+        }
+        let table = memory.in_place(desc.addr(), desc.len())?;
+        (table.len() >= bytes && table.is_aligned(8)).then(|| (table.cells(), bytes))
     }
 
     /// Copies the table that `desc` points to.
@@ -192,14 +227,12 @@ impl<'a> ChainBuilder<'a> {
         }
     }
 
-    /// The finished chain, which is completed by `id`.
+    /// Segments and bytes of the finished chain's parts.
     #[inline(always)]
-    pub(crate) fn chain(&self, id: u16) -> Chain {
+    pub(crate) fn parts(&self) -> ([usize; 2], [u32; 2]) {
         let end = (self.free.len(), self.len);
         let (left, len) = if self.write { self.readable } else { end };
-        // No more than MAX_CHAIN.
-        let counts = [(self.room - left) as u32, (left - end.0) as u32];
-        Chain::parts(id, counts, [len, end.1 - len])
+        ([self.room - left, left - end.0], [len, end.1 - len])
     }
 }
 

@@ -13,6 +13,7 @@ mod tracked;
 
 pub use crate::batch::{Batch, Chain, Iter, MAX_CHAIN};
 pub use crate::state::{State, StateError};
+pub use crate::table_memory::TableMemory;
 pub use crate::tracking::tracking_bytes;
 pub use crate::translation::{Fetched, TranslationCheck};
 pub use config::{AreaRequest, QueueConfig};

@@ -5,19 +5,40 @@
 use crate::QueueError;
 use crate::batch::Batch;
 use crate::in_order::{Entry, InOrder};
-use crate::translation::{Fetched, TranslationCheck, walk_translated};
+use crate::table_memory::{TableMemory, Unchecked};
+use crate::translation::{TranslationCheck, walk_translated};
+
+/// Kind of the chain that was taken last.
+///
+/// The next one is expected to be of the same kind: a wrong guess costs time only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One direct descriptor.
+    Simple,
+    /// Direct descriptors.
+    Linked,
+    /// An indirect table.
+    Table,
+}
 
 /// The device side of a ring of one layout.
 pub(crate) trait DeviceRing {
     /// A chain that was walked and added to a batch.
     type Walked;
 
+    /// [`crate::device::Queue::pop`] of a queue that has not latched, into an empty batch.
+    fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError>;
+
     /// See [`crate::device::Queue::pop`].
-    fn pop(
-        &mut self,
-        batch: &mut Batch,
-        fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError>;
+    fn pop(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<usize, QueueError> {
+        batch.clear();
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
+        self.pop_any(batch, memory)?;
+        self.note_order(batch);
+        Ok(batch.count())
+    }
 
     /// Upper limit of the chains that a pop may find now.
     fn limit(&mut self) -> Result<usize, QueueError>;
@@ -30,11 +51,6 @@ pub(crate) trait DeviceRing {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<Option<Self::Walked>, QueueError>;
-
-    /// Whether the chain that was walked last has more than one direct descriptor.
-    ///
-    /// The next one is expected to be of the same kind: a wrong guess costs time only.
-    fn special(&self) -> bool;
 
     /// Moves past a chain that was walked; it is in flight now.
     fn taken(&mut self, walked: Self::Walked);
@@ -54,6 +70,9 @@ pub(crate) trait DeviceRing {
     /// The latched error.
     fn error(&self) -> Option<QueueError>;
 
+    /// Whether the fast paths are closed: the queue is in order, tracked or latched.
+    fn detour(&self) -> bool;
+
     /// Latches the first error, and returns it.
     fn latch(&mut self, error: QueueError) -> QueueError;
 
@@ -64,7 +83,7 @@ pub(crate) trait DeviceRing {
         check: &mut C,
     ) -> Result<usize, QueueError> {
         if !C::CHECKS {
-            return self.pop(batch, |addr, table| check.fetch(addr, table) == Fetched::Done);
+            return self.pop(batch, &mut Unchecked(check));
         }
         batch.clear();
         if let Some(error) = self.error() {
@@ -81,24 +100,11 @@ pub(crate) trait DeviceRing {
         Ok(batch.count())
     }
 
-    /// Takes the next chain, and those that the fast path would stop at.
-    ///
-    /// Goes on until the batch has `limit`; `false` if none is left, or the batch has no room for
-    /// it.
+    /// Takes one chain of any kind; `false` if none is left, or the batch has no room for it.
     #[inline(never)]
-    fn pop_chains(
-        &mut self,
-        batch: &mut Batch,
-        limit: usize,
-        fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<bool, QueueError> {
-        loop {
-            let walked = self.walk_next(batch, fetch);
-            let taken = self.take(batch, walked, Self::taken)?;
-            if !taken || !self.special() || batch.count() >= limit {
-                return Ok(taken);
-            }
-        }
+    fn pop_one(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<bool, QueueError> {
+        let walked = self.walk_next(batch, &mut |addr, table: &mut [u8]| memory.copy(addr, table));
+        self.take(batch, walked, Self::taken)
     }
 
     /// Marks a walked chain as taken, with `mark`; `false` if there is none.
@@ -148,11 +154,15 @@ pub(crate) trait DeviceRing {
         Ok(())
     }
 
-    /// With IN_ORDER, writes the last used entry before a publish.
-    #[inline(always)]
-    fn stage_last(&mut self) {
+    /// What precedes a publication off the fast paths: with IN_ORDER, the last used entry is written.
+    #[inline(never)]
+    fn before_publish(&mut self) -> Result<(), QueueError> {
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
         if let Some(entry) = self.in_order().and_then(InOrder::flush) {
             self.stage(entry);
         }
+        Ok(())
     }
 }

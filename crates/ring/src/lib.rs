@@ -158,8 +158,10 @@ mod order;
 mod packed;
 mod split;
 mod state;
+mod table_memory;
 mod tracking;
 mod translation;
+mod walk;
 
 pub use area::{Area, DmaArea};
 pub use error::{ConfigError, QueueError};

@@ -200,7 +200,7 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
     let area = unsafe { Area::new(NonNull::new(memory.as_mut_ptr().cast()).unwrap(), memory.len() * 16) };
     let mut rig = Rig::new(layout, DmaArea { area, addr: BASE }, features, start);
     let mut batch = Batch::new(slots);
-    let mut tag = 0;
+    let (mut tag, mut in_place) = (0, false);
     let mut token: Option<(PollToken, u64)> = None;
     let mut model = Model::new(size, indirect, features, start);
     for op in ops {
@@ -240,8 +240,13 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
                 }
             }
             Op::Pop => {
-                let popped =
-                    device.pop(&mut batch, |addr, out| area.read((addr - BASE) as usize, out)).unwrap();
+                in_place = !in_place;
+                let popped = if in_place {
+                    device.pop_in_place(&mut batch, DmaArea { area, addr: BASE })
+                } else {
+                    device.pop(&mut batch, |addr, out| area.read((addr - BASE) as usize, out))
+                };
+                let popped = popped.unwrap();
                 assert_eq!(popped, batch.chains().len());
                 // Chains here are short, so only slots bound a batch.
                 assert_eq!(popped, model.available.len().min(slots));

@@ -67,19 +67,16 @@ impl Descriptor {
 }
 
 impl crate::chain::Descriptor for Descriptor {
+    const FLAGS: u32 = 48;
+
     #[inline(always)]
     fn addr(self) -> u64 {
         self.addr
     }
 
     #[inline(always)]
-    fn len(self) -> u32 {
-        self.meta as u32
-    }
-
-    #[inline(always)]
-    fn flags(self) -> u16 {
-        flags(self.meta)
+    fn meta(self) -> u64 {
+        self.meta
     }
 }
 

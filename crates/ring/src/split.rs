@@ -58,18 +58,15 @@ impl Descriptor {
 }
 
 impl crate::chain::Descriptor for Descriptor {
+    const FLAGS: u32 = 32;
+
     #[inline(always)]
     fn addr(self) -> u64 {
         self.addr
     }
 
     #[inline(always)]
-    fn len(self) -> u32 {
-        self.meta as u32
-    }
-
-    #[inline(always)]
-    fn flags(self) -> u16 {
-        (self.meta >> 32) as u16
+    fn meta(self) -> u64 {
+        self.meta
     }
 }

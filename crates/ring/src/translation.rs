@@ -6,9 +6,9 @@
 //! ```
 //! A chain that is left is as if it had come later: no position moves, nothing is marked in flight
 //! or tracked.
-use crate::QueueError;
-use crate::Segment;
 use crate::batch::Batch;
+use crate::table_memory::TableMemory;
+use crate::{Area, QueueError, Segment};
 
 /// Result of copying an indirect table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,11 @@ pub trait TranslationCheck {
     /// Whether a translation can be missing. If not, chains are taken many at a time.
     const CHECKS: bool = true;
 
+    /// As [`TableMemory::in_place`]; asked only if no translation can be missing.
+    fn in_place(&mut self, _addr: u64, _len: u32) -> Option<Area> {
+        None
+    }
+
     /// Copies an indirect table out of the device's address space.
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched;
 
@@ -36,13 +41,18 @@ pub trait TranslationCheck {
 }
 
 /// All memory is translated all the time.
-pub(crate) struct AllTranslated<F>(pub(crate) F);
+pub(crate) struct AllTranslated<M>(pub(crate) M);
 
-impl<F: FnMut(u64, &mut [u8]) -> bool> TranslationCheck for AllTranslated<F> {
+impl<M: TableMemory> TranslationCheck for AllTranslated<M> {
     const CHECKS: bool = false;
 
+    #[inline(always)]
+    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
+        self.0.in_place(addr, len)
+    }
+
     fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
-        if (self.0)(addr, table) { Fetched::Done } else { Fetched::Never }
+        if self.0.copy(addr, table) { Fetched::Done } else { Fetched::Never }
     }
 
     fn translates(&mut self, _readable: &[Segment], _writable: &[Segment]) -> bool {

@@ -67,8 +67,8 @@ mod against_virtio_queue {
 
     impl Device for Ours {
         fn pop(&mut self) -> Vec<Chain> {
-            let area = self.area;
-            self.queue.pop(&mut self.batch, |addr, out| area.read((addr - BASE) as usize, out)).unwrap();
+            let tables = DmaArea { area: self.area, addr: BASE };
+            self.queue.pop_in_place(&mut self.batch, tables).unwrap();
             let batch = &self.batch;
             let chains = batch.chains().iter();
             chains.map(|c| (c.head, batch.readable(c).to_vec(), batch.writable(c).to_vec())).collect()

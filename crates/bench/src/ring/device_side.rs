@@ -5,9 +5,9 @@ use crate::BenchError;
 use crate::error::{broken, miscounted};
 use crate::memory::SharedMemory;
 use crate::subject::{PARAVANE, Subject};
-use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
-use paravane_ring::QueueAddresses;
-use paravane_ring::device::{Batch, Queue, QueueConfig};
+use paravane_dma::{Access, AccessGuard, Backing, Handle, InPlace, Memory, Region, RegionConfig};
+use paravane_ring::device::{Batch, Queue, QueueConfig, TableMemory};
+use paravane_ring::{Area, QueueAddresses};
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -20,6 +20,24 @@ pub(crate) struct Paravane {
     size: u16,
     _memory: Memory,
     _region: Arc<Region>,
+}
+
+/// Indirect tables, as devices read them.
+struct Tables<'a>(&'a AccessGuard<'a>, InPlace<'a>);
+
+impl TableMemory for Tables<'_> {
+    #[inline(always)]
+    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
+        let table = self.1.find(addr, len)?;
+        // SAFETY: guest memory, to which nothing makes references, and which stays mapped while the
+        // guard lives. The queue uses it only until it returns to the guard's borrower.
+        Some(unsafe { Area::new(table, len as usize) })
+    }
+
+    fn copy(&mut self, addr: u64, table: &mut [u8]) -> bool {
+        // The acquire of the available index already orders the table's fetch.
+        self.0.read(addr, table, Access::READ | Access::RELAXED).is_ok()
+    }
 }
 
 impl Paravane {
@@ -68,12 +86,10 @@ impl Subject for Paravane {
         let Self { queue, batch, script, handle, size, .. } = self;
         let mut sum = 0u64;
         let handle = handle.enter();
+        let mut tables = Tables(&handle, handle.in_place());
         for _ in 0..batches {
             script.offer();
-            let count = queue
-                // The acquire of the available index already orders the table's fetch.
-                .pop(batch, |addr, table| handle.read(addr, table, Access::READ | Access::RELAXED).is_ok())
-                .map_err(|error| broken(PARAVANE, error))?;
+            let count = queue.pop_in_place(batch, &mut tables).map_err(|error| broken(PARAVANE, error))?;
             if count != usize::from(*size) {
                 return Err(miscounted(PARAVANE, count, *size));
             }

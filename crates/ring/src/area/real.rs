@@ -28,7 +28,8 @@ impl Area {
     ///
     /// # Safety
     /// The bytes must stay mapped, readable and writable for as long as any copy of the result, or
-    /// of a part of it, is used; Rust references to them must not exist in that time.
+    /// of a part of it, is used; Rust references to them must not exist in that time. Memory of a
+    /// [`TableMemory`](crate::device::TableMemory) need not be writable: it is only read.
     pub const unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len }
     }

@@ -55,6 +55,7 @@ impl QueueConfig {
             queue.move_to(state)?;
         }
         queue.tracking = Some(Box::new(Tracking::new(region, &mut queue.layout, new)?));
+        queue.layout.close_fast_paths();
         Ok(queue)
     }
 }
@@ -73,21 +74,12 @@ impl<O: Order> Queue<O> {
         }
     }
 
-    /// [`Queue::complete_all`] with tracking.
-    #[cold]
-    pub(super) fn complete_tracked(
-        &mut self,
-        chains: impl IntoIterator<Item = (u16, u32)>,
-    ) -> Result<(), QueueError> {
-        chains.into_iter().try_for_each(|(head, written)| self.complete(head, written))
-    }
-
-    /// [`Queue::publish`] with tracking.
-    #[cold]
-    pub(super) fn publish_tracked(&mut self) -> Result<bool, QueueError> {
+    /// [`Queue::publish`] off the fast path.
+    #[inline(never)]
+    pub(super) fn publish_detour(&mut self) -> Result<bool, QueueError> {
         match &mut self.tracking {
             Some(tracking) => tracking.publish(&mut self.layout),
-            None => Ok(false),
+            None => self.layout.publish(),
         }
     }
 }

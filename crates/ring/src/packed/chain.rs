@@ -12,9 +12,14 @@
 //! by `MAX_CHAIN`. There can be no loops.
 use super::Descriptor;
 use crate::QueueError;
+use crate::Segment;
 use crate::area::Cells;
 use crate::batch::Batch;
+use crate::batch::MAX_CHAIN;
 use crate::chain::{ChainBuilder, Descriptor as _, Table};
+use crate::device_ring::Kind;
+use crate::table_memory::TableMemory;
+use crate::walk::{Next, Walk, walk};
 use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE};
 
 /// A chain that was walked and added to the batch.
@@ -23,8 +28,7 @@ pub(crate) struct Walked {
     pub(crate) id: u16,
     /// Descriptors that it takes in the ring.
     pub(crate) descriptors: u16,
-    /// See [`crate::device_ring::DeviceRing::special`].
-    pub(crate) special: bool,
+    pub(crate) kind: Kind,
 }
 
 /// The descriptor ring and its indirect tables, for walks.
@@ -40,6 +44,60 @@ impl Tables {
     /// `desc` has `size` descriptors.
     pub(crate) unsafe fn new(desc: Cells, size: u16, indirect: bool) -> Self {
         Self { desc, size, indirect: Table::new(indirect) }
+    }
+
+    /// Walks the chain that begins with `first`: its indirect table, or in the ring.
+    ///
+    /// The descriptor lies `at` bytes from `ring_end`, where `ring_bytes` of ring end. `None` for a chain of the other kind, or of
+    /// both, and what is malformed; see [`walk`]. The last descriptor is that of the ring.
+    ///
+    /// # Safety
+    /// As [`walk`].
+    #[inline(always)]
+    pub(crate) unsafe fn walk_usual<const TABLE: bool>(
+        &self,
+        first: Descriptor,
+        (mut at, ring_end, ring_bytes): (isize, Cells, usize),
+        out: *mut Segment,
+        end: *mut Segment,
+        memory: &mut impl TableMemory,
+    ) -> Option<Walk<Descriptor>> {
+        if first.has(DESC_F_INDIRECT) != TABLE {
+            return None;
+        }
+        if TABLE {
+            let (table, size) = self.indirect.in_place(first, memory)?;
+            // SAFETY: the table has one entry at least, and `next` stays below its size.
+            let load =
+                |at: usize| unsafe { Descriptor { addr: table.load_u64(at), meta: table.load_u64(at + 8) } };
+            let mut at = 0;
+            let next = |_| {
+                at += DESC_SIZE;
+                if at == size { Next::Last } else { Next::Desc(load(at)) }
+            };
+            // SAFETY: the caller vouches for the segments.
+            let walk = unsafe { walk(load(0), out, end, next) }?;
+            return (!walk.any_has(DESC_F_INDIRECT)).then_some(Walk { last: first, ..walk });
+        }
+        let next = |desc: Descriptor| {
+            if !desc.has(DESC_F_NEXT) {
+                return Next::Last;
+            }
+            at += DESC_SIZE as isize;
+            if at == 0 {
+                at = -(ring_bytes as isize);
+            }
+            // Relaxed: the acquire load of the head's flags has ordered them after their writing.
+            // SAFETY: the place lies in the ring.
+            let desc = unsafe { ring_end.back(at) };
+            // SAFETY: as above.
+            Next::Desc(unsafe { Descriptor { addr: desc.load_u64(0), meta: desc.load_u64(8) } })
+        };
+        // SAFETY: the caller vouches for the segments.
+        let walk = unsafe { walk(first, out, end, next) }?;
+        // A whole ring of NEXT flags ends where the segments end.
+        let fits = walk.ends[1] <= out.wrapping_byte_add(ring_bytes.min(MAX_CHAIN * DESC_SIZE));
+        (fits && !walk.any_has(DESC_F_INDIRECT)).then_some(walk)
     }
 
     /// Walks the chain from index `head` through at most `room` descriptors.
@@ -71,10 +129,14 @@ impl Tables {
         let Some((last, descriptors)) = end else { return Ok(None) };
         let id = last.id();
         accept(id)?;
-        let chain = chain.chain(id);
-        batch.add(chain);
-        let special = descriptors > 1 || last.has(DESC_F_INDIRECT);
-        Ok(Some(Walked { id, descriptors, special }))
+        let (counts, lens) = chain.parts();
+        batch.add(id, counts, lens);
+        let kind = match descriptors {
+            _ if last.has(DESC_F_INDIRECT) => Kind::Table,
+            1 => Kind::Simple,
+            _ => Kind::Linked,
+        };
+        Ok(Some(Walked { id, descriptors, kind }))
     }
 
     /// As [`Tables::walk`], for a chain that was saved when it was taken.
@@ -101,8 +163,8 @@ impl Tables {
                 return Ok(false);
             }
         }
-        let chain = chain.chain(id);
-        batch.add(chain);
+        let (counts, lens) = chain.parts();
+        batch.add(id, counts, lens);
         Ok(true)
     }
 }

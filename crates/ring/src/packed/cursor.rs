@@ -66,6 +66,17 @@ impl Cursor {
         self.advance_bytes(bytes(count), size)
     }
 
+    /// Moves on by `bytes` of descriptors, a whole ring of `size` at most.
+    ///
+    /// Returns whether another lap has begun.
+    #[inline(always)]
+    pub(super) fn move_on(&mut self, bytes_on: usize, size: u16) -> bool {
+        let next = Self(self.0.wrapping_add(bytes_on as u64));
+        let laps = next.0 as i32 >= 0;
+        *self = if laps { next.at_front(size) } else { next };
+        laps
+    }
+
     /// The place in this lap that lies `at` from the ring's end, not before this one.
     #[inline(always)]
     pub(super) fn advance_to(self, at: isize, size: u16) -> Self {
@@ -74,9 +85,15 @@ impl Cursor {
 
     #[inline(always)]
     fn advance_bytes(self, bytes_on: u64, size: u16) -> Self {
-        let next = self.0.wrapping_add(bytes_on);
+        let next = Self(self.0.wrapping_add(bytes_on));
+        if next.0 as i32 >= 0 { next.at_front(size) } else { next }
+    }
+
+    /// A place at or beyond the ring's end, where it lies in the next lap.
+    #[inline(always)]
+    fn at_front(self, size: u16) -> Self {
         // The turn is counted by the carry; what is left is to begin at the front again.
-        Self(if next as i32 >= 0 { next.wrapping_sub(bytes(size)).wrapping_add(1 << 32) } else { next })
+        Self(self.0.wrapping_sub(bytes(size)).wrapping_add(1 << 32))
     }
 
     /// Descriptors from here on to `to`, which is not before this place.

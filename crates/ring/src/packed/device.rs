@@ -13,11 +13,12 @@ use super::chain::{Tables, Walked};
 use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
-use crate::batch::{Batch, Chain};
+use crate::batch::{Batch, Chain, Free};
 use crate::chain::Descriptor as _;
-use crate::device_ring::DeviceRing;
+use crate::device_ring::{DeviceRing, Kind};
 use crate::in_order::{Entry, InOrder};
 use crate::state::StateError;
+use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
@@ -44,8 +45,9 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether our event suppression disables kicks.
     kicks_off: bool,
-    /// See [`DeviceRing::special`].
-    special: bool,
+    /// See [`DeviceRing::detour`].
+    detour: bool,
+    kind: Kind,
     /// The next descriptor to be made available.
     next_avail: Cursor,
     /// Where the next used descriptor goes.
@@ -71,7 +73,7 @@ pub(crate) struct Ring<O> {
     order: PhantomData<O>,
 }
 
-/// Used descriptors of one lap, in a row, of chains that take one each.
+/// Used descriptors of one lap, in a row.
 ///
 /// All that the loop needs, since every store to shared memory could be one to the [`Ring`], for
 /// all the compiler knows.
@@ -86,13 +88,15 @@ struct Run {
     /// The ring's `taken`, and how many there are.
     taken: *mut u16,
     ids: usize,
+    /// Descriptors of the chains beyond one each.
+    more: u16,
 }
 
 impl Run {
     /// Place and second word of the used descriptor of chain `id`.
     ///
     /// The place is in bytes from the ring's end. `None`, and nothing has changed: the chain is not
-    /// one of a single descriptor in flight, or the run has ended.
+    /// in flight, or goes around the ring's end, or the run has ended.
     #[inline(always)]
     fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
         let at = self.at;
@@ -102,11 +106,16 @@ impl Run {
         // SAFETY: `taken` has a place for each identifier below the size, and nothing else looks
         // there meanwhile.
         let taken = unsafe { &mut *self.taken.add(id.into()) };
+        let mut after = at + DESC_SIZE as isize;
         if *taken != 1 {
-            return None;
+            after = at + (usize::from(*taken) * DESC_SIZE) as isize;
+            if after > 0 || *taken == 0 {
+                return None;
+            }
+            self.more += *taken - 1;
         }
         *taken = 0;
-        self.at = at + DESC_SIZE as isize;
+        self.at = after;
         Some((at, used_meta(id, written, self.used)))
     }
 }
@@ -160,7 +169,8 @@ impl<O: Order> Ring<O> {
             size,
             event_idx,
             kicks_off: false,
-            special: false,
+            detour: in_order,
+            kind: Kind::Simple,
             next_avail: start,
             next_used: start,
             published: start,
@@ -182,7 +192,8 @@ impl<O: Order> Ring<O> {
     fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
         let (next, size) = (self.next_avail, self.size);
         let slots = batch.slots() - batch.count();
-        let mut free = batch.free();
+        let Free { mut chains, base, segments, .. } = batch.free();
+        let before = (segments.addr() - base.addr()) as u32;
         let ids = self.taken.as_mut_ptr();
         let available = u32::from(next.available()) << 16;
         let room = usize::from(self.room);
@@ -223,22 +234,121 @@ impl<O: Order> Ring<O> {
                 break if matches(first.flags(), next.available()) { Stop::Special } else { Stop::Empty };
             }
             let segment = Segment { addr: first.addr, len: first.len() };
-            let chain = Chain::single(id as u16, first.len(), first.has(DESC_F_WRITE));
+            let end = before + (at + DESC_SIZE) as u32;
+            let chain = Chain::single(id as u16, end, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a
             // free segment for each of them (its invariant); fewer were taken.
             unsafe {
                 *ids.add(id) = 1;
-                free.segments.byte_add(at).write(segment);
-                free.chains.write(chain);
-                free.chains = free.chains.add(1);
+                segments.byte_add(at).write(segment);
+                chains.write(chain);
+                chains = chains.add(1);
             }
             at += DESC_SIZE;
         };
         let taken = at / DESC_SIZE;
-        batch.add_simple(taken);
+        batch.add_written(taken, segments.wrapping_byte_add(at));
         self.room -= taken as u16;
         self.next_avail = next.advance(taken as u16, size);
         stop
+    }
+
+    /// Takes chains of several descriptors until the batch has `limit`.
+    ///
+    /// All in indirect tables or all in the ring. [`Stop::Special`]: the next one is of another
+    /// kind, unusual, or wrong, or the batch has no room for its segments.
+    #[inline(never)]
+    fn pop_walked<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+    ) -> Stop {
+        let (size, end, mut next) = (self.size, self.end, self.next_avail);
+        let ring_bytes = desc_bytes(size);
+        let ids = self.taken.as_mut_ptr();
+        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
+        let last = chains.wrapping_add(limit - batch.count());
+        let first_free = chains;
+        // Bytes, of descriptors as of segments.
+        let mut room = usize::from(self.room) * DESC_SIZE;
+        let mut available = next.available();
+        let stop = loop {
+            if chains == last {
+                break Stop::Empty;
+            }
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+            let desc = unsafe { end.back(next.at()) };
+            // Acquire: as in `pop_simple`. SAFETY: as above.
+            let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
+            O::after_acquire();
+            if !matches(flags(meta), available) {
+                break Stop::Empty;
+            }
+            // SAFETY: as above.
+            let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+            let ring = (next.at(), end, ring_bytes);
+            // SAFETY: the segments from the first free one on, as far as the next chain may take
+            // them; see `Free`.
+            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, room_end, memory) };
+            let Some(walk) = walked else { break Stop::Special };
+            let bytes = if TABLE { DESC_SIZE } else { walk.ends[1].addr() - segments.addr() };
+            let id = walk.last.id();
+            // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
+            if id >= size || bytes > room || unsafe { *ids.add(id.into()) } != 0 {
+                break Stop::Special;
+            }
+            // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
+            // segments were taken from its room, and one more is free for each slot after this one.
+            unsafe {
+                *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
+                chains.write(walk.chain(id, base));
+                (chains, room_end) = (chains.add(1), room_end.add(1));
+            }
+            segments = walk.ends[1];
+            room -= bytes;
+            if next.move_on(bytes, size) {
+                available = next.available();
+            }
+        };
+        // SAFETY: both point into the slots of the batch.
+        let taken = unsafe { chains.offset_from_unsigned(first_free) };
+        let left = (room / DESC_SIZE) as u16;
+        self.more += self.room - left - taken as u16;
+        self.room = left;
+        self.next_avail = next;
+        batch.add_written(taken, segments);
+        if taken > 0 {
+            self.kind = batch.kind_of_last::<TABLE>();
+        }
+        stop
+    }
+
+    /// Takes chains of all kinds until the batch has `limit`, or no room for the next one.
+    #[inline(never)]
+    fn pop_mixed(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+    ) -> Result<(), QueueError> {
+        loop {
+            let before = batch.count();
+            let first = self.kind == Kind::Table;
+            for table in [first, !first] {
+                let stop = if table {
+                    self.pop_walked::<true>(batch, limit, memory)
+                } else {
+                    self.pop_walked::<false>(batch, limit, memory)
+                };
+                if matches!(stop, Stop::Empty) {
+                    return Ok(());
+                }
+            }
+            if batch.count() == before && !self.pop_one(batch, memory)? {
+                return Ok(());
+            }
+        }
     }
 
     /// See [`crate::device::Queue::complete`].
@@ -253,9 +363,6 @@ impl<O: Order> Ring<O> {
         &mut self,
         chains: impl IntoIterator<Item = (u16, u32)>,
     ) -> Result<(), QueueError> {
-        if self.in_order.is_some() {
-            return chains.into_iter().try_for_each(|(id, written)| self.complete_in_order(id, written));
-        }
         let (end, mut run, mut chains) = (self.end, self.run(), chains.into_iter());
         if self.next_used == self.published {
             // The first since the last publication, which is kept back.
@@ -288,13 +395,14 @@ impl<O: Order> Ring<O> {
     #[inline(always)]
     fn run(&mut self) -> Run {
         let (next, size) = (self.next_used, self.size);
-        Run { at: next.at(), used: next.used(), taken: self.taken.as_mut_ptr(), ids: size.into() }
+        Run { at: next.at(), used: next.used(), taken: self.taken.as_mut_ptr(), ids: size.into(), more: 0 }
     }
 
     /// Moves `next_used` past the used descriptors of `run`.
     #[inline(always)]
     fn run_ends(&mut self, run: Run) {
         // No more than the ring has.
+        self.more -= run.more;
         self.staged += ((run.at - self.next_used.at()).unsigned_abs() / DESC_SIZE) as u16;
         self.next_used = self.next_used.advance_to(run.at, self.size);
     }
@@ -349,10 +457,9 @@ impl<O: Order> Ring<O> {
     /// See [`crate::device::Queue::publish`].
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
-        if let Some(error) = self.error {
-            return Err(error);
+        if self.detour {
+            self.before_publish()?;
         }
-        self.stage_last();
         let (old, new, size) = (self.published, self.next_used, self.size);
         if old == new {
             return Ok(false);
@@ -417,6 +524,11 @@ impl<O: Order> Ring<O> {
         self.error.is_none() && self.is_available()
     }
 
+    /// Closes the fast paths; see [`DeviceRing::detour`].
+    pub(crate) fn close_fast_paths(&mut self) {
+        self.detour = true;
+    }
+
     /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.size
@@ -436,30 +548,16 @@ impl<O: Order> Ring<O> {
 impl<O: Order> DeviceRing for Ring<O> {
     type Walked = Walked;
 
-    #[inline]
-    fn pop(
-        &mut self,
-        batch: &mut Batch,
-        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError> {
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
-        }
-        let limit = batch.slots();
-        if self.special && (!self.pop_chains(batch, limit, &mut fetch)? || batch.count() == limit) {
-            self.note_order(batch);
-            return Ok(batch.count());
-        }
-        loop {
+    #[inline(always)]
+    fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError> {
+        while self.kind == Kind::Simple {
             match self.pop_simple(batch) {
+                Stop::Empty => return Ok(()),
                 Stop::End => {}
-                Stop::Special if self.pop_chains(batch, limit, &mut fetch)? => {}
-                Stop::Special | Stop::Empty => break,
+                Stop::Special => break,
             }
         }
-        self.note_order(batch);
-        Ok(batch.count())
+        self.pop_mixed(batch, batch.slots(), memory)
     }
 
     fn limit(&mut self) -> Result<usize, QueueError> {
@@ -498,13 +596,8 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn special(&self) -> bool {
-        self.special
-    }
-
-    #[inline(always)]
     fn taken(&mut self, walked: Walked) {
-        self.special = walked.special;
+        self.kind = walked.kind;
         self.taken[usize::from(walked.id)] = walked.descriptors;
         self.more += walked.descriptors - 1;
         self.room -= walked.descriptors;
@@ -535,8 +628,14 @@ impl<O: Order> DeviceRing for Ring<O> {
         self.error
     }
 
+    #[inline(always)]
+    fn detour(&self) -> bool {
+        self.detour
+    }
+
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
+        self.detour = true;
         self.taken.fill(0);
         *self.error.get_or_insert(error)
     }

@@ -9,10 +9,13 @@
 //! by its table, both together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
 use super::Descriptor;
 use crate::QueueError;
+use crate::Segment;
 use crate::area::Cells;
 use crate::batch::{Batch, MAX_CHAIN};
-use crate::chain::{ChainBuilder, Table};
-use paravane_spec::split::DESC_SIZE;
+use crate::chain::{ChainBuilder, Descriptor as _, Table};
+use crate::table_memory::TableMemory;
+use crate::walk::{Next, Walk, walk};
+use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE};
 
 /// The tables of a queue, for walks.
 #[derive(Debug)]
@@ -42,6 +45,48 @@ impl Tables {
         unsafe { load(self.desc, index) }
     }
 
+    /// Walks the chain that begins with `first`: its indirect table, or in the ring.
+    ///
+    /// `None` for a chain of the other kind, or of both, and what is malformed; see [`walk`].
+    ///
+    /// # Safety
+    /// As [`walk`].
+    #[inline(always)]
+    pub(crate) unsafe fn walk_usual<const TABLE: bool>(
+        &self,
+        first: Descriptor,
+        out: *mut Segment,
+        end: *mut Segment,
+        memory: &mut impl TableMemory,
+    ) -> Option<Walk<Descriptor>> {
+        if first.has(DESC_F_INDIRECT) != TABLE {
+            return None;
+        }
+        // Bytes of descriptors, as of segments.
+        let (table, size, limit, first) = if TABLE {
+            let (table, bytes) = self.indirect.in_place(first, memory)?;
+            // SAFETY: the table has one entry at least.
+            (table, bytes, bytes, unsafe { load(table, 0) })
+        } else {
+            (self.desc, usize::from(self.size) * DESC_SIZE, usize::from(self.limit) * DESC_SIZE, first)
+        };
+        let next = |desc: Descriptor| {
+            if !desc.has(DESC_F_NEXT) {
+                return Next::Last;
+            }
+            if usize::from(desc.next()) * DESC_SIZE >= size {
+                return Next::Wrong;
+            }
+            // SAFETY: the index was just checked.
+            Next::Desc(unsafe { load(table, desc.next()) })
+        };
+        // SAFETY: the caller vouches for the segments.
+        let walk = unsafe { walk(first, out, end, next) }?;
+        // A loop ends where the segments end; whoever leaves one has more segments than descriptors.
+        let fits = walk.ends[1] <= out.wrapping_byte_add(limit);
+        (fits && !walk.any_has(DESC_F_INDIRECT)).then_some(walk)
+    }
+
     /// Walks the chain at `head` and adds it to `batch`, which has a free slot.
     ///
     /// The first descriptor was fetched already. `false`: its segments do not fit; nothing was
@@ -64,9 +109,9 @@ impl Tables {
         let end = chain.follow(head, first, (*limit).into(), next, |chain, index, desc| {
             walk_table(indirect.fetch(index, desc, fetch)?, chain)
         })?;
-        let chain = chain.chain(head);
+        let (counts, lens) = chain.parts();
         if end.is_some() {
-            batch.add(chain);
+            batch.add(head, counts, lens);
         }
         Ok(end.is_some())
     }

@@ -12,13 +12,14 @@
 use super::chain::Tables;
 use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
-use crate::batch::{Batch, Chain};
+use crate::batch::{Batch, Chain, Free};
 use crate::chain::Descriptor as _;
-use crate::device_ring::DeviceRing;
+use crate::device_ring::{DeviceRing, Kind};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
 use crate::in_order::{Entry, InOrder};
 use crate::state::StateError;
+use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
 use crate::{Order, QueueError, Segment};
 use alloc::boxed::Box;
@@ -44,8 +45,9 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether USED_F_NO_NOTIFY stands in the used ring (never with EVENT_IDX).
     kicks_off: bool,
-    /// See [`DeviceRing::special`].
-    special: bool,
+    /// See [`DeviceRing::detour`].
+    detour: bool,
+    kind: Kind,
     /// The next entry of the available ring.
     next_avail: u16,
     /// The next entry of the used ring.
@@ -62,8 +64,7 @@ pub(crate) struct Ring<O> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walked {
     head: u16,
-    /// See [`DeviceRing::special`].
-    special: bool,
+    kind: Kind,
 }
 
 impl<O: Order> Ring<O> {
@@ -90,7 +91,8 @@ impl<O: Order> Ring<O> {
             mask: usize::from(size) - 1,
             event_idx,
             kicks_off: false,
-            special: false,
+            detour: in_order,
+            kind: Kind::Simple,
             next_avail: start,
             next_used: start,
             published: start,
@@ -121,31 +123,23 @@ impl<O: Order> Ring<O> {
 
     /// Takes chains of one direct descriptor until the batch has `limit`.
     ///
-    /// Or until the available ring ends. `false`: the next one is something else, or wrong. It is
-    /// not taken, and what was seen of it is forgotten. Nothing is checked twice and nothing can
-    /// fail here.
-    #[inline(never)]
+    /// `false`: the next one is something else, or wrong. It is not taken, and what was seen of it
+    /// is forgotten. Nothing is checked twice and nothing can fail here.
+    #[inline(always)]
     fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> bool {
-        let mask = self.mask;
-        let start = usize::from(self.next_avail) & mask;
-        // Not around the ring's end, so that the entries are neighbours.
-        let wanted = (limit - batch.count()).min(mask + 1 - start);
-        let free = batch.free();
+        let (avail, mask) = (self.avail, self.mask);
         let in_flight = self.in_flight.as_mut_ptr();
-        // SAFETY: `start` is less than the size; see the invariant of `Ring`.
-        let entries = unsafe { self.avail.offset(AVAIL_RING + start * AVAIL_ENTRY) };
-        let mut taken = 0;
-        let simple = loop {
-            if taken == wanted {
-                break true;
-            }
+        let Free { mut chains, base, mut segments, .. } = batch.free();
+        let start = usize::from(self.next_avail);
+        let end = start + limit - batch.count();
+        let mut next = start;
+        while next != end {
             // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after
-            // their writing. SAFETY: `start + taken` is less than the size; see the invariant of
-            // `Ring`.
-            let head = unsafe { entries.load_u16(taken * AVAIL_ENTRY, Relaxed) };
+            // their writing. SAFETY: the entry is less than the size; see the invariant of `Ring`.
+            let head = unsafe { avail.load_u16(AVAIL_RING + (next & mask) * AVAIL_ENTRY, Relaxed) };
             let index = usize::from(head);
             if index > mask {
-                break false;
+                break;
             }
             // SAFETY: `head` was just checked.
             let first = unsafe { self.tables.fetch(head) };
@@ -156,22 +150,96 @@ impl<O: Order> Ring<O> {
                 || first.addr >= first.addr.wrapping_add(first.len().into())
                 || *mark
             {
-                break false;
+                break;
             }
             *mark = true;
-            let segment = Segment { addr: first.addr, len: first.len() };
-            let chain = Chain::single(head, first.len(), first.has(DESC_F_WRITE));
             // SAFETY: the batch has `limit - count` free slots at least, and a free segment for
-            // each of them (its invariant); `taken` is less.
+            // each of them (its invariant); fewer were taken.
             unsafe {
-                free.segments.add(taken).write(segment);
-                free.chains.add(taken).write(chain);
+                segments.write(Segment { addr: first.addr, len: first.len() });
+                segments = segments.add(1);
+                // A batch has less than 4 GiB of segments.
+                let end = (segments.addr() - base.addr()) as u32;
+                chains.write(Chain::single(head, end, first.len(), first.has(DESC_F_WRITE)));
+                chains = chains.add(1);
             }
-            taken += 1;
-        };
-        batch.add_simple(taken);
-        self.next_avail = self.next_avail.wrapping_add(taken as u16);
-        simple
+            next += 1;
+        }
+        batch.add_written(next - start, segments);
+        self.next_avail = next as u16;
+        next == end
+    }
+
+    /// Takes chains of several descriptors until the batch has `limit`.
+    ///
+    /// All in indirect tables or all in the ring. `false`: the next one is of another kind, unusual,
+    /// or wrong, or the batch has no room for its segments. It is not taken, and what was seen of it
+    /// is forgotten.
+    #[inline(never)]
+    fn pop_walked<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+    ) -> bool {
+        let (avail, mask) = (self.avail, self.mask);
+        let in_flight = self.in_flight.as_mut_ptr();
+        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
+        let start = usize::from(self.next_avail);
+        let end = start + limit - batch.count();
+        let mut next = start;
+        while next != end {
+            // Relaxed: as in `pop_simple`. SAFETY: as there.
+            let head = unsafe { avail.load_u16(AVAIL_RING + (next & mask) * AVAIL_ENTRY, Relaxed) };
+            let head = usize::from(head);
+            // SAFETY: `InFlight` has a place for each head below the size, which is checked first.
+            if head > mask || unsafe { *in_flight.add(head) } {
+                break;
+            }
+            // SAFETY: `head` was just checked.
+            let first = unsafe { self.tables.fetch(head as u16) };
+            // SAFETY: the segments from the first free one on, as far as the next chain may take
+            // them; see `Free`.
+            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, room_end, memory) };
+            let Some(walk) = walked else { break };
+            // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
+            // segments were taken from its room, and one more is free for each slot after this one.
+            unsafe {
+                *in_flight.add(head) = true;
+                chains.write(walk.chain(head as u16, base));
+                (chains, room_end) = (chains.add(1), room_end.add(1));
+            }
+            segments = walk.ends[1];
+            next += 1;
+        }
+        batch.add_written(next - start, segments);
+        if next != start {
+            self.kind = batch.kind_of_last::<TABLE>();
+        }
+        self.next_avail = next as u16;
+        next == end
+    }
+
+    /// Takes chains of all kinds until the batch has `limit`, or no room for the next one.
+    #[inline(never)]
+    fn pop_mixed(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+    ) -> Result<(), QueueError> {
+        loop {
+            let before = batch.count();
+            if self.kind != Kind::Table && self.pop_walked::<false>(batch, limit, memory)
+                || self.pop_walked::<true>(batch, limit, memory)
+                || self.kind == Kind::Table && self.pop_walked::<false>(batch, limit, memory)
+            {
+                return Ok(());
+            }
+            if batch.count() == before && !self.pop_one(batch, memory)? {
+                return Ok(());
+            }
+        }
     }
 
     /// See [`crate::device::Queue::complete`].
@@ -186,9 +254,6 @@ impl<O: Order> Ring<O> {
         &mut self,
         chains: impl IntoIterator<Item = (u16, u32)>,
     ) -> Result<(), QueueError> {
-        if self.in_order.is_some() {
-            return chains.into_iter().try_for_each(|(head, written)| self.complete_in_order(head, written));
-        }
         // All in locals: every store to shared memory could be one to `self`, for all the compiler
         // knows.
         let (used, mask) = (self.used, self.mask);
@@ -222,10 +287,9 @@ impl<O: Order> Ring<O> {
     /// See [`crate::device::Queue::publish`].
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
-        if let Some(error) = self.error {
-            return Err(error);
+        if self.detour {
+            self.before_publish()?;
         }
-        self.stage_last();
         let (old, new) = (self.published, self.next_used);
         if new == old {
             return Ok(false);
@@ -292,6 +356,11 @@ impl<O: Order> Ring<O> {
         self.error.is_none() && unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) } != self.next_avail
     }
 
+    /// Closes the fast paths; see [`DeviceRing::detour`].
+    pub(crate) fn close_fast_paths(&mut self) {
+        self.detour = true;
+    }
+
     /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.size
@@ -309,27 +378,13 @@ impl<O: Order> Ring<O> {
 impl<O: Order> DeviceRing for Ring<O> {
     type Walked = Walked;
 
-    #[inline]
-    fn pop(
-        &mut self,
-        batch: &mut Batch,
-        mut fetch: impl FnMut(u64, &mut [u8]) -> bool,
-    ) -> Result<usize, QueueError> {
-        batch.clear();
-        if let Some(error) = self.error {
-            return Err(error);
+    #[inline(always)]
+    fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError> {
+        let limit = usize::from(self.available(Acquire)?).min(batch.slots());
+        if self.kind == Kind::Simple && self.pop_simple(batch, limit) || limit == 0 {
+            return Ok(());
         }
-        let available = usize::from(self.available(Acquire)?);
-        let limit = available.min(batch.slots());
-        if limit > 0 && (!self.special || self.pop_chains(batch, limit, &mut fetch)?) {
-            while batch.count() < limit {
-                if !self.pop_simple(batch, limit) && !self.pop_chains(batch, limit, &mut fetch)? {
-                    break;
-                }
-            }
-        }
-        self.note_order(batch);
-        Ok(batch.count())
+        self.pop_mixed(batch, limit, memory)
     }
 
     fn limit(&mut self) -> Result<usize, QueueError> {
@@ -355,18 +410,18 @@ impl<O: Order> DeviceRing for Ring<O> {
         // SAFETY: `head` was just checked.
         let first = unsafe { self.tables.fetch(head) };
         let walked = self.tables.walk(head, first, batch, fetch)?;
-        Ok(walked.then_some(Walked { head, special: first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0 }))
-    }
-
-    #[inline(always)]
-    fn special(&self) -> bool {
-        self.special
+        let kind = match first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) {
+            0 => Kind::Simple,
+            DESC_F_NEXT => Kind::Linked,
+            _ => Kind::Table,
+        };
+        Ok(walked.then_some(Walked { head, kind }))
     }
 
     #[inline(always)]
     fn taken(&mut self, walked: Walked) {
         self.in_flight.insert(walked.head);
-        self.special = walked.special;
+        self.kind = walked.kind;
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
@@ -395,9 +450,15 @@ impl<O: Order> DeviceRing for Ring<O> {
         self.error
     }
 
+    #[inline(always)]
+    fn detour(&self) -> bool {
+        self.detour
+    }
+
     #[cold]
     #[inline(never)]
     fn latch(&mut self, error: QueueError) -> QueueError {
+        self.detour = true;
         self.in_flight.clear();
         *self.error.get_or_insert(error)
     }

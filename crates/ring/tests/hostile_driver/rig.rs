@@ -48,8 +48,7 @@ impl<At> Hostile<At> {
     }
 
     pub(crate) fn pop(&mut self) -> Result<usize, QueueError> {
-        let memory = &self.memory;
-        self.queue.pop(&mut self.batch, |addr, out| memory.fetch(addr, out))
+        self.queue.pop_in_place(&mut self.batch, self.memory.dma())
     }
 
     /// The next pop fails with `error`, the queue latches it, and stays silent.
