@@ -292,7 +292,7 @@ mod tests {
             ..Options::default()
         };
         let (device, streams) = selected(&options("split/device")).unwrap();
-        assert_eq!((device.len(), streams.len()), (10, 0));
+        assert_eq!((device.len(), streams.len()), (18, 0));
         assert_eq!(selected(&options("split/device/1desc/batch32")).unwrap().0.len(), 1);
         let (none, streams) = selected(&options("packed/stream/batch")).unwrap();
         assert_eq!((none.len(), streams.len()), (0, 2));
