@@ -55,9 +55,6 @@ pub(crate) trait DeviceRing {
     /// Moves past a chain that was walked; it is in flight now.
     fn taken(&mut self, walked: Self::Walked);
 
-    /// Removes a chain from those in flight; `false` if it is not one of them.
-    fn remove(&mut self, id: u16) -> bool;
-
     /// Writes a used entry, to be published.
     fn stage(&mut self, entry: Entry);
 
@@ -66,6 +63,12 @@ pub(crate) trait DeviceRing {
 
     /// The same, and the number of places in the ring that a chain in flight takes.
     fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)>;
+
+    /// Removes a chain from those in flight; `false` if it is not one of them.
+    fn remove(&mut self, id: u16) -> bool;
+
+    /// The order of completions, and [`DeviceRing::remove`] for identifiers below the queue's size.
+    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)>;
 
     /// The latched error.
     fn error(&self) -> Option<QueueError>;
@@ -134,24 +137,42 @@ pub(crate) trait DeviceRing {
     #[inline(always)]
     fn note_order(&mut self, batch: &Batch) {
         if let Some((order, places)) = self.in_order_and_places() {
-            for chain in batch.chains() {
-                order.popped(chain.head, places(chain.head), chain.writable_len());
-            }
+            order.popped(batch.chains(), places);
         }
     }
 
-    /// Completes one chain of a queue with IN_ORDER.
+    /// Completes chains of a queue with IN_ORDER.
+    #[inline]
+    fn complete_in_order(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
+        let mut chains = chains.into_iter();
+        loop {
+            let Some((order, remove)) = self.in_order_and_flight() else { return Ok(()) };
+            let other = order.complete_run(&mut chains, remove);
+            // What lies behind them may have been done before.
+            self.stage_done();
+            let Some((id, written)) = other else { return Ok(()) };
+            self.complete_out_of_order(id, written)?;
+        }
+    }
+
+    /// Completes a chain that is not the next one, or cannot share a used entry with the last.
     #[inline(never)]
-    fn complete_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
+    fn complete_out_of_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
         let known = self.remove(id);
         let Some(order) = self.in_order().filter(|_| known) else {
             return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
         };
         order.completed(id, written);
+        self.stage_done();
+        Ok(())
+    }
+
+    /// Writes the used entries of chains that are next in order, but the last one.
+    #[inline(always)]
+    fn stage_done(&mut self) {
         while let Some(entry) = self.in_order().and_then(InOrder::stage) {
             self.stage(entry);
         }
-        Ok(())
     }
 
     /// What precedes a publication off the fast paths: with IN_ORDER, the last used entry is written.

@@ -217,10 +217,10 @@ impl<O: Order> Queue<O> {
     #[inline(never)]
     fn complete_detour(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         ring!(mut self, ring => if ring.in_order().is_some() {
-            ring.complete_in_order(head, written)
+            return ring.complete_in_order([(head, written)]);
         } else {
-            ring.complete(head, written)
-        })?;
+            ring.complete(head, written)?;
+        });
         if let Some(tracking) = &mut self.tracking {
             tracking.completed(head);
         }
@@ -237,6 +237,8 @@ impl<O: Order> Queue<O> {
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
         ring!(mut self, ring => if !ring.detour() {
             return ring.complete_all(chains);
+        } else if ring.in_order().is_some() {
+            return ring.complete_in_order(chains);
         });
         chains.into_iter().try_for_each(|(head, written)| self.complete_detour(head, written))
     }

@@ -604,7 +604,6 @@ impl<O: Order> DeviceRing for Ring<O> {
         self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
     }
 
-    #[inline(always)]
     fn remove(&mut self, id: u16) -> bool {
         self.remove_places(id) != 0
     }
@@ -622,6 +621,20 @@ impl<O: Order> DeviceRing for Ring<O> {
     fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
         let taken = &self.taken;
         Some((self.in_order.as_deref_mut()?, |id| taken[usize::from(id)]))
+    }
+
+    #[inline(always)]
+    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)> {
+        let (taken, more) = (self.taken.as_mut_ptr(), &mut self.more);
+        Some((self.in_order.as_deref_mut()?, move |id: u16| {
+            // SAFETY: `taken` has a place for each identifier below the size, and nothing else looks
+            // there meanwhile.
+            let places = unsafe { taken.add(id.into()).replace(0) };
+            if places > 1 {
+                *more -= places - 1;
+            }
+            places != 0
+        }))
     }
 
     fn error(&self) -> Option<QueueError> {

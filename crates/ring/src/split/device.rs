@@ -425,7 +425,6 @@ impl<O: Order> DeviceRing for Ring<O> {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    #[inline(always)]
     fn remove(&mut self, head: u16) -> bool {
         self.in_flight.remove(head)
     }
@@ -444,6 +443,15 @@ impl<O: Order> DeviceRing for Ring<O> {
     #[inline(always)]
     fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
         Some((self.in_order.as_deref_mut()?, |_| 1))
+    }
+
+    #[inline(always)]
+    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)> {
+        let in_flight = self.in_flight.as_mut_ptr();
+        // SAFETY: `InFlight` has a mark for each head below the size, and lives as long as the ring.
+        Some((self.in_order.as_deref_mut()?, move |head: u16| unsafe {
+            in_flight.add(head.into()).replace(false)
+        }))
     }
 
     fn error(&self) -> Option<QueueError> {
