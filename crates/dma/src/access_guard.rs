@@ -1,7 +1,6 @@
 //! Access guard: every access of a device to guest memory in one batch.
 use crate::cache::CacheLine;
 use crate::handle::Fault;
-use crate::in_place::InPlace;
 use crate::pin_table::{PinList, Run};
 use crate::table::{Near, PAGE_SHIFT};
 use crate::window::Window;
@@ -252,13 +251,6 @@ impl AccessGuard<'_> {
     #[inline(always)]
     pub(crate) fn home(&self) -> Window {
         if self.is_translated() { Window::EMPTY } else { self.handle.home() }
-    }
-
-    /// Reads in place, for accesses that are near each other.
-    #[must_use]
-    #[inline(always)]
-    pub fn in_place(&self) -> InPlace<'_> {
-        InPlace::new(self)
     }
 
     /// Maps bytes that are contiguous in host memory, for use in place.

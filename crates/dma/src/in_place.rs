@@ -16,14 +16,18 @@ pub struct InPlace<'a> {
     host: NonNull<u8>,
 }
 
-impl<'a> InPlace<'a> {
+impl AccessGuard<'_> {
+    /// Reads in place, for accesses that are near each other.
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn new(guard: &'a AccessGuard<'a>) -> Self {
-        let window = guard.home();
+    pub fn in_place(&self) -> InPlace<'_> {
+        let window = self.home();
         let host = NonNull::new(window.host(0)).unwrap_or(NonNull::dangling());
-        Self { guard, start: window.start(), size: window.size(), host }
+        InPlace { guard: self, start: window.start(), size: window.size(), host }
     }
+}
 
+impl InPlace<'_> {
     /// Host memory of the `len` bytes (at least 1) at `addr`, valid while the access guard lives.
     ///
     /// The guest may change the bytes at any time. `None` if they are in several pieces, missing or

@@ -1,6 +1,5 @@
 //! Storage, owned by the caller, for popped chains.
 use crate::Segment;
-use crate::device_ring::Kind;
 use alloc::boxed::Box;
 use alloc::vec;
 use core::marker::PhantomData;
@@ -24,6 +23,19 @@ pub struct Chain {
     ends: [u32; 2],
     /// Bytes: readable ones, writable ones.
     lens: [u32; 2],
+}
+
+/// Kind of the chain that was taken last.
+///
+/// The next one is expected to be of the same kind: a wrong guess costs time only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One direct descriptor.
+    Simple,
+    /// Direct descriptors.
+    Linked,
+    /// An indirect table.
+    Table,
 }
 
 /// Bytes of a segment.

@@ -5,21 +5,8 @@
 use crate::QueueError;
 use crate::batch::Batch;
 use crate::in_order::{Entry, InOrder};
-use crate::table_memory::{TableMemory, Unchecked};
-use crate::translation::{TranslationCheck, walk_translated};
-
-/// Kind of the chain that was taken last.
-///
-/// The next one is expected to be of the same kind: a wrong guess costs time only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// One direct descriptor.
-    Simple,
-    /// Direct descriptors.
-    Linked,
-    /// An indirect table.
-    Table,
-}
+use crate::table_memory::TableMemory;
+use crate::translation::{TranslationCheck, Unchecked, walk_translated};
 
 /// The device side of a ring of one layout.
 pub(crate) trait DeviceRing {

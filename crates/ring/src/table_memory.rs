@@ -1,5 +1,4 @@
 //! The memory that a driver's indirect tables lie in.
-use crate::translation::{Fetched, TranslationCheck};
 use crate::{Area, DmaArea};
 
 /// Gives a queue access to indirect tables, by device address.
@@ -56,20 +55,5 @@ impl<F: FnMut(u64, &mut [u8]) -> bool> TableMemory for Copied<F> {
     #[inline(always)]
     fn copy(&mut self, addr: u64, table: &mut [u8]) -> bool {
         (self.0)(addr, table)
-    }
-}
-
-/// Tables behind a check that never refuses.
-pub(crate) struct Unchecked<'a, C>(pub(crate) &'a mut C);
-
-impl<C: TranslationCheck> TableMemory for Unchecked<'_, C> {
-    #[inline(always)]
-    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
-        self.0.in_place(addr, len)
-    }
-
-    #[inline(always)]
-    fn copy(&mut self, addr: u64, table: &mut [u8]) -> bool {
-        self.0.fetch(addr, table) == Fetched::Done
     }
 }

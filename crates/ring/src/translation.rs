@@ -60,6 +60,21 @@ impl<M: TableMemory> TranslationCheck for AllTranslated<M> {
     }
 }
 
+/// Tables behind a check that never refuses.
+pub(crate) struct Unchecked<'a, C>(pub(crate) &'a mut C);
+
+impl<C: TranslationCheck> TableMemory for Unchecked<'_, C> {
+    #[inline(always)]
+    fn in_place(&mut self, addr: u64, len: u32) -> Option<Area> {
+        self.0.in_place(addr, len)
+    }
+
+    #[inline(always)]
+    fn copy(&mut self, addr: u64, table: &mut [u8]) -> bool {
+        self.0.fetch(addr, table) == Fetched::Done
+    }
+}
+
 /// Walks one chain into the batch, unless it is not translated.
 ///
 /// `walk` is given a way to fetch tables. `None`: the chain stays in the ring.

@@ -12,9 +12,9 @@
 use super::chain::Tables;
 use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
-use crate::batch::{Batch, Chain, Free};
+use crate::batch::{Batch, Chain, Free, Kind};
 use crate::chain::Descriptor as _;
-use crate::device_ring::{DeviceRing, Kind};
+use crate::device_ring::DeviceRing;
 use crate::event::need_event;
 use crate::in_flight::InFlight;
 use crate::in_order::{Entry, InOrder};
