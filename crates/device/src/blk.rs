@@ -586,6 +586,12 @@ impl Device for Blk {
         self.queue_sizes[0].min(LONGEST_CHAIN)
     }
 
+    /// Jobs of the immediate engine are done in `serve`: without an image in memory they wait for
+    /// the disk.
+    fn may_block(&self) -> bool {
+        matches!(self.engine, EngineKind::Immediate { .. }) && !self.image.in_memory
+    }
+
     fn read_config(&self, offset: u32, out: &mut [u8]) {
         crate::read_config(self.config().as_bytes(), offset, out);
     }

@@ -205,6 +205,13 @@ pub trait Device: Send {
         None
     }
 
+    /// Whether [`QueueHandler::serve`] may block its thread on storage \[`false`\].
+    ///
+    /// Such a device delays all queues of its thread; give it threads that no other device uses.
+    fn may_block(&self) -> bool {
+        false
+    }
+
     /// Resets the device. All handlers are drained and dropped.
     fn reset(&mut self) {}
 

@@ -113,6 +113,7 @@ fn the_engine_says_what_it_is() {
     assert_eq!(Blk::open(config(&file, EngineChoice::Threads)).unwrap().engine(), "threads");
     let immediate = Blk::open(config(&file, EngineChoice::Immediate)).unwrap();
     assert_eq!(immediate.engine(), if immediate.image.in_memory { "immediate, mapped" } else { "immediate" });
+    assert_eq!(immediate.may_block(), !immediate.image.in_memory);
     drop(immediate);
     let auto = Blk::open(config(&file, EngineChoice::Auto)).unwrap();
     match (auto.image.in_memory, io_uring_available()) {
@@ -127,7 +128,7 @@ fn an_image_in_memory_has_the_immediate_engine() {
     let memory = rustix::fs::memfd_create("image", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
     let disk = Blk::of(memory.into(), BlkConfig::new("image")).unwrap();
-    assert_eq!(disk.engine(), "immediate, mapped");
+    assert_eq!((disk.engine().as_str(), disk.may_block()), ("immediate, mapped", false));
 }
 
 #[test]
