@@ -8,7 +8,7 @@ use arbitrary::{Result, Unstructured};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
 use paravane_dma::MappingQuota;
-use paravane_io::IoThread;
+use paravane_io::{DeviceThreads, IoPool};
 use paravane_spec::feature;
 use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, LogArea, MemoryRegion,
@@ -16,7 +16,7 @@ use paravane_spec::vhost_user::{
 };
 use paravane_vhost::SharedStatus;
 use paravane_vhost::message::MAX_PAYLOAD;
-use paravane_vhost::session::{Offer, Session, Workers};
+use paravane_vhost::session::{Offer, Session};
 use paravane_vhost::socket::{Connection, Received};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -25,7 +25,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -56,9 +56,10 @@ pub fn vhost_user(data: &[u8]) {
 
 /// The state that outlives clients.
 struct Server {
-    threads: Vec<IoThread>,
-    disk: Blk,
-    board: SharedStatus,
+    threads: Arc<DeviceThreads>,
+    /// `None`: a session has it.
+    disk: Option<Box<dyn Device>>,
+    status: Arc<SharedStatus>,
 }
 
 fn server() -> MutexGuard<'static, Server> {
@@ -73,8 +74,9 @@ fn server() -> MutexGuard<'static, Server> {
             ..BlkConfig::new(image.path())
         };
         let disk = Blk::open(config).expect("a disk");
-        let threads = vec![IoThread::spawn("fuzz-io".into(), Duration::ZERO).expect("a thread")];
-        Mutex::new(Server { threads, disk, board: SharedStatus::new("fuzz", 2, MappingQuota::default()) })
+        let pool = Arc::new(IoPool::own(1, Duration::ZERO, "fuzz").expect("a thread"));
+        let status = Arc::new(SharedStatus::new("fuzz", 2, MappingQuota::default()));
+        Mutex::new(Server { threads: Arc::new(pool.device(|| ())), disk: Some(Box::new(disk)), status })
     });
     // A panic ends a fuzzer. In a test, the next input still finds a valid server.
     server.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,14 +140,17 @@ impl Client {
 
 /// Runs one client; the next one uses the rest of the input.
 fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> Result<()> {
-    let Server { threads, disk, board } = server;
+    let Server { threads, disk, status } = server;
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("a flag");
     let client = Client::new(ours);
     let mut connection = Connection::new(theirs.into());
-    let workers = Workers { threads, device: 0 };
     let offer = Offer { packed: true, in_order: true };
-    let mut session = Session::new(disk as &mut dyn Device, workers, board, offer).expect("descriptors");
+    // A panic of a client before has lost it.
+    let Some(device) = disk.take() else { return Ok(()) };
+    let Ok(mut session) = Session::new(device, Arc::clone(threads), Arc::clone(status), offer) else {
+        panic!("too few descriptors")
+    };
     let mut result = Ok(());
     while result.is_ok() && *steps > 0 && !u.is_empty() {
         *steps -= 1;
@@ -154,15 +159,15 @@ fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> R
             break;
         }
     }
-    session.end();
-    let status = board.read();
+    *disk = Some(session.end());
+    let status = status.read();
     assert_eq!(status.memory, 0);
     assert!(status.queues.iter().all(|queue| !queue.live && queue.error.is_none()), "{status:?}");
     result
 }
 
 /// Receives all answers; returns `false` if the session has ended.
-fn serve(client: &Client, session: &mut Session<'_>, connection: &mut Connection) -> bool {
+fn serve(client: &Client, session: &mut Session, connection: &mut Connection) -> bool {
     loop {
         match connection.receive() {
             Err(_) | Ok(Received::Closed) => return false,
@@ -185,7 +190,7 @@ fn serve(client: &Client, session: &mut Session<'_>, connection: &mut Connection
     }
 }
 
-fn step(client: &Client, session: &mut Session<'_>, u: &mut Unstructured<'_>) -> Result<()> {
+fn step(client: &Client, session: &mut Session, u: &mut Unstructured<'_>) -> Result<()> {
     match u.int_in_range(0..=15)? {
         // Random bytes.
         0 => {

@@ -2,7 +2,7 @@
 use paravane_device::Served;
 use paravane_device::latency::QueueLatency;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Counters of one I/O thread.
@@ -25,12 +25,38 @@ pub(super) struct Counters {
     polled_ns: AtomicU64,
     fruitful: AtomicU64,
     fruitless: AtomicU64,
+    /// Device whose turn it is, plus 1; 0: none.
+    serving: AtomicUsize,
+    /// Whether the thread has something to do.
+    awake: AtomicBool,
 }
 
 impl Counters {
-    /// Counts a turn of a queue.
-    pub(super) fn turn(&self) {
-        self.turns.fetch_add(1, Ordering::Relaxed);
+    /// Counts a turn of a queue of this device, which begins.
+    pub(super) fn begin_turn(&self, device: usize) {
+        // One writer: no read-modify-write.
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.serving.store(device + 1, Ordering::Relaxed);
+    }
+
+    /// The turn has ended.
+    pub(super) fn end_turn(&self) {
+        self.serving.store(0, Ordering::Relaxed);
+    }
+
+    /// Number of turns begun, and the device whose turn it is.
+    pub(super) fn now(&self) -> (u64, Option<usize>) {
+        (self.turns.load(Ordering::Relaxed), self.serving.load(Ordering::Relaxed).checked_sub(1))
+    }
+
+    /// Whether the thread has something to do.
+    pub(super) fn is_awake(&self) -> bool {
+        self.awake.load(Ordering::Relaxed)
+    }
+
+    /// The thread has woken, or is about to sleep.
+    pub(super) fn set_awake(&self, awake: bool) {
+        self.awake.store(awake, Ordering::Relaxed);
     }
 
     /// Counts time spent polling, polls that found work, and polls that were given up.
@@ -65,6 +91,8 @@ pub struct QueueWork {
     interrupts: AtomicU64,
     /// Chains taken and never completed: by a reset, or by an early stop.
     forgotten: AtomicU64,
+    /// Time that turns took, in nanoseconds.
+    busy_ns: AtomicU64,
     latency: Option<Arc<QueueLatency>>,
 }
 
@@ -84,6 +112,7 @@ impl QueueWork {
             completed: AtomicU64::new(0),
             interrupts: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
             latency: None,
         }
     }
@@ -132,6 +161,19 @@ impl QueueWork {
     #[must_use]
     pub fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
+    }
+
+    /// Time that the queue was served, in nanoseconds; 0 on threads that do not measure it.
+    #[must_use]
+    pub fn busy_ns(&self) -> u64 {
+        self.busy_ns.load(Ordering::Relaxed)
+    }
+
+    /// Adds the time of a turn. Called as [`QueueWork::add`].
+    pub(super) fn was_busy(&self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let sum = self.busy_ns.load(Ordering::Relaxed).wrapping_add(time);
+        self.busy_ns.store(sum, Ordering::Relaxed);
     }
 
     /// Adds what was served. Only the queue's one owner calls this.

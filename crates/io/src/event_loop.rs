@@ -17,10 +17,13 @@
 //! [`PollWindow`] decides how long a queue is polled: not at all unless work has lately followed
 //! soon after work. No clock is read where polling is off.
 //!
+//! While there are several queues, a turn ends after [`TURN`], so that none keeps the others waiting.
+//! If the code that serves a queue panics, that queue ends, and the others are served on.
+//!
 //! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some
 //! microseconds, so that more is taken at once.
 use super::host_queue::{HostQueue, Turn};
-use super::{Counters, Message, NotPutOn, caught};
+use super::{Activity, Counters, Message, NotPutOn, caught};
 use paravane_device::ServeError;
 use paravane_notify::{BatchDelay, Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
@@ -38,6 +41,8 @@ const EVENTS: usize = 32;
 const CONTROL: u64 = u64::MAX;
 /// Longest time that events wait while queues are polled.
 const SLICE: Duration = Duration::from_micros(10);
+/// Longest turn of a queue among several, except for its last batch.
+const TURN: Duration = Duration::from_micros(100);
 
 /// Parts of an event loop.
 pub(super) struct Setting {
@@ -49,12 +54,20 @@ pub(super) struct Setting {
     pub(super) longest_poll: Duration,
     /// Counters.
     pub(super) counters: Arc<Counters>,
+    /// Told when the thread wakes; `None`: nobody watches it.
+    ///
+    /// A watched thread measures how long it serves each queue.
+    pub(super) activity: Option<Arc<Activity>>,
 }
 
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     setting: Setting,
     entries: Vec<Option<Entry>>,
+    /// Number of queues.
+    count: usize,
+    /// Index of the entry whose code runs, or ran last.
+    serving: Option<usize>,
     /// Indices of entries to serve without waiting for an event, each once.
     ///
     /// Has room for all.
@@ -98,6 +111,8 @@ impl EventLoop {
             epoll,
             setting,
             entries: Vec::new(),
+            count: 0,
+            serving: None,
             ready: VecDeque::new(),
             polled: Vec::new(),
             looked: None,
@@ -120,12 +135,22 @@ impl EventLoop {
             }
             let busy = !(self.ready.is_empty() && self.polled.is_empty());
             events.clear();
+            self.serving = None;
+            if !busy {
+                self.setting.counters.set_awake(false);
+            }
             let timeout = busy.then_some(&at_once);
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!("epoll_wait: {error}");
                     break;
+                }
+            }
+            if !busy {
+                self.setting.counters.set_awake(true);
+                if let Some(activity) = &self.setting.activity {
+                    activity.wake();
                 }
             }
             let mut control = false;
@@ -159,7 +184,13 @@ impl EventLoop {
                     drop(done.send(entry.and_then(|entry| self.take_off(entry))));
                 }
                 Message::LookAgain(device) => self.look_again(device),
-                Message::Run(task) => task(),
+                Message::Run(device, task) => {
+                    self.setting.counters.begin_turn(device);
+                    if let Err(words) = caught(task) {
+                        tracing::error!("a task on an I/O thread panicked: {words}");
+                    }
+                    self.setting.counters.end_turn();
+                }
                 Message::Quit => return false,
             }
         }
@@ -194,17 +225,19 @@ impl EventLoop {
         if let Err(source) = queue.listen(&self.epoll, token, token | 1) {
             return Err(NotPutOn { queue: Some(queue), source });
         }
-        let window = PollWindow::new(self.setting.longest_poll);
+        let window = PollWindow::new(queue.longest_poll().unwrap_or(self.setting.longest_poll));
         let delay = BatchDelay::new(queue.preferred_batch());
         // Served once in any case: work that arrived while the queue had no thread may wake nobody.
         self.entries[number] =
             Some(Entry { queue, state: State::Ready, window, delay, taken: 0, dry: None, gap: None });
         self.ready.push_back(number);
+        self.count += 1;
         Ok(())
     }
 
     fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
         let Entry { queue, state, .. } = self.entries.get_mut(number)?.take()?;
+        self.count -= 1;
         match state {
             State::Asleep => {}
             State::Ready => self.ready.retain(|&other| other != number),
@@ -249,6 +282,7 @@ impl EventLoop {
                 if now < from {
                     continue;
                 }
+                self.serving = Some(number);
                 if entry.queue.has_work() {
                     // At the last poll, or when its work ran dry.
                     let looked = self.looked.filter(|looked| *looked >= from).or(entry.dry);
@@ -278,6 +312,7 @@ impl EventLoop {
     /// Waits for an event before the queue is served again, unless there is work now.
     fn sleep(&mut self, number: usize) {
         let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        self.serving = Some(number);
         match entry.queue.arm() {
             Ok(false) => entry.state = State::Asleep,
             Ok(true) => {
@@ -304,10 +339,22 @@ impl EventLoop {
     fn serve(&mut self, number: usize) {
         let Some(Some(entry)) = self.entries.get_mut(number) else { return };
         entry.state = State::Asleep;
-        self.setting.counters.turn();
+        self.serving = Some(number);
+        self.setting.counters.begin_turn(entry.queue.key().device);
         let length = entry.window.length();
         let enough = if length.is_zero() { 0 } else { entry.delay.enough() };
-        match entry.queue.serve(length.is_zero(), enough) {
+        let is_watched = self.setting.activity.is_some();
+        let start = (is_watched || self.count > 1).then(Instant::now);
+        let until = start.filter(|_| self.count > 1).map(|start| start + TURN);
+        let turn = entry.queue.serve(length.is_zero(), enough, until);
+        self.setting.counters.end_turn();
+        let mut now = None;
+        if is_watched && let Some(start) = start {
+            let end = Instant::now();
+            entry.queue.was_busy(end - start);
+            now = Some(end);
+        }
+        match turn {
             Ok(Turn::More { taken }) => {
                 entry.taken += taken;
                 entry.state = State::Ready;
@@ -320,7 +367,7 @@ impl EventLoop {
                 let taken = std::mem::take(&mut entry.taken) + taken;
                 let mut pause = Duration::ZERO;
                 if entry.window.enabled() && worked {
-                    let now = Instant::now();
+                    let now = now.unwrap_or_else(Instant::now);
                     if let Some(before) = entry.dry.replace(now) {
                         pause = entry.delay.turn(taken, now - before);
                     }
@@ -346,19 +393,24 @@ impl EventLoop {
         }
     }
 
-    /// After a panic: waits for what is in flight, and serves no queue any more.
-    pub(super) fn give_up(&mut self) {
+    /// After a panic: ends the queue whose code ran. `false`: it was none of them.
+    pub(super) fn recover(&mut self, message: &str) -> bool {
+        self.setting.counters.end_turn();
+        let Some(number) = self.serving.take() else { return false };
+        let Some(Entry { queue, .. }) = self.entries.get_mut(number).and_then(Option::take) else {
+            return false;
+        };
+        self.count -= 1;
+        self.ready.retain(|&other| other != number);
+        self.polled.retain(|&other| other != number);
+        end(queue, &self.epoll, message);
+        true
+    }
+
+    /// After a panic of our own: ends all queues.
+    pub(super) fn give_up(&mut self, message: &str) {
         for entry in self.entries.drain(..).flatten() {
-            // If it panics again it is leaked: the host may still write to its memory, which it
-            // keeps mapped.
-            let mut queue = ManuallyDrop::new(entry.queue);
-            let done = caught(|| {
-                queue.forget();
-                drop(ManuallyDrop::into_inner(queue));
-            });
-            if let Err(words) = done {
-                tracing::error!("queue cannot be stopped after a panic: {words}");
-            }
+            end(entry.queue, &self.epoll, message);
         }
     }
 
@@ -369,4 +421,21 @@ impl EventLoop {
             }
         }
     }
+}
+
+/// After a panic: waits for what is in flight, and ends the queue.
+fn end(queue: Box<HostQueue>, epoll: &OwnedFd, message: &str) {
+    let (number, events) = (queue.key().queue, queue.events());
+    // If it panics again it is leaked: the host may still write to its memory, which it keeps
+    // mapped.
+    let mut queue = ManuallyDrop::new(queue);
+    let done = caught(|| {
+        queue.ignore(epoll);
+        queue.forget();
+        drop(ManuallyDrop::into_inner(queue));
+    });
+    if let Err(words) = done {
+        tracing::error!("queue cannot be stopped after a panic: {words}");
+    }
+    events.panicked(number, message);
 }

@@ -20,7 +20,7 @@ use rustix::event::epoll;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
@@ -55,6 +55,8 @@ pub struct HostQueue {
     work: Arc<QueueWork>,
     /// Set to end requests early.
     cut: Option<Arc<AtomicBool>>,
+    /// Longest poll; `None`: as its thread says.
+    longest_poll: Option<Duration>,
 }
 
 impl HostQueue {
@@ -78,7 +80,7 @@ impl HostQueue {
             }
             None => live,
         };
-        Self { key, live, handler, kicks, events, own_signals, work, cut: None }
+        Self { key, live, handler, kicks, events, own_signals, work, cut: None, longest_poll: None }
     }
 
     /// Device number and queue index.
@@ -163,9 +165,15 @@ impl HostQueue {
     /// With `arm`, asks for wake-ups when nothing is left, and looks once more; without, the caller
     /// polls [`HostQueue::has_work`]. Ends early when a batch had fewer than `enough` chains, so
     /// that more gather.
-    pub(super) fn serve(&mut self, arm: bool, enough: u32) -> Result<Turn, ServeError> {
+    /// A turn that lasts until `until` ends after the batch under way.
+    pub(super) fn serve(
+        &mut self,
+        arm: bool,
+        enough: u32,
+        until: Option<Instant>,
+    ) -> Result<Turn, ServeError> {
         let mut sum = Served::default();
-        let turn = self.serve_counted(arm, enough, &mut sum);
+        let turn = self.serve_counted(arm, enough, until, &mut sum);
         self.work.add(&sum);
         let Served { taken, completed, .. } = sum;
         if turn? {
@@ -176,7 +184,13 @@ impl HostQueue {
     }
 
     /// Serves as [`HostQueue::serve`] does. `true`: there may be more.
-    fn serve_counted(&mut self, arm: bool, enough: u32, sum: &mut Served) -> Result<bool, ServeError> {
+    fn serve_counted(
+        &mut self,
+        arm: bool,
+        enough: u32,
+        until: Option<Instant>,
+        sum: &mut Served,
+    ) -> Result<bool, ServeError> {
         let Self { key, live, handler, events, work, .. } = self;
         live.latency().begin_turn();
         live.disable_kicks();
@@ -195,6 +209,9 @@ impl HostQueue {
             }
             if served.taken + served.completed == 0 && !(arm && wake_ups(live, &mut **handler)?) {
                 return Ok(false);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
             }
         }
         Ok(true)
@@ -231,6 +248,31 @@ impl HostQueue {
     /// A chain waits for it, or the handler keeps memory.
     pub(super) fn minds_memory(&self) -> bool {
         self.live.waits_for_translation() || self.handler.keeps_memory()
+    }
+
+    /// Has its threads poll it for at most `longest` before they wait for a kick.
+    pub fn poll_for(&mut self, longest: Duration) {
+        self.longest_poll = Some(longest);
+    }
+
+    /// See [`HostQueue::poll_for`].
+    pub(super) fn longest_poll(&self) -> Option<Duration> {
+        self.longest_poll
+    }
+
+    /// Counts the time of a turn.
+    pub(super) fn was_busy(&self, time: Duration) {
+        self.work.was_busy(time);
+    }
+
+    /// Its counters.
+    pub(super) fn work(&self) -> &Arc<QueueWork> {
+        &self.work
+    }
+
+    /// Where it reports.
+    pub(super) fn events(&self) -> Arc<dyn QueueEvents> {
+        Arc::clone(&self.events)
     }
 
     /// Reports to `events` from now on.
@@ -327,7 +369,7 @@ impl HostQueue {
         if self.kicks.are_ours() {
             self.take_kicks();
         }
-        if complete && let Err(error) = self.serve(true, 0) {
+        if complete && let Err(error) = self.serve(true, 0, None) {
             tracing::debug!("the last serve of a queue that is being stopped: {error}");
         }
         self.drain(complete);

@@ -122,7 +122,7 @@ impl Shared {
         let Some(slot) = queues.get_mut(number) else { return };
         let Some(queue) = slot else { return };
         loop {
-            match queue.serve(true, 0) {
+            match queue.serve(true, 0, None) {
                 Ok(Turn::More { .. }) => {}
                 Ok(Turn::Dry { .. }) => return,
                 Err(error) => {

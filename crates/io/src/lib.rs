@@ -12,34 +12,43 @@
 //! The host (a VMM, a vhost-user back end) says where kicks arrive ([`Kicks`]) and receives what
 //! the queue's driver has to know ([`QueueEvents`]).
 //!
-//! A thread that panics ends, and serves its queues no more: it waits for what is in flight, and
-//! calls the function that [`IoThread::watched`] was given.
+//! If the code that serves a queue panics, that queue ends ([`QueueEvents::panicked`]), after a wait
+//! for what is in flight. The thread serves its other queues on.
 //!
 //! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the
-//! thread then unblocks it ([`IoThread::freed_by`]).
+//! thread then unblocks it ([`IoThread::freed_by`]); in a pool that devices share, somebody watches.
+//!
+//! Devices use threads through an [`IoPool`]: one that they share, or one that each has of its own.
+mod activity;
+mod balance;
 mod counters;
 mod event_loop;
 mod host_queue;
 mod inline;
 mod kicks;
 mod panic;
+mod places;
+mod pool;
 mod queue_events;
 mod queue_key;
 mod queue_start;
 mod resting;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub use counters::{IoThreadFigures, QueueWork};
 pub use host_queue::HostQueue;
 pub use inline::Inline;
 pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use panic::caught;
+pub use pool::{DeviceThreads, IoPool, Leaving};
 pub use queue_events::QueueEvents;
 pub use queue_key::QueueKey;
 pub use queue_start::{QueueStart, QueueStartError};
 pub use resting::{RestingQueue, ResumeError};
 
+use activity::Activity;
 use counters::Counters;
 use event_loop::{EventLoop, Setting};
 use nix::sys::signal::{SigSet, Signal};
@@ -62,7 +71,7 @@ enum Message {
     PutOn(Box<HostQueue>, SyncSender<Result<(), NotPutOn>>),
     TakeOff(QueueKey, SyncSender<Option<Box<HostQueue>>>),
     LookAgain(usize),
-    Run(Task),
+    Run(usize, Task),
     Quit,
 }
 
@@ -74,6 +83,7 @@ type Task = Box<dyn FnOnce() + Send>;
 pub struct Tasks {
     sender: Sender<Message>,
     control: Arc<Notifier>,
+    device: usize,
 }
 
 impl Tasks {
@@ -82,7 +92,7 @@ impl Tasks {
     /// A task for a thread that has ended is dropped.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         // An error means that the thread has ended.
-        let _ = self.sender.send(Message::Run(Box::new(task)));
+        let _ = self.sender.send(Message::Run(self.device, Box::new(task)));
         self.control.signal();
     }
 }
@@ -160,20 +170,11 @@ impl IoThread {
     /// # Errors
     /// The host refuses a thread or descriptors.
     pub fn spawn(name: String, longest_poll: Duration) -> io::Result<Self> {
-        Self::watched(name, longest_poll, |_| ())
+        Self::start(name, longest_poll, None)
     }
 
-    /// As [`IoThread::spawn`]; calls `died` with the message if the thread panics.
-    ///
-    /// By then none of its queues is touched any more, and none can be put on it.
-    ///
-    /// # Errors
-    /// The host refuses a thread or descriptors.
-    pub fn watched(
-        name: String,
-        longest_poll: Duration,
-        died: impl FnOnce(&str) + Send + 'static,
-    ) -> io::Result<Self> {
+    /// As [`IoThread::spawn`]; `activity` is told when the thread wakes.
+    fn start(name: String, longest_poll: Duration, activity: Option<Arc<Activity>>) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
         let counters = Arc::new(Counters::default());
@@ -182,6 +183,7 @@ impl IoThread {
             receiver,
             longest_poll,
             counters: Arc::clone(&counters),
+            activity,
         })?;
         let device = LogDevice::current();
         let (started, id) = sync_channel(1);
@@ -190,12 +192,13 @@ impl IoThread {
             started.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or_default();
             let _named = LogDevice::enter(device);
             outlive_pipes();
-            if let Err(words) = caught(|| event_loop.run()) {
+            while let Err(words) = caught(|| event_loop.run()) {
                 tracing::error!("an I/O thread panicked: {words}");
-                event_loop.give_up();
-                // Wakes those who wait for an answer.
-                drop(event_loop);
-                died(&words);
+                if !event_loop.recover(&words) {
+                    // Wakes those who wait for an answer, when it is dropped.
+                    event_loop.give_up(&words);
+                    break;
+                }
             }
         })?;
         let id = id.recv().map_err(io::Error::other)?;
@@ -225,7 +228,12 @@ impl IoThread {
     /// Returns a handle that runs tasks on the thread.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
-        Tasks { sender: lock(&self.sender).clone(), control: Arc::clone(&self.control) }
+        self.tasks_of(0)
+    }
+
+    /// As [`IoThread::tasks`], for tasks of this device.
+    fn tasks_of(&self, device: usize) -> Tasks {
+        Tasks { sender: lock(&self.sender).clone(), control: Arc::clone(&self.control), device }
     }
 
     /// Waits until the thread has run all earlier tasks, or has ended.
@@ -299,6 +307,11 @@ impl IoThread {
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
         let _ = self.send(Message::LookAgain(device));
+    }
+
+    /// Whether the thread runs.
+    fn is_alive(&self) -> bool {
+        lock(&self.thread).as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Counters of the thread.

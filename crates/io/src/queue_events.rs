@@ -1,5 +1,6 @@
 //! Where a queue reports: to its driver, and to the host.
 use paravane_device::ServeError;
+use std::io;
 
 /// Receives from I/O threads what a queue's driver has to know.
 ///
@@ -17,4 +18,11 @@ pub trait QueueEvents: Send + Sync {
     ///
     /// It is not served any more, and nothing is in flight.
     fn failed(&self, queue: u16, error: &ServeError);
+
+    /// Marks `queue` as failed: the code that serves it panicked \[as [`QueueEvents::failed`]\].
+    ///
+    /// The queue has ended. The state of its device is unknown.
+    fn panicked(&self, queue: u16, message: &str) {
+        self.failed(queue, &ServeError::Host(io::Error::other(format!("internal error: panic: {message}"))));
+    }
 }

@@ -1,4 +1,4 @@
-//! Export: a device with a socket, a protocol thread, and I/O threads.
+//! Export: a device with a socket, served by protocol threads and I/O threads.
 //!
 //! ```text
 //!  start --> waiting (listens, or tries to connect) --client--> session --it disconnects, or is disconnected--> waiting
@@ -23,44 +23,44 @@
 //! Draining waits for the host's storage, which may take any time. [`Export::begin_stop`] does not
 //! wait; call [`Export::has_ended`] to learn when the export has ended.
 //!
-//! A client never blocks the export's thread. The thread signals the client through the I/O threads
-//! only (`notifiers`), and unblocks those whenever it waits for them.
+//! An export runs in steps, on whichever protocol thread is free
+//! ([`ProtocolThreads`](crate::ProtocolThreads)); one that waits needs no thread.
+//!
+//! A client never blocks a protocol thread. It is signalled through the I/O threads only
+//! (`notifiers`), which are unblocked whenever they are waited for. A client that blocks I/O threads
+//! that devices share is disconnected.
 mod backoff;
 mod endpoint;
 mod rights;
 mod talk;
+mod task;
 
 pub use endpoint::Endpoint;
-use endpoint::{Acceptor, NextClient, SocketFile};
-use talk::Talk;
+use endpoint::{Acceptor, SocketFile};
+use task::ExportTask;
 
-use crate::handover::record::{ConnectionState, ExportState, Pending};
+use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
-use crate::keeper::{Active, Fixed, Keeper, Keeping, Kept, State};
+use crate::keeper::{Active, Fixed, Keeper, Keeping, Kept};
 use crate::message::MessageError;
-use crate::session::{Offer, Session, SessionError, Workers};
-use crate::socket::{Connection, SocketError};
+use crate::protocol_threads::{ProtocolThreads, Waker};
+use crate::session::{Offer, SessionError};
+use crate::socket::SocketError;
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_device::{Device, LogDevice};
 use paravane_dma::MappingQuota;
-use paravane_io::{IoThread, caught};
+use paravane_io::{DeviceThreads, IoPool};
 use paravane_notify::Notifier;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 use thiserror::Error;
-
-/// Pause after a failed `poll`.
-const POLL_RETRY: Duration = Duration::from_millis(200);
 
 /// Configuration of an export.
 #[derive(Debug)]
@@ -70,8 +70,16 @@ pub struct ExportConfig {
     pub name: String,
     /// Where the export listens or connects.
     pub endpoint: Endpoint,
-    /// Number of I/O threads (default 1, at least 1). Queues are assigned round-robin.
+    /// Number of I/O threads of its own (default 1, at least 1). Queues are assigned round-robin.
+    ///
+    /// Without effect with [`ExportConfig::io_pool`].
     pub workers: usize,
+    /// I/O threads that devices share (default: none, and the export has its own).
+    ///
+    /// Not for a device that may block them ([`Device::may_block`]).
+    pub io_pool: Option<Arc<IoPool>>,
+    /// Threads for the protocol, which exports can share (default: its own).
+    pub protocol_threads: Option<ProtocolThreads>,
     /// Longest poll of a queue before its thread sleeps (default 50 µs).
     ///
     /// 0 disables polling.
@@ -105,6 +113,8 @@ impl ExportConfig {
             name: name.into(),
             endpoint,
             workers: 1,
+            io_pool: None,
+            protocol_threads: None,
             longest_poll: Duration::from_micros(50),
             packed: true,
             in_order: false,
@@ -158,22 +168,29 @@ pub enum ExportError {
 #[derive(Debug)]
 pub struct Export {
     shared: Arc<Shared>,
-    /// `None`: it has been joined.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Gone when the task has ended.
+    threads: Weak<DeviceThreads>,
+    // They end with their last owner.
+    _protocol_threads: ProtocolThreads,
 }
 
-/// State shared by the export's thread and its owner.
+/// State shared by an export's task and its owner.
 #[derive(Debug)]
 struct Shared {
-    shared_status: SharedStatus,
-    /// Wakes the thread.
-    control: Notifier,
+    shared_status: Arc<SharedStatus>,
+    /// Wakes the task.
+    waker: OnceLock<Waker>,
     stop: AtomicBool,
     refresh: AtomicBool,
     config_changed: AtomicBool,
     failed: AtomicBool,
-    /// Set last, when the device has been dropped.
+    /// The client has blocked an I/O thread that other devices use.
+    floods: AtomicBool,
+    /// Set when the device has been dropped.
     ended: AtomicBool,
+    /// Set last, when the task has ended.
+    done: Mutex<bool>,
+    is_done: Condvar,
     /// See [`ExportConfig::ended`].
     tell_ended: Option<Arc<Notifier>>,
     /// File of the socket, until the export stops.
@@ -192,6 +209,19 @@ struct Shared {
 }
 
 impl Shared {
+    /// Has the task run a step.
+    fn wake(&self) {
+        // Before the task is there, it has its first step before it.
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+
+    /// Number of buffers returned to clients so far.
+    fn completed(&self) -> u64 {
+        self.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
+    }
+
     /// Records that a thread panicked with this message.
     fn fail(&self, message: &str) {
         let name = {
@@ -205,7 +235,7 @@ impl Shared {
         );
         // Relaxed: the signal orders.
         self.failed.store(true, Ordering::Relaxed);
-        self.control.signal();
+        self.wake();
     }
 
     fn has_failed(&self) -> bool {
@@ -281,6 +311,8 @@ impl Export {
             name,
             endpoint,
             workers,
+            io_pool,
+            protocol_threads,
             longest_poll,
             packed,
             in_order,
@@ -305,9 +337,12 @@ impl Export {
             Ok(Keeping::new(keeper, Fixed { endpoint, device }, kept))
         });
         let keeping = keeping.transpose().map_err(ExportError::Thread)?;
-        let control = Notifier::new(false).map_err(|error| ExportError::Thread(io::Error::other(error)))?;
         let shared_status = SharedStatus::new(&name, queues, quota);
         let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
+        let protocol_threads = match protocol_threads {
+            Some(threads) => threads,
+            None => ProtocolThreads::new().map_err(ExportError::Thread)?,
+        };
         {
             let mut status = shared_status.write();
             // The session that continues counts already.
@@ -316,12 +351,15 @@ impl Export {
             status.kept = keeping.as_ref().is_some_and(Keeping::is_active);
         }
         let shared = Arc::new(Shared {
-            shared_status,
-            control,
+            shared_status: Arc::new(shared_status),
+            waker: OnceLock::new(),
             stop: AtomicBool::new(false),
             refresh: AtomicBool::new(false),
             config_changed: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            floods: AtomicBool::new(false),
+            done: Mutex::new(false),
+            is_done: Condvar::new(),
             ended: AtomicBool::new(false),
             tell_ended: ended,
             file: Mutex::new(file),
@@ -332,54 +370,45 @@ impl Export {
             commanded: AtomicBool::new(false),
             remains: Mutex::new(Vec::new()),
         });
-        let thread = |number| {
-            let (shared, notifiers) = (Arc::clone(&shared), Arc::clone(&shared.shared_status.notifiers));
-            let name = format!("io{number}-{name}");
-            let thread = IoThread::watched(name, longest_poll, move |message| shared.fail(message))?;
-            Ok(thread.freed_by(move || notifiers.unblock()))
+        let threads =
+            io_threads(&shared, io_pool, workers, longest_poll, &name).map_err(ExportError::Thread)?;
+        let threads = Arc::new(threads.polling_for(longest_poll));
+        let weak_threads = Arc::downgrade(&threads);
+        // A panic ends the device, whose state is unknown then.
+        let weak = Arc::downgrade(&shared);
+        shared.shared_status.notifiers.watch_panics(move |message| {
+            if let Some(shared) = weak.upgrade() {
+                shared.fail(message);
+            }
+        });
+        let task = ExportTask {
+            shared: Arc::clone(&shared),
+            name: log_name,
+            device: Some(device),
+            threads: Some(threads),
+            offer,
+            keeping,
+            restoring,
+            acceptor: Some(acceptor),
+            resumed: connection,
+            talk: None,
+            is_first: true,
         };
-        let threads = (0..workers.max(1)).map(thread).collect::<io::Result<Vec<_>>>();
-        let threads = threads.map_err(ExportError::Thread)?;
-        shared.shared_status.write().threads = threads.iter().map(IoThread::id).collect();
-        let export_thread =
-            ExportThread { shared: Arc::clone(&shared), name, device, threads, offer, keeping, restoring };
-        let thread = std::thread::Builder::new()
-            .name(format!("vhost-{}", export_thread.name))
-            .spawn(move || {
-                let _named = LogDevice::enter(Some(log_name));
-                paravane_io::outlive_pipes();
-                let shared = Arc::clone(&export_thread.shared);
-                // Queues that are still served stop with their threads.
-                let ran = caught(|| export_thread.run(acceptor, connection));
-                let is_panic = ran.is_err();
-                let threads = ran.unwrap_or_else(|message| {
-                    let mut status = shared.shared_status.write();
-                    status.connected = false;
-                    status.queues.iter_mut().for_each(|queue| queue.live = false);
-                    drop(status);
-                    shared.fail(&message);
-                    Vec::new()
-                });
-                if !shared.is_handing_over() {
-                    shared.remove_file();
-                } else if is_panic {
-                    shared.finish_hand_over(None);
-                }
-                // Release: a thread that loads it (Acquire, in [`Export::has_ended`]) sees that the
-                // device is gone.
-                shared.ended.store(true, Ordering::Release);
-                shared.signal_ended();
-                // Last: nobody waits for them, and a client may wait for its next server.
-                drop(threads);
-            })
-            .map_err(ExportError::Thread)?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        let waker = protocol_threads.add(Box::new(task));
+        let _ = shared.waker.set(waker);
+        // For what happened before it was known.
+        shared.wake();
+        Ok(Self { shared, threads: weak_threads, _protocol_threads: protocol_threads })
     }
 
     /// Returns the current status.
     #[must_use]
     pub fn status(&self) -> ExportStatus {
-        self.shared.shared_status.read()
+        let mut status = self.shared.shared_status.read();
+        if let Some(threads) = self.threads.upgrade() {
+            status.threads = threads.ids(0..status.queues.len() as u16);
+        }
+        status
     }
 
     /// Returns the latencies of all queues by index. They span all clients.
@@ -410,7 +439,7 @@ impl Export {
     pub fn config_changed(&self) {
         // Relaxed: the signal orders.
         self.shared.config_changed.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
     }
 
     /// Has the device read its host-side configuration again.
@@ -421,14 +450,14 @@ impl Export {
     pub fn refresh(&self) {
         // Relaxed: the signal orders.
         self.shared.refresh.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
     }
 
     /// Has the export try its keeper again, after [`std::io::ErrorKind::WouldBlock`] or a failure.
     pub fn keep(&self) {
         // Relaxed: the signal orders.
         self.shared.keep.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
     }
 
     /// Begins to stop, and returns at once.
@@ -438,7 +467,7 @@ impl Export {
     pub fn begin_stop(&self) {
         // Relaxed: the signal orders.
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
         self.shared.remove_file();
     }
 
@@ -453,7 +482,7 @@ impl Export {
         // Relaxed, both: the signal orders.
         self.shared.leave.store(true, Ordering::Relaxed);
         self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
     }
 
     /// Begins to hand the export over to another process, and returns at once.
@@ -467,7 +496,7 @@ impl Export {
     pub fn begin_hand_over(&self) {
         // Relaxed: the signal orders.
         self.shared.hand_over.store(true, Ordering::Relaxed);
-        self.shared.control.signal();
+        self.shared.wake();
     }
 
     /// Returns the state to hand over; `None` until the queues have been drained.
@@ -583,13 +612,7 @@ impl Export {
     /// # Errors
     /// [`ExportError::Failed`] with the message of the panic.
     pub fn join(&self) -> Result<(), ExportError> {
-        // Others that join wait for the lock meanwhile.
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = thread.take()
-            && thread.join().is_err()
-        {
-            self.shared.fail("the thread of the export panicked");
-        }
+        self.wait();
         match self.status().failed {
             Some(message) => Err(ExportError::Failed(message)),
             None => Ok(()),
@@ -598,9 +621,14 @@ impl Export {
 
     fn quit(&mut self) {
         self.begin_stop();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("export's thread panicked");
+        self.wait();
+    }
+
+    /// Waits until the export has ended.
+    fn wait(&self) {
+        let mut done = self.shared.done.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*done {
+            done = self.shared.is_done.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -625,25 +653,6 @@ struct Beginning {
     restoring: Option<Sender<Infallible>>,
 }
 
-/// How a session ended in good order.
-enum Ended {
-    /// The client disconnected, or the export stops.
-    Closed,
-    HandedOver(Result<Box<ConnectionState>, HandoverError>),
-}
-
-/// State of the export's thread.
-struct ExportThread {
-    shared: Arc<Shared>,
-    name: String,
-    device: Box<dyn Device>,
-    threads: Vec<IoThread>,
-    offer: Offer,
-    keeping: Option<Keeping>,
-    /// Dropped when the session of another process is restored, or cannot be.
-    restoring: Option<Sender<Infallible>>,
-}
-
 /// Error that ended a session.
 #[derive(Debug, Error)]
 enum SessionEnd {
@@ -653,8 +662,8 @@ enum SessionEnd {
     Socket(#[from] SocketError),
     #[error("cannot restore the session: {0}")]
     Restore(#[source] SessionError),
-    #[error("poll: {0}")]
-    Poll(#[from] rustix::io::Errno),
+    #[error("the client kept its call eventfd full, which blocks the I/O threads of other devices")]
+    Floods,
     #[error("device failed")]
     Failed,
 }
@@ -665,243 +674,31 @@ impl From<MessageError> for SessionEnd {
     }
 }
 
-impl ExportThread {
-    /// Refreshes the device between sessions, if requested.
-    fn refresh(&mut self) {
-        // Relaxed: the signal orders.
-        if self.shared.refresh.swap(false, Ordering::Relaxed) {
-            log_refresh(&self.name, self.device.refresh());
-        }
-    }
-
-    /// Serves clients until the export ends, and drops the device. Returns the I/O threads.
-    fn run(mut self, acceptor: Acceptor, resumed: Option<ConnectionState>) -> Vec<IoThread> {
-        let handed = self.serve(acceptor, resumed);
-        if self.shared.is_handing_over() {
-            // The successor can begin while the device is dropped.
-            self.shared.finish_hand_over(handed);
-            self.shared.signal_ended();
-            if let Some(remains) = self.device.retire() {
-                self.shared.put_aside(remains);
-            }
-        }
-        self.threads
-    }
-
-    /// Serves clients until the export ends. Returns the state if it is handed over.
-    fn serve(
-        &mut self,
-        mut acceptor: Acceptor,
-        resumed: Option<ConnectionState>,
-    ) -> Option<Result<ExportState, HandoverError>> {
-        if self.keeping.is_some()
-            && let Some(net) = self.device.net()
+/// The I/O threads of an export.
+fn io_threads(
+    shared: &Arc<Shared>,
+    pool: Option<Arc<IoPool>>,
+    workers: usize,
+    longest_poll: Duration,
+    name: &str,
+) -> io::Result<DeviceThreads> {
+    let notifiers = Arc::clone(&shared.shared_status.notifiers);
+    let Some(pool) = pool else {
+        let pool = Arc::new(IoPool::own(workers, longest_poll, name)?);
+        return Ok(pool.device(move || {
+            notifiers.unblock();
+        }));
+    };
+    let weak = Arc::downgrade(shared);
+    Ok(pool.device(move || {
+        if notifiers.unblock()
+            && let Some(shared) = weak.upgrade()
         {
-            let shared = Arc::clone(&self.shared);
-            net.tell_commands(Box::new(move || {
-                // Relaxed: the signal orders.
-                shared.commanded.store(true, Ordering::Relaxed);
-                shared.control.signal();
-            }));
+            // Relaxed: the wake-up orders.
+            shared.floods.store(true, Ordering::Relaxed);
+            shared.wake();
         }
-        if resumed.is_none() {
-            self.restoring = None;
-        }
-        let mut next = resumed.map(|connection| (connection, true));
-        let mut handed = None;
-        loop {
-            let (connection, is_resumed) = match next.take() {
-                Some(resumed) => resumed,
-                None => match self.next_client(&mut acceptor) {
-                    Some(socket) => (ConnectionState::new(socket), false),
-                    None => break,
-                },
-            };
-            let (start, before) = (Instant::now(), self.completed());
-            if let Some(result) = self.session(connection, is_resumed) {
-                handed = Some(result);
-                break;
-            }
-            acceptor.closed(self.completed() != before || start.elapsed() >= backoff::LONGEST);
-        }
-        if self.leaves() {
-            let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(file) = file {
-                file.give_away();
-            }
-        } else if let Some(keeping) = self.keeping.take() {
-            keeping.end();
-        }
-        if self.stopping() || !self.shared.is_handing_over() {
-            return None;
-        }
-        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let endpoint = acceptor.state(file.as_ref());
-        drop(file);
-        let unserved = acceptor.into_unserved();
-        let endpoint = match endpoint {
-            Ok(endpoint) => endpoint,
-            Err(error) => return Some(Err(HandoverError::Fd(error))),
-        };
-        let sessions = self.shared.shared_status.read().sessions;
-        let connection = match handed {
-            Some(Ok(connection)) => Some(connection),
-            Some(Err(error)) => return Some(Err(error)),
-            None => unserved.map(ConnectionState::new),
-        };
-        Some(Ok(ExportState { endpoint, sessions, connection }))
-    }
-
-    /// Keeps the state without a client.
-    fn keep(&mut self) {
-        if let Some(keeping) = &mut self.keeping {
-            // Relaxed: the signal orders.
-            if self.shared.keep.swap(false, Ordering::Relaxed) {
-                keeping.begin();
-            }
-            keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
-            self.shared.shared_status.write().kept = keeping.is_active();
-        }
-    }
-
-    /// Number of buffers returned to clients so far.
-    fn completed(&self) -> u64 {
-        self.shared.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
-    }
-
-    /// Whether what is kept stays for a later process.
-    fn leaves(&self) -> bool {
-        let is_kept = self.keeping.as_ref().is_some_and(Keeping::is_active);
-        // Relaxed: the signal orders.
-        is_kept && self.shared.leave.load(Ordering::Relaxed) && !self.shared.has_failed()
-    }
-
-    fn stopping(&self) -> bool {
-        // Relaxed: the signal orders.
-        self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
-    }
-
-    /// Waits for the next client; `None` to stop the export.
-    fn next_client(&mut self, acceptor: &mut Acceptor) -> Option<OwnedFd> {
-        loop {
-            if self.stopping() || self.shared.is_handing_over() {
-                return None;
-            }
-            self.refresh();
-            self.keep();
-            let control = self.shared.control.as_fd();
-            let waited = match (acceptor.next(), acceptor.fd()) {
-                (NextClient::Here(socket), _) => return Some(socket),
-                (NextClient::Ended, _) => return None,
-                (NextClient::Wait, Some(fd)) => wait_for(&[control, fd], None),
-                (NextClient::Wait, None) => wait_for(&[control], None),
-                (NextClient::Pause(time), _) => wait_for(&[control], Some(time)),
-                (NextClient::Failed { error, pause }, fd) => {
-                    // Only a listener has a descriptor. A VMM that does not listen yet is no error.
-                    if fd.is_some() {
-                        let mut status = self.shared.shared_status.write();
-                        status.refused_connections += 1;
-                        status.last_error = Some(error);
-                    }
-                    wait_for(&[control], Some(pause))
-                }
-            };
-            if let Err(error) = waited {
-                tracing::error!("cannot wait for clients: poll: {error}; retrying");
-                std::thread::sleep(POLL_RETRY);
-            }
-            let _ = self.shared.control.take();
-        }
-    }
-
-    /// Serves one client. Returns its session if that is handed over.
-    fn session(
-        &mut self,
-        connection: ConnectionState,
-        is_resumed: bool,
-    ) -> Option<Result<ConnectionState, HandoverError>> {
-        let number = {
-            let mut status = self.shared.shared_status.write();
-            status.connected = true;
-            status.sessions += u64::from(!is_resumed);
-            (status.features, status.protocol_features) = (0, 0);
-            status.sessions
-        };
-        match is_resumed {
-            true => tracing::info!(device = self.name, session = number, "session taken over"),
-            false => tracing::info!(device = self.name, session = number, "client connected"),
-        }
-        let result = self.converse(connection);
-        if let Ok(Ended::HandedOver(Ok(connection))) = result {
-            tracing::info!(device = self.name, session = number, "session handed over");
-            return Some(Ok(*connection));
-        }
-        let mut status = self.shared.shared_status.write();
-        status.connected = false;
-        match result {
-            Ok(Ended::HandedOver(Err(error))) => {
-                status.last_error = Some(error.to_string());
-                drop(status);
-                tracing::warn!(device = self.name, session = number, "cannot hand the session over: {error}");
-                return Some(Err(error));
-            }
-            Ok(_) => {
-                drop(status);
-                tracing::info!(device = self.name, session = number, "client disconnected");
-            }
-            // Not the client's fault, and already logged.
-            Err(_) if self.shared.has_failed() => {}
-            Err(error) => {
-                status.protocol_errors += 1;
-                status.last_error = Some(error.to_string());
-                drop(status);
-                tracing::warn!(device = self.name, session = number, "session ended: {error}");
-            }
-        }
-        None
-    }
-
-    fn converse(&mut self, connection: ConnectionState) -> Result<Ended, SessionEnd> {
-        let restoring = self.restoring.take();
-        let Self { shared, device, threads, offer, name, keeping, .. } = self;
-        let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
-        let connection = Connection::resume(socket, &part, fds)?;
-        let workers = Workers { threads, device: 0 };
-        let mut session = Session::new(&mut **device, workers, &shared.shared_status, *offer)?;
-        if keeping.is_some() || pending.is_some() || state.own_inflight.is_some() {
-            // A failure is that of the keeping only.
-            if let Err(error) = session.track_itself() {
-                tracing::warn!(device = name, "cannot keep the session for the next process: {error}");
-            }
-        }
-        let hold = pending == Some(Pending::Begun);
-        let mut talk = Talk { session, connection, shared, keeping: keeping.as_mut(), device: name };
-        let mut result = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
-        drop(restoring);
-        if result.is_ok() {
-            result = talk.begin(pending).and_then(|()| talk.run());
-        }
-        let Talk { session, connection, .. } = talk;
-        // Relaxed: the signal orders.
-        if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
-            let session = session.hand_over().map(|(session, memory)| {
-                shared.put_aside(Box::new(memory));
-                session
-            });
-            let (socket, part, fds) = connection.into_parts();
-            let partial = (part, fds);
-            let state = |session| Box::new(ConnectionState { socket, partial, session, pending: None });
-            return Ok(Ended::HandedOver(session.map(state)));
-        }
-        // Relaxed: the signal orders.
-        let leaves = result.is_ok() && shared.leave.load(Ordering::Relaxed) && !shared.has_failed();
-        if let Some(keeping) = keeping.as_mut().filter(|_| !leaves) {
-            // Before the connection is closed, which the client may answer by another one.
-            keeping.record(State { sessions: shared.shared_status.sessions(), client: None });
-        }
-        session.end();
-        result.map(|()| Ended::Closed)
-    }
+    }))
 }
 
 /// Logs the result of a refresh.
@@ -911,16 +708,4 @@ fn log_refresh(device: &str, changed: io::Result<bool>) {
         Ok(false) => {}
         Err(error) => tracing::error!(device, %error, "cannot read the device's configuration"),
     }
-}
-
-/// Waits until a descriptor is readable or broken; returns which are.
-fn wait_for(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<bool>, rustix::io::Errno> {
-    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-    let time = time
-        .map(|time| Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() });
-    match poll(&mut fds, time.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
 }

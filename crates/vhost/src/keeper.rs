@@ -172,16 +172,16 @@ pub(crate) struct Active {
 }
 
 /// What to record.
-pub(crate) struct State<'a, 'b> {
+pub(crate) struct State<'a> {
     /// Number of sessions so far.
     pub(crate) sessions: u64,
-    pub(crate) client: Option<Client<'a, 'b>>,
+    pub(crate) client: Option<Client<'a>>,
 }
 
 /// Client in a record.
-pub(crate) struct Client<'a, 'b> {
+pub(crate) struct Client<'a> {
     pub(crate) socket: BorrowedFd<'a>,
-    pub(crate) session: &'a mut Session<'b>,
+    pub(crate) session: &'a mut Session,
     pub(crate) pending: Option<Pending>,
 }
 
@@ -236,7 +236,7 @@ impl Keeping {
     }
 
     /// Whether this is not the state on record.
-    pub(crate) fn differs(&mut self, state: State<'_, '_>) -> bool {
+    pub(crate) fn differs(&mut self, state: State<'_>) -> bool {
         let Some(active) = &mut self.active else { return false };
         // An error is reported when the state is recorded.
         let content = active.content(&mut *self.keeper, &self.fixed, state);
@@ -246,7 +246,7 @@ impl Keeping {
     /// Records the state of the export, unless it is that on record.
     ///
     /// Returns whether it was recorded. On failure nothing is kept any more.
-    pub(crate) fn record(&mut self, state: State<'_, '_>) -> bool {
+    pub(crate) fn record(&mut self, state: State<'_>) -> bool {
         let Some(active) = &mut self.active else { return false };
         match active.record(&mut *self.keeper, &self.fixed, state) {
             Ok(is_new) => is_new,
@@ -292,7 +292,7 @@ impl Active {
         &mut self,
         keeper: &mut dyn Keeper,
         fixed: &Fixed,
-        state: State<'_, '_>,
+        state: State<'_>,
     ) -> Result<(Vec<u8>, HashSet<u64>), KeepError> {
         let Self { numbers, known, next, stored, .. } = self;
         let mut used = HashSet::from([RECORD]);
@@ -350,7 +350,7 @@ impl Active {
         &mut self,
         keeper: &mut dyn Keeper,
         fixed: &Fixed,
-        state: State<'_, '_>,
+        state: State<'_>,
     ) -> Result<bool, KeepError> {
         let (content, used) = self.content(keeper, fixed, state)?;
         if content == self.last {

@@ -15,7 +15,7 @@ use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
@@ -61,13 +61,15 @@ impl Signal {
         poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(what)
     }
 
-    /// Frees a thread that blocks in [`Signal::send`].
-    fn unblock(&self) {
-        if self.has_counter && !self.is_ready(PollFlags::OUT) {
+    /// Frees a thread that blocks in [`Signal::send`]. Returns whether one would have blocked.
+    fn unblock(&self) -> bool {
+        let is_full = self.has_counter && !self.is_ready(PollFlags::OUT);
+        if is_full {
             let mut count = [0; 8];
             let mut slices = [IoSliceMut::new(&mut count)];
             let _ = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
         }
+        is_full
     }
 }
 
@@ -94,6 +96,16 @@ pub(crate) struct ClientNotifiers {
     queues: Box<[QueueNotifiers]>,
     /// Replaced descriptors, in which an I/O thread may still block.
     replaced: Mutex<Vec<Weak<Signal>>>,
+    panicked: OnceLock<Panicked>,
+}
+
+/// Is told of a panic of the code that serves a queue.
+struct Panicked(Box<dyn Fn(&str) + Send + Sync>);
+
+impl std::fmt::Debug for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Panicked")
+    }
 }
 
 /// Has an I/O thread signal the client for a queue that is on no thread.
@@ -135,7 +147,15 @@ fn send(signal: &Mutex<Option<Arc<Signal>>>) {
 impl ClientNotifiers {
     pub(crate) fn new(name: &str, queues: usize) -> Self {
         let notifiers = std::iter::repeat_with(QueueNotifiers::default).take(queues).collect();
-        Self { name: name.to_owned(), queues: notifiers, replaced: Mutex::default() }
+        let (replaced, panicked) = (Mutex::default(), OnceLock::new());
+        Self { name: name.to_owned(), queues: notifiers, replaced, panicked }
+    }
+
+    /// Calls `panicked` with the message when the code that serves a queue panics.
+    ///
+    /// Only the first call counts.
+    pub(crate) fn watch_panics(&self, panicked: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.panicked.set(Panicked(Box::new(panicked)));
     }
 
     /// Replaces a descriptor.
@@ -220,18 +240,20 @@ impl ClientNotifiers {
 
     /// Frees an I/O thread that blocks because the client filled an eventfd.
     ///
-    /// The client loses its count.
-    pub(crate) fn unblock(&self) {
+    /// The client loses its count. Returns whether an eventfd was full.
+    pub(crate) fn unblock(&self) -> bool {
+        let mut was_full = false;
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {
                 let signal = lock(signal).clone();
                 if let Some(signal) = signal {
-                    signal.unblock();
+                    was_full |= signal.unblock();
                 }
             }
         }
         let replaced: Vec<_> = lock(&self.replaced).iter().filter_map(Weak::upgrade).collect();
-        replaced.iter().for_each(|signal| signal.unblock());
+        replaced.iter().for_each(|signal| was_full |= signal.unblock());
+        was_full
     }
 
     fn record_failure(&self, queue: u16, error: &ServeError) {
@@ -263,5 +285,11 @@ impl QueueEvents for ClientNotifiers {
     fn failed(&self, queue: u16, error: &ServeError) {
         self.record_failure(queue, error);
         self.signal_error(queue);
+    }
+
+    fn panicked(&self, _queue: u16, message: &str) {
+        if let Some(panicked) = self.panicked.get() {
+            (panicked.0)(message);
+        }
     }
 }

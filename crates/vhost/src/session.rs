@@ -35,7 +35,7 @@ use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
 use paravane_dma::{DirtyLog, headroom};
-use paravane_io::IoThread;
+use paravane_io::DeviceThreads;
 use paravane_notify::Notifier;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
@@ -64,20 +64,11 @@ const BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes to send, and at most one descriptor.
 pub type Answer = (Vec<u8>, Option<OwnedFd>);
 
-/// Threads that serve the queues of a session.
-#[derive(Clone, Copy, Debug)]
-pub struct Workers<'a> {
-    /// I/O threads, at least one; queue n runs on thread n modulo their number.
-    pub threads: &'a [IoThread],
-    /// Index of the device among all devices on these threads.
-    pub device: usize,
-}
-
 /// Session of one client.
-pub struct Session<'a> {
-    device: &'a mut dyn Device,
-    workers: Workers<'a>,
-    shared_status: &'a SharedStatus,
+pub struct Session {
+    device: Box<dyn Device>,
+    threads: Arc<DeviceThreads>,
+    shared_status: Arc<SharedStatus>,
     features: Features,
     memory: ClientMemory,
     vrings: Vec<Vring>,
@@ -96,26 +87,36 @@ pub struct Session<'a> {
     ticker: Notifier,
 }
 
-impl<'a> Session<'a> {
+impl Session {
     /// Begins the session of a client that has connected.
     ///
+    /// The session owns the device until it ends.
+    ///
     /// # Errors
-    /// The process has too few descriptors or too little memory left.
+    /// The process has too few descriptors or too little memory left. Returns the device.
     pub fn new(
-        device: &'a mut dyn Device,
-        workers: Workers<'a>,
-        shared_status: &'a SharedStatus,
+        device: Box<dyn Device>,
+        threads: Arc<DeviceThreads>,
+        shared_status: Arc<SharedStatus>,
         offer: Offer,
-    ) -> Result<Self, SessionError> {
-        headroom(HEADROOM)
-            .map_err(|source| SessionError::OutOfMemory { what: "a session".into(), source })?;
+    ) -> Result<Self, (Box<dyn Device>, SessionError)> {
+        let resources = || {
+            headroom(HEADROOM)
+                .map_err(|source| SessionError::OutOfMemory { what: "a session".into(), source })?;
+            let memory = ClientMemory::new(shared_status.quota.clone())?;
+            Ok((memory, Notifier::new(false).map_err(SessionError::Host)?))
+        };
+        let (memory, ticker) = match resources() {
+            Ok(resources) => resources,
+            Err(error) => return Err((device, error)),
+        };
         let queues = device.queue_sizes().len();
         Ok(Self {
             features: Features::new(device.device_id(), device.features(), offer),
             device,
-            workers,
+            threads,
             shared_status,
-            memory: ClientMemory::new(shared_status.quota.clone())?,
+            memory,
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
             log: None,
             inflight: None,
@@ -125,7 +126,7 @@ impl<'a> Session<'a> {
             translations: None,
             transfer: Transfer::None,
             status: 0,
-            ticker: Notifier::new(false).map_err(SessionError::Host)?,
+            ticker,
         })
     }
 
@@ -467,14 +468,16 @@ impl<'a> Session<'a> {
 
     /// Ends the session.
     ///
-    /// Completes what is in flight, and drops all that belongs to the client.
-    pub fn end(mut self) {
+    /// Completes what is in flight, and drops all that belongs to the client. Returns the device.
+    pub fn end(mut self) -> Box<dyn Device> {
         self.stop_every();
         self.shared_status.notifiers.clear();
         self.device.reset();
         let mut status = self.shared_status.write();
         status.connected = false;
         status.tracked = false;
+        drop(status);
+        self.device
     }
 }
 

@@ -1,31 +1,68 @@
 //! Conversation of an export with its client.
 //!
 //! ```text
-//!  begin: settle what a dead process has left, keep the session --> run: messages, until
-//!     the client disconnects, an error, a handover, or the export's end
+//!  begin: settle what a dead process has left, keep the session --> step: messages, until there is none
+//!     step ... step, until the client disconnects, an error, a handover, or the export's end
 //! ```
-use super::{SessionEnd, Shared, log_refresh, wait_for};
+use super::{SessionEnd, Shared, log_refresh};
 use crate::handover::record::{Pending, PendingAnswer};
 use crate::keeper::{Client, Keeping, State};
+use crate::protocol_threads::Ready;
 use crate::session::Session;
 use crate::socket::{Connection, Received};
 use paravane_spec::vhost_user::Header;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Numbers of descriptors to wait for.
+const SOCKET: u8 = 0;
+const ALARM: u8 = 1;
+const BACK_CHANNEL: u8 = 2;
 
 /// One client with its session.
-pub(super) struct Talk<'a, 'b> {
-    pub(super) session: Session<'b>,
+pub(super) struct Talk {
+    pub(super) session: Session,
     pub(super) connection: Connection,
-    pub(super) shared: &'a Shared,
-    pub(super) keeping: Option<&'a mut Keeping>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) keeping: Option<Keeping>,
     /// Name of the device.
-    pub(super) device: &'a str,
+    pub(super) device: Arc<str>,
+    /// Number of the session.
+    pub(super) number: u64,
+    /// When it began.
+    pub(super) start: Instant,
+    /// Number of buffers returned to clients before.
+    pub(super) completed: u64,
+    /// See [`Session::back_channel`]. The same until the next step.
+    back_channel: Option<Arc<OwnedFd>>,
 }
 
-impl<'s> Talk<'_, 's> {
+/// Result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Talked {
+    /// It waits for its descriptors, and for this time at most.
+    Waits(Option<Duration>),
+    /// The client disconnected, or the export ends.
+    Over,
+}
+
+impl Talk {
+    pub(super) fn new(
+        session: Session,
+        connection: Connection,
+        shared: Arc<Shared>,
+        keeping: Option<Keeping>,
+        device: Arc<str>,
+        number: u64,
+    ) -> Self {
+        let (start, completed) = (Instant::now(), shared.completed());
+        Self { session, connection, shared, keeping, device, number, start, completed, back_channel: None }
+    }
+
     /// Settles what a dead process has left.
-    pub(super) fn begin(&mut self, pending: Option<Pending>) -> Result<(), SessionEnd> {
+    fn settle_pending(&mut self, pending: Option<Pending>) -> Result<(), SessionEnd> {
         let Some(pending) = pending else { return Ok(()) };
         match (self.connection.recover(&pending)?, pending) {
             (true, Pending::Done { answer: PendingAnswer::Bytes(bytes), .. }) => {
@@ -48,7 +85,7 @@ impl<'s> Talk<'_, 's> {
     fn keep(&mut self) -> Result<(), SessionEnd> {
         // Relaxed: the signal orders.
         let is_new = self.shared.keep.swap(false, Ordering::Relaxed);
-        let Some(keeping) = self.keeping.as_deref_mut() else { return Ok(()) };
+        let Some(keeping) = self.keeping.as_mut() else { return Ok(()) };
         if is_new {
             keeping.begin();
         }
@@ -60,8 +97,8 @@ impl<'s> Talk<'_, 's> {
     }
 
     /// The keeping of this client, and what to record; `None`: it is not kept.
-    fn kept(&mut self, pending: Option<Pending>) -> Option<(&mut Keeping, State<'_, 's>)> {
-        let keeping = self.keeping.as_deref_mut().filter(|keeping| keeping.is_active())?;
+    fn kept(&mut self, pending: Option<Pending>) -> Option<(&mut Keeping, State<'_>)> {
+        let keeping = self.keeping.as_mut().filter(|keeping| keeping.is_active())?;
         let client = Client { socket: self.connection.as_fd(), session: &mut self.session, pending };
         let sessions = self.shared.shared_status.sessions();
         self.connection.is_kept().then_some((keeping, State { sessions, client: Some(client) }))
@@ -77,7 +114,7 @@ impl<'s> Talk<'_, 's> {
 
     /// Handles a message and answers it.
     fn handle(&mut self, header: Header, fds: Vec<OwnedFd>) -> Result<(), SessionEnd> {
-        if let Some(keeping) = self.keeping.as_deref_mut() {
+        if let Some(keeping) = self.keeping.as_mut() {
             keeping.received(&fds);
         }
         let may_start = self.session.prepare(header)?;
@@ -107,71 +144,94 @@ impl<'s> Talk<'_, 's> {
         Ok(())
     }
 
-    /// Handles messages until the client disconnects, an error, a handover, or the export's end.
-    pub(super) fn run(&mut self) -> Result<(), SessionEnd> {
+    /// Begins: settles what a dead process has left, and keeps the session.
+    pub(super) fn begin(&mut self, pending: Option<Pending>) -> Result<(), SessionEnd> {
+        self.settle_pending(pending)?;
         self.keep()?;
         self.record(None);
-        loop {
-            match self.connection.receive()? {
-                Received::Closed => return Ok(()),
-                Received::Message(header, fds) => self.handle(header, fds)?,
-                Received::Nothing => self.wait()?,
-            }
-            let _ = self.shared.control.take();
-            // Relaxed, both: the signal orders.
-            if self.shared.stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            if self.shared.has_failed() {
-                return Err(SessionEnd::Failed);
-            }
-            if self.shared.refresh.swap(false, Ordering::Relaxed) {
-                log_refresh(self.device, self.session.refresh());
-                self.record(None);
-            }
-            // Relaxed: as above.
-            if self.shared.config_changed.swap(false, Ordering::Relaxed) {
-                self.session.config_changed();
-                self.record(None);
-            }
-            // Relaxed: as above.
-            if self.shared.commanded.swap(false, Ordering::Relaxed) {
-                self.record(None);
-            }
-            // Last, so that nothing of the above is pending.
-            if self.shared.is_handing_over() {
-                return Ok(());
-            }
-            // Relaxed: as above.
-            if self.shared.keep.load(Ordering::Relaxed) {
-                self.keep()?;
-                self.record(None);
-            }
-        }
+        Ok(())
     }
 
-    /// Waits for messages and events.
-    fn wait(&mut self) -> Result<(), SessionEnd> {
-        let ticks = self.session.next_tick();
-        let time = [ticks, self.connection.next_look()].into_iter().flatten().min();
-        let back_channel = self.session.back_channel();
-        let control = self.shared.control.as_fd();
+    /// Descriptors to wait for.
+    pub(super) fn fds(&self) -> Vec<(u8, BorrowedFd<'_>)> {
+        let mut fds = vec![(ALARM, self.session.alarm())];
         // The part of a message that stays on the socket makes it readable.
-        let socket = if self.connection.has_part() { control } else { self.connection.as_fd() };
-        let mut fds = vec![socket, self.session.alarm(), control];
-        fds.extend(back_channel.as_ref().map(AsFd::as_fd));
-        let ready = wait_for(&fds, time)?;
-        if ready[1] {
+        if !self.connection.has_part() {
+            fds.push((SOCKET, self.connection.as_fd()));
+        }
+        fds.extend(self.back_channel.as_ref().map(|socket| (BACK_CHANNEL, socket.as_fd())));
+        fds
+    }
+
+    /// Handles messages and events until there is none.
+    ///
+    /// `is_first`: nothing was waited for.
+    pub(super) fn step(&mut self, ready: Ready, is_first: bool) -> Result<Talked, SessionEnd> {
+        if !is_first {
+            self.woken(ready)?;
+        }
+        loop {
+            if self.obey()? {
+                return Ok(Talked::Over);
+            }
+            match self.connection.receive()? {
+                Received::Closed => return Ok(Talked::Over),
+                Received::Message(header, fds) => self.handle(header, fds)?,
+                Received::Nothing => break,
+            }
+        }
+        self.back_channel = self.session.back_channel();
+        let times = [self.session.next_tick(), self.connection.next_look()];
+        Ok(Talked::Waits(times.into_iter().flatten().min()))
+    }
+
+    /// Does what the owner of the export wants. Returns whether the session is over.
+    fn obey(&mut self) -> Result<bool, SessionEnd> {
+        // Relaxed, all: the wake-up orders.
+        if self.shared.stop.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        if self.shared.has_failed() {
+            return Err(SessionEnd::Failed);
+        }
+        if self.shared.floods.swap(false, Ordering::Relaxed) {
+            return Err(SessionEnd::Floods);
+        }
+        if self.shared.refresh.swap(false, Ordering::Relaxed) {
+            log_refresh(&self.device, self.session.refresh());
+            self.record(None);
+        }
+        if self.shared.config_changed.swap(false, Ordering::Relaxed) {
+            self.session.config_changed();
+            self.record(None);
+        }
+        if self.shared.commanded.swap(false, Ordering::Relaxed) {
+            self.record(None);
+        }
+        // Last, so that nothing of the above is pending.
+        if self.shared.is_handing_over() {
+            return Ok(true);
+        }
+        if self.shared.keep.load(Ordering::Relaxed) {
+            self.keep()?;
+            self.record(None);
+        }
+        Ok(false)
+    }
+
+    /// Handles events other than messages.
+    fn woken(&mut self, ready: Ready) -> Result<(), SessionEnd> {
+        if ready.has(ALARM) {
             self.session.check_memory()?;
         }
-        if ready.get(3) == Some(&true) && self.session.hear() {
+        if ready.has(BACK_CHANNEL) && self.session.hear() {
             tracing::info!(
-                device = self.device,
+                device = &*self.device,
                 "client closed its back channel; it gets no more reports of sizes and missing translations"
             );
             self.record(None);
         }
-        if ticks.is_some() {
+        if self.session.next_tick().is_some() {
             self.session.tick()?;
         }
         Ok(())

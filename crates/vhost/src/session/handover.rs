@@ -14,6 +14,7 @@ use crate::inflight::InflightMemory;
 use crate::memory::ClientMemory;
 use crate::message::{self, HEADER, MessageError, Request};
 use crate::vring::Kick;
+use paravane_device::Device;
 use paravane_spec::vhost_user::{
     Header, MAX_CONFIG, SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, request,
 };
@@ -54,15 +55,19 @@ enum Successor {
     Later,
 }
 
-impl Session<'_> {
+impl Session {
     /// Ends the session here, so that another process continues it.
     ///
     /// Completes what is in flight. The client notices nothing. Its memory is still mapped: to unmap
     /// it can take long.
     ///
+    /// Returns the device too.
+    ///
     /// # Errors
     /// The session cannot be handed over. It has ended as by [`Session::end`].
-    pub(crate) fn hand_over(mut self) -> Result<(SessionState, ClientMemory), HandoverError> {
+    pub(crate) fn hand_over(
+        mut self,
+    ) -> (Box<dyn Device>, Result<(SessionState, ClientMemory), HandoverError>) {
         let unknown = self.stop_every();
         let notifiers = Arc::clone(&self.shared_status.notifiers);
         let lost = unknown.into_iter().find(|queue| notifiers.failure(*queue).is_none());
@@ -76,12 +81,9 @@ impl Session<'_> {
         match state {
             Ok(state) => {
                 notifiers.clear();
-                Ok((state, self.memory))
+                (self.device, Ok((state, self.memory)))
             }
-            Err(error) => {
-                self.end();
-                Err(error)
-            }
+            Err(error) => (self.end(), Err(error)),
         }
     }
 

@@ -13,7 +13,7 @@ use paravane_spec::vhost_user::{F_LOG_ALL, LogArea, protocol_feature};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-impl Session<'_> {
+impl Session {
     pub(super) fn set_log_base(&mut self, area: LogArea, file: OwnedFd) -> Result<(), SessionError> {
         self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
         let (alarm, quota) = (self.memory.alarm(), self.memory.quota());

@@ -7,7 +7,7 @@ use crate::vring::{Kick, Stage, Vring};
 use paravane_device::StartError;
 use paravane_dma::{Access, headroom};
 use paravane_io::{
-    ForeignKicks, HostQueue, IoThread, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
+    ForeignKicks, HostQueue, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
 };
 use paravane_spec::feature;
 use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
@@ -17,7 +17,7 @@ use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState, prot
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-impl Session<'_> {
+impl Session {
     /// Checks the index of a queue.
     pub(super) fn queue(&self, index: u32) -> Result<u16, SessionError> {
         let queue = u16::try_from(index).map_err(|_| SessionError::Queue(index))?;
@@ -293,27 +293,22 @@ impl Session<'_> {
     pub(super) fn relay(&self, queue: u16) -> Arc<dyn QueueEvents> {
         Arc::new(Relay {
             notifiers: Arc::clone(&self.shared_status.notifiers),
-            tasks: self.thread(queue).tasks(),
+            tasks: self.threads.tasks(queue),
         })
     }
 
     /// Interrupts the driver, perhaps once too often.
     pub(super) fn interrupt(&self, queue: u16) {
         self.relay(queue).used_buffer(queue);
-        self.thread(queue).finish_tasks();
+        self.threads.finish_tasks(queue);
     }
 
     fn key(&self, queue: u16) -> QueueKey {
-        QueueKey { device: self.workers.device, queue }
-    }
-
-    fn thread(&self, queue: u16) -> &IoThread {
-        let threads = self.workers.threads;
-        &threads[usize::from(queue) % threads.len()]
+        self.threads.key(queue)
     }
 
     fn put_on(&self, queue: u16, host_queue: Box<HostQueue>) -> Result<(), SessionError> {
-        self.thread(queue).put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
+        self.threads.put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
             // Nothing of the queue is in flight: it has not started, or everything is completed.
             if let Some(mut unserved) = unserved {
                 unserved.tell(self.relay(queue));
@@ -328,7 +323,7 @@ impl Session<'_> {
         if !self.vrings[usize::from(queue)].is_live() {
             return None;
         }
-        self.thread(queue).take_off(self.key(queue))
+        self.threads.take_off(self.key(queue))
     }
 
     /// Stops a queue, and keeps its position.
@@ -355,9 +350,9 @@ impl Session<'_> {
         self.back_channel.forget();
         let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());
         let taking_off: Vec<_> =
-            live.map(|(queue, _)| (queue, self.thread(queue).begin_take_off(self.key(queue)))).collect();
+            live.map(|(queue, _)| (queue, self.threads.begin_take_off(self.key(queue)))).collect();
         for (queue, taking_off) in taking_off {
-            let taken = self.thread(queue).taken_off(taking_off);
+            let taken = taking_off.and_then(|leaving| self.threads.taken_off(leaving));
             if !taken.is_some_and(|host_queue| self.put_away(queue, host_queue, false)) {
                 unknown.push(queue);
             }
@@ -389,7 +384,7 @@ impl Session<'_> {
             }
             Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
         }
-        self.thread(queue).finish_tasks();
+        self.threads.finish_tasks(queue);
         is_known
     }
 

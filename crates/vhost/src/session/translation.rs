@@ -31,7 +31,7 @@ pub(super) enum Handled {
     Refused,
 }
 
-impl Session<'_> {
+impl Session {
     pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
@@ -197,8 +197,7 @@ impl Session<'_> {
 
     /// Has the threads serve queues again that wait for translations or hold memory.
     pub(super) fn look_again(&self) {
-        let count = self.vrings.len().min(self.workers.threads.len());
-        self.workers.threads[..count].iter().for_each(|thread| thread.look_again(self.workers.device));
+        self.threads.look_again(0..self.vrings.len() as u16);
     }
 
     /// Has queues miss again what could not be reported.

@@ -1,0 +1,182 @@
+//! Places of queues: the thread that has each.
+//!
+//! ```text
+//!   put on: added --> at a thread --moved: locked meanwhile--> at another thread
+//!                        '--- taken off: removed first, then the lock is waited for
+//! ```
+use crate::activity::Activity;
+use crate::{IoThread, NotPutOn, QueueKey, QueueWork, lock};
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Unblocks the threads that signal a client.
+pub(crate) type Unblock = Arc<dyn Fn() + Send + Sync>;
+
+/// What the pool, its devices and its watcher share.
+pub(crate) struct Shared {
+    pub(crate) threads: Box<[IoThread]>,
+    longest_poll: Duration,
+    /// Whether queues go where there is room.
+    is_balanced: bool,
+    pub(crate) devices: Arc<Devices>,
+    places: Mutex<HashMap<QueueKey, Arc<Place>>>,
+}
+
+/// The devices of a pool: how to unblock a thread that serves one of them.
+#[derive(Default)]
+pub(crate) struct Devices {
+    next: Mutex<usize>,
+    unblock: Mutex<HashMap<usize, Unblock>>,
+}
+
+/// Where a queue is.
+pub(crate) struct Place {
+    /// Index of its thread. Locked while the queue moves.
+    pub(crate) thread: Mutex<usize>,
+    pub(crate) work: Arc<QueueWork>,
+    /// When it was moved last.
+    pub(crate) moved: Mutex<Option<Instant>>,
+}
+
+impl Place {
+    pub(crate) fn new(thread: usize, work: Arc<QueueWork>) -> Self {
+        Self { thread: Mutex::new(thread), work, moved: Mutex::default() }
+    }
+}
+
+impl Devices {
+    /// Takes a device in. Returns its number.
+    pub(crate) fn add(&self, unblock: Unblock) -> usize {
+        let device = {
+            let mut next = lock(&self.next);
+            *next += 1;
+            *next
+        };
+        lock(&self.unblock).insert(device, unblock);
+        device
+    }
+
+    /// Unblocks a thread that signals the client of `device`.
+    pub(crate) fn unblock(&self, device: usize) {
+        let unblock = lock(&self.unblock).get(&device).cloned();
+        if let Some(unblock) = unblock {
+            unblock();
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        threads: usize,
+        longest_poll: Duration,
+        activity: Option<&Arc<Activity>>,
+        name: impl Fn(usize) -> String,
+    ) -> io::Result<Arc<Self>> {
+        let devices = Arc::<Devices>::default();
+        let start = |number| {
+            let thread = IoThread::start(name(number), longest_poll, activity.cloned())?;
+            let (devices, counters) = (Arc::clone(&devices), Arc::clone(&thread.counters));
+            Ok(thread.freed_by(move || {
+                if let (_, Some(device)) = counters.now() {
+                    devices.unblock(device);
+                }
+            }))
+        };
+        let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>()?;
+        let places = Mutex::default();
+        Ok(Arc::new(Self { threads, longest_poll, is_balanced: activity.is_some(), devices, places }))
+    }
+
+    /// Longest poll of a queue whose device says nothing else.
+    pub(crate) fn longest_poll(&self) -> Duration {
+        self.longest_poll
+    }
+
+    /// Records where a queue is.
+    pub(crate) fn add(&self, key: QueueKey, place: Place) {
+        lock(&self.places).insert(key, Arc::new(place));
+    }
+
+    /// Forgets a queue. Returns the index of the thread that has it, and keeps it.
+    pub(crate) fn remove(&self, key: QueueKey) -> Option<usize> {
+        let place = lock(&self.places).remove(&key)?;
+        Some(*lock(&place.thread))
+    }
+
+    /// Index of the thread that has a queue; `None`: there is no such queue.
+    pub(crate) fn thread_of(&self, key: QueueKey) -> Option<usize> {
+        let place = lock(&self.places).get(&key).cloned()?;
+        Some(*lock(&place.thread))
+    }
+
+    /// Forgets a device without queues.
+    pub(crate) fn forget(&self, device: usize) {
+        // Its own threads may still signal its client when they end.
+        if self.is_balanced {
+            lock(&self.devices.unblock).remove(&device);
+        }
+    }
+
+    /// Index of the thread for a queue.
+    pub(crate) fn choose(&self, key: QueueKey) -> usize {
+        let by_number = usize::from(key.queue) % self.threads.len();
+        if !self.is_balanced {
+            return by_number;
+        }
+        let mut counts = vec![0_usize; self.threads.len()];
+        for place in lock(&self.places).values() {
+            // One that moves now is counted at neither end.
+            if let Ok(thread) = place.thread.try_lock() {
+                counts[*thread] += 1;
+            }
+        }
+        // Of those with equally many, another one for each device and queue.
+        let first = key.device.wrapping_add(usize::from(key.queue));
+        let order = (0..self.threads.len()).map(|number| (first + number) % self.threads.len());
+        let alive = order.filter(|&number| self.threads[number].is_alive());
+        alive.min_by_key(|&number| counts[number]).unwrap_or(by_number)
+    }
+
+    /// The queues, with their places.
+    pub(crate) fn places(&self) -> Vec<(QueueKey, Arc<Place>)> {
+        lock(&self.places).iter().map(|(key, place)| (*key, Arc::clone(place))).collect()
+    }
+
+    /// Moves a live queue, unless it is being taken off.
+    pub(crate) fn move_to(&self, key: QueueKey, to: usize) {
+        let Some(place) = lock(&self.places).get(&key).cloned() else { return };
+        let Ok(mut thread) = place.thread.try_lock() else { return };
+        // Whoever takes it off removes its place first, and then waits for the lock.
+        if !lock(&self.places).get(&key).is_some_and(|other| Arc::ptr_eq(other, &place)) {
+            return;
+        }
+        let from = *thread;
+        // `None`: it has failed.
+        let Some(queue) = self.threads[from].take_off(key) else { return };
+        *lock(&place.moved) = Some(Instant::now());
+        let mut left = queue;
+        for target in [to, from] {
+            match self.threads[target].put_on(left) {
+                Ok(()) => {
+                    *thread = target;
+                    return;
+                }
+                Err(NotPutOn { queue: Some(queue), source }) => {
+                    tracing::warn!("a queue stays on its I/O thread: {source}");
+                    left = queue;
+                }
+                Err(_) => return,
+            }
+        }
+        // Neither takes it.
+        left.fail(&io::Error::other("no I/O thread takes the queue").into());
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("threads", &self.threads).finish_non_exhaustive()
+    }
+}

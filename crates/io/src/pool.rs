@@ -1,0 +1,198 @@
+//! I/O threads for devices.
+//!
+//! ```text
+//!   IoPool::shared: some threads for many devices, watched            IoPool::own: threads of one device
+//!     a queue goes to the thread with the fewest queues, and            queue n is on thread n modulo
+//!     moves while it is live, if the threads are not equally busy       their number
+//!                     '------------------ IoPool::device --> DeviceThreads ----'
+//!                                                             |  put_on, begin_take_off -> taken_off
+//! ```
+//! A place is locked while its queue moves, so a queue is taken off the thread that has it.
+use crate::places::{Place, Shared};
+use crate::watch::Watch;
+use crate::{HostQueue, IoThread, IoThreadFigures, NotPutOn, QueueKey, TakingOff, Tasks, caught};
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// I/O threads for the queues of one device or of many.
+#[derive(Debug)]
+pub struct IoPool {
+    // Dropped first: it is stopped before the threads.
+    watch: Option<Watch>,
+    shared: Arc<Shared>,
+}
+
+impl IoPool {
+    /// Starts `threads` threads (at least one) that devices share.
+    ///
+    /// One more thread watches them: it balances their load, and unblocks those that a client has
+    /// blocked for more than 10 ms. It sleeps while they do.
+    ///
+    /// A queue that is polled is so for at most `longest_poll`, unless its device says otherwise.
+    ///
+    /// # Errors
+    /// The host refuses threads or descriptors.
+    pub fn shared(threads: usize, longest_poll: Duration) -> io::Result<Self> {
+        let activity = Arc::default();
+        let shared = Shared::new(threads, longest_poll, Some(&activity), |number| format!("io{number}"))?;
+        let watch = Watch::start(&shared, activity)?;
+        Ok(Self { watch: Some(watch), shared })
+    }
+
+    /// Starts `threads` threads (at least one) for one device of this name.
+    ///
+    /// # Errors
+    /// The host refuses threads or descriptors.
+    pub fn own(threads: usize, longest_poll: Duration, name: &str) -> io::Result<Self> {
+        let shared = Shared::new(threads, longest_poll, None, |number| format!("io{number}-{name}"))?;
+        Ok(Self { watch: None, shared })
+    }
+
+    /// Takes a device in. `unblock` is called as that of [`IoThread::freed_by`].
+    pub fn device(self: &Arc<Self>, unblock: impl Fn() + Send + Sync + 'static) -> DeviceThreads {
+        let device = self.shared.devices.add(Arc::new(unblock));
+        DeviceThreads { pool: Arc::clone(self), device, longest_poll: self.shared.longest_poll() }
+    }
+
+    /// Kernel's numbers of the threads; see [`IoThread::id`].
+    #[must_use]
+    pub fn ids(&self) -> Vec<i32> {
+        self.shared.threads.iter().map(IoThread::id).collect()
+    }
+
+    /// Counters of the threads.
+    #[must_use]
+    pub fn figures(&self) -> Vec<IoThreadFigures> {
+        self.shared.threads.iter().map(IoThread::figures).collect()
+    }
+}
+
+impl Drop for IoPool {
+    fn drop(&mut self) {
+        drop(self.watch.take());
+        self.shared.threads.iter().for_each(IoThread::quit);
+    }
+}
+
+/// The threads of a pool as one device uses them.
+#[derive(Debug)]
+pub struct DeviceThreads {
+    pool: Arc<IoPool>,
+    device: usize,
+    longest_poll: Duration,
+}
+
+/// A queue that is on its way off its thread.
+#[derive(Debug)]
+pub struct Leaving {
+    thread: usize,
+    taking_off: TakingOff,
+}
+
+impl DeviceThreads {
+    /// Has the queues of this device polled for at most `longest` \[as the pool\].
+    #[must_use]
+    pub fn polling_for(mut self, longest: Duration) -> Self {
+        self.longest_poll = longest;
+        self
+    }
+
+    /// Name of a queue of this device.
+    #[must_use]
+    pub fn key(&self, queue: u16) -> QueueKey {
+        QueueKey { device: self.device, queue }
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.pool.shared
+    }
+
+    /// Indices of the threads that have some of these queues.
+    fn serving(&self, queues: Range<u16>) -> BTreeSet<usize> {
+        queues.filter_map(|queue| self.shared().thread_of(self.key(queue))).collect()
+    }
+
+    /// Kernel's numbers of the threads that have some of these queues.
+    #[must_use]
+    pub fn ids(&self, queues: Range<u16>) -> Vec<i32> {
+        self.serving(queues).into_iter().map(|thread| self.shared().threads[thread].id()).collect()
+    }
+
+    /// Puts a queue on a thread; see [`IoThread::put_on`].
+    ///
+    /// # Errors
+    /// The kernel's wait set is full, or the thread has ended.
+    pub fn put_on(&self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {
+        let shared = self.shared();
+        let (key, thread) = (queue.key(), shared.choose(queue.key()));
+        queue.poll_for(self.longest_poll);
+        let place = Place::new(thread, Arc::clone(queue.work()));
+        shared.threads[thread].put_on(queue)?;
+        shared.add(key, place);
+        Ok(())
+    }
+
+    /// Takes a queue back; see [`IoThread::take_off`].
+    pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
+        self.taken_off(self.begin_take_off(key)?)
+    }
+
+    /// Begins [`DeviceThreads::take_off`] and returns at once, unless the queue moves now.
+    ///
+    /// `None`: there is no such queue. See [`IoThread::begin_take_off`].
+    #[must_use]
+    pub fn begin_take_off(&self, key: QueueKey) -> Option<Leaving> {
+        let thread = self.shared().remove(key)?;
+        Some(Leaving { thread, taking_off: self.shared().threads[thread].begin_take_off(key) })
+    }
+
+    /// Waits for a queue; see [`IoThread::taken_off`].
+    pub fn taken_off(&self, leaving: Leaving) -> Option<Box<HostQueue>> {
+        self.shared().threads[leaving.thread].taken_off(leaving.taking_off)
+    }
+
+    /// The thread that runs the tasks of a queue.
+    fn thread(&self, queue: u16) -> &IoThread {
+        let threads = &self.shared().threads;
+        &threads[(self.device + usize::from(queue)) % threads.len()]
+    }
+
+    /// Returns a handle that runs tasks for a queue on one of the threads.
+    #[must_use]
+    pub fn tasks(&self, queue: u16) -> Tasks {
+        self.thread(queue).tasks_of(self.device)
+    }
+
+    /// Waits until all earlier tasks for a queue have run.
+    pub fn finish_tasks(&self, queue: u16) {
+        self.thread(queue).finish_tasks();
+    }
+
+    /// See [`IoThread::look_again`]; for these queues.
+    ///
+    /// A queue that moves meanwhile is served once in any case.
+    pub fn look_again(&self, queues: Range<u16>) {
+        for thread in self.serving(queues) {
+            self.shared().threads[thread].look_again(self.device);
+        }
+    }
+
+    /// Ends all queues of this device, after a panic of their owner.
+    pub fn abandon(&self) {
+        let keys = self.shared().places().into_iter().map(|(key, _)| key);
+        for queue in keys.filter(|key| key.device == self.device).filter_map(|key| self.take_off(key)) {
+            if let Err(words) = caught(|| queue.stop(false)) {
+                tracing::error!("queue cannot be stopped after a panic: {words}");
+            }
+        }
+    }
+}
+
+impl Drop for DeviceThreads {
+    fn drop(&mut self) {
+        self.shared().forget(self.device);
+    }
+}

@@ -1,0 +1,152 @@
+//! The watcher of a pool that devices share.
+//!
+//! ```text
+//!   asleep <--nothing was served for a second-- awake: every 10 ms
+//!      '------ a thread wakes: Activity -------->   a thread in the same turn as 10 ms ago: unblock its device
+//!                                                   every 100 ms: move a queue from the busiest thread
+//! ```
+//! A client can block the thread that signals it, by a full eventfd ([`QueueEvents`]). With threads
+//! of its own that is its own loss.
+//!
+//! [`QueueEvents`]: crate::QueueEvents
+use crate::activity::Activity;
+use crate::balance::{Load, Move, best_move};
+use crate::places::Shared;
+use crate::{QueueKey, lock};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Interval between looks.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// Looks between two measurements of the load.
+const LOOKS: u32 = 10;
+/// Looks without a turn after which the watcher sleeps.
+const IDLE_LOOKS: u32 = 100;
+/// Time for which a queue that was moved stays.
+const STAY: Duration = Duration::from_secs(1);
+/// Stack of the watcher.
+const STACK: usize = 128 << 10;
+
+/// Ends the watcher when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    activity: Arc<Activity>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(crate) fn start(shared: &Arc<Shared>, activity: Arc<Activity>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut watcher = Watcher {
+            shared: Arc::clone(shared),
+            activity: Arc::clone(&activity),
+            stop: Arc::clone(&stop),
+            seen: vec![(0, None); shared.threads.len()],
+            measured: HashMap::new(),
+            since: Instant::now(),
+        };
+        let thread = std::thread::Builder::new().name("io-watch".to_owned()).stack_size(STACK);
+        let thread = Some(thread.spawn(move || watcher.run())?);
+        Ok(Self { activity, stop, thread })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Relaxed: the lock in `interrupt` orders.
+        self.stop.store(true, Ordering::Relaxed);
+        self.activity.interrupt();
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() {
+                // It may have looked at `stop` before, and waited after.
+                self.activity.interrupt();
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            if thread.join().is_err() {
+                tracing::error!("the watcher of the I/O threads panicked");
+            }
+        }
+    }
+}
+
+struct Watcher {
+    shared: Arc<Shared>,
+    activity: Arc<Activity>,
+    stop: Arc<AtomicBool>,
+    /// For each thread its turns at the last look, and the device that it served.
+    seen: Vec<(u64, Option<usize>)>,
+    /// Busy time of each queue at the last measurement.
+    measured: HashMap<QueueKey, u64>,
+    since: Instant,
+}
+
+impl Watcher {
+    fn run(&mut self) {
+        let (mut looks, mut idle) = (0, 0);
+        // Relaxed: the lock in `interrupt` orders.
+        while !self.stop.load(Ordering::Relaxed) {
+            if idle >= IDLE_LOOKS {
+                let shared = Arc::clone(&self.shared);
+                let stop = Arc::clone(&self.stop);
+                self.activity.sleep(|| {
+                    let mut threads = shared.threads.iter();
+                    stop.load(Ordering::Relaxed) || threads.any(|thread| thread.counters.is_awake())
+                });
+                (looks, idle) = (0, 0);
+                self.measure();
+            }
+            self.activity.pause(INTERVAL);
+            idle = if self.look() { 0 } else { idle + 1 };
+            looks += 1;
+            if looks >= LOOKS && self.shared.threads.len() > 1 {
+                looks = 0;
+                let loads = self.measure();
+                if let Some(Move { key, from, to }) = best_move(self.shared.threads.len(), &loads) {
+                    tracing::debug!(queue = key.queue, from, to, "queue moves to another I/O thread");
+                    self.shared.move_to(key, to);
+                }
+            }
+        }
+    }
+
+    /// Unblocks threads that stand still. Returns whether one has begun a turn, or is in one.
+    fn look(&mut self) -> bool {
+        let mut is_active = false;
+        for (thread, seen) in self.shared.threads.iter().zip(&mut self.seen) {
+            let now = thread.counters.now();
+            if now == *seen
+                && let Some(device) = now.1
+            {
+                self.shared.devices.unblock(device);
+            }
+            is_active |= now.0 != seen.0 || now.1.is_some();
+            *seen = now;
+        }
+        is_active
+    }
+
+    /// Loads since the last measurement.
+    fn measure(&mut self) -> Vec<Load> {
+        let now = Instant::now();
+        let time = (now - std::mem::replace(&mut self.since, now)).as_nanos() as u64;
+        let mut measured = HashMap::new();
+        let mut loads = Vec::new();
+        for (key, place) in self.shared.places() {
+            let busy = place.work.busy_ns();
+            measured.insert(key, busy);
+            let Some(before) = self.measured.get(&key) else { continue };
+            // One that moves now is counted next time.
+            let Ok(thread) = place.thread.try_lock().map(|thread| *thread) else { continue };
+            let busy = busy.wrapping_sub(*before) * 100 / time.max(1);
+            let stays = lock(&place.moved).is_some_and(|moved| now - moved < STAY);
+            loads.push(Load { key, thread, busy, stays });
+        }
+        self.measured = measured;
+        loads
+    }
+}

@@ -1,0 +1,402 @@
+//! The task of an export: it waits for clients, and talks with one at a time.
+//!
+//! ```text
+//!   waits for a client --it is here--> talks --the session ends--> waits for a client
+//!        '------ stop, hand over, a panic --------'--> finished: device dropped
+//! ```
+use super::endpoint::{Acceptor, NextClient};
+use super::talk::{Talk, Talked};
+use super::{SessionEnd, Shared, backoff, log_refresh};
+use crate::handover::HandoverError;
+use crate::handover::record::{ConnectionState, ExportState, Pending};
+use crate::keeper::{Keeping, State};
+use crate::protocol_threads::{Next, Ready, Task};
+use crate::session::{Offer, Session};
+use crate::socket::Connection;
+use paravane_device::{Device, LogDevice};
+use paravane_io::{DeviceThreads, caught};
+use std::convert::Infallible;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Number of the listening socket among the descriptors to wait for.
+const LISTENER: u8 = 0;
+
+/// A session that was handed over, or why not.
+type Handed = Result<ConnectionState, HandoverError>;
+
+/// See the module.
+pub(super) struct ExportTask {
+    pub(super) shared: Arc<Shared>,
+    pub(super) name: Arc<str>,
+    /// `None`: its session has it, or it was dropped.
+    pub(super) device: Option<Box<dyn Device>>,
+    /// `None`: it has finished.
+    pub(super) threads: Option<Arc<DeviceThreads>>,
+    pub(super) offer: Offer,
+    pub(super) keeping: Option<Keeping>,
+    /// Dropped when the session of another process is restored, or cannot be.
+    pub(super) restoring: Option<Sender<Infallible>>,
+    /// `None`: it has finished.
+    pub(super) acceptor: Option<Acceptor>,
+    /// Connection of another process, to continue.
+    pub(super) resumed: Option<ConnectionState>,
+    /// The client that is connected.
+    pub(super) talk: Option<Box<Talk>>,
+    /// Whether no step was run.
+    pub(super) is_first: bool,
+}
+
+/// What a task does next.
+enum Progress {
+    Waits(Option<Duration>),
+    /// It ends; with this session, if it is handed over.
+    Ends(Option<Box<Handed>>),
+}
+
+impl Task for ExportTask {
+    fn step(&mut self, ready: Ready) -> Next {
+        let _named = LogDevice::enter(Some(Arc::clone(&self.name)));
+        let stepped = caught(|| match self.advance(ready) {
+            Progress::Waits(time) => Next::Wait(time),
+            Progress::Ends(handed) => {
+                self.finish(handed);
+                Next::End
+            }
+        });
+        let next = stepped.unwrap_or_else(|message| {
+            self.give_up(&message);
+            Next::End
+        });
+        if next == Next::End {
+            self.end();
+        }
+        next
+    }
+
+    fn fds(&self) -> Vec<(u8, BorrowedFd<'_>)> {
+        if let Some(talk) = &self.talk {
+            return talk.fds();
+        }
+        let listener = self.acceptor.as_ref().and_then(Acceptor::fd);
+        listener.map(|fd| (LISTENER, fd)).into_iter().collect()
+    }
+}
+
+impl ExportTask {
+    /// Runs until it has to wait, or ends.
+    fn advance(&mut self, mut ready: Ready) -> Progress {
+        if std::mem::take(&mut self.is_first) {
+            self.begin();
+        }
+        let mut is_new = false;
+        loop {
+            if let Some(talk) = &mut self.talk {
+                let talked = talk.step(std::mem::take(&mut ready), std::mem::take(&mut is_new));
+                match talked {
+                    Ok(Talked::Waits(time)) => return Progress::Waits(time),
+                    Ok(Talked::Over) => {
+                        if let Some(handed) = self.end_session(Ok(())) {
+                            return Progress::Ends(Some(Box::new(handed)));
+                        }
+                    }
+                    Err(error) => drop(self.end_session(Err(error))),
+                }
+            }
+            match self.next_client() {
+                Ok(connection) => self.begin_session(connection, false),
+                Err(progress) => return progress,
+            }
+            is_new = true;
+        }
+    }
+
+    /// Before the first client: continues a session of another process.
+    fn begin(&mut self) {
+        if self.keeping.is_some()
+            && let Some(net) = self.device.as_mut().and_then(|device| device.net())
+        {
+            let shared = Arc::clone(&self.shared);
+            net.tell_commands(Box::new(move || {
+                // Relaxed: the wake-up orders.
+                shared.commanded.store(true, Ordering::Relaxed);
+                shared.wake();
+            }));
+        }
+        match self.resumed.take() {
+            None => self.restoring = None,
+            Some(connection) => self.begin_session(connection, true),
+        }
+    }
+
+    /// Refreshes the device between sessions, if requested.
+    fn refresh(&mut self) {
+        // Relaxed: the wake-up orders.
+        if self.shared.refresh.swap(false, Ordering::Relaxed)
+            && let Some(device) = &mut self.device
+        {
+            log_refresh(&self.name, device.refresh());
+        }
+    }
+
+    /// Keeps the state without a client.
+    fn keep(&mut self) {
+        if let Some(keeping) = &mut self.keeping {
+            // Relaxed: the wake-up orders.
+            if self.shared.keep.swap(false, Ordering::Relaxed) {
+                keeping.begin();
+            }
+            keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
+            self.shared.shared_status.write().kept = keeping.is_active();
+        }
+    }
+
+    /// Whether what is kept stays for a later process.
+    fn leaves(&self) -> bool {
+        let is_kept = self.keeping.as_ref().is_some_and(Keeping::is_active);
+        // Relaxed: the wake-up orders.
+        is_kept && self.shared.leave.load(Ordering::Relaxed) && !self.shared.has_failed()
+    }
+
+    fn stopping(&self) -> bool {
+        // Relaxed: the wake-up orders.
+        self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
+    }
+
+    /// Takes the next client.
+    ///
+    /// # Errors
+    /// There is none yet, or there will be none.
+    fn next_client(&mut self) -> Result<ConnectionState, Progress> {
+        if self.stopping() || self.shared.is_handing_over() {
+            return Err(Progress::Ends(None));
+        }
+        self.refresh();
+        self.keep();
+        let Some(acceptor) = &mut self.acceptor else { return Err(Progress::Ends(None)) };
+        let next = acceptor.next();
+        Err(Progress::Waits(match next {
+            NextClient::Here(socket) => return Ok(ConnectionState::new(socket)),
+            NextClient::Ended => return Err(Progress::Ends(None)),
+            NextClient::Wait => None,
+            NextClient::Pause(time) => Some(time),
+            NextClient::Failed { error, pause } => {
+                // Only a listener has a descriptor. A VMM that does not listen yet is no error.
+                if acceptor.fd().is_some() {
+                    let mut status = self.shared.shared_status.write();
+                    status.refused_connections += 1;
+                    status.last_error = Some(error);
+                }
+                Some(pause)
+            }
+        }))
+    }
+
+    /// Begins the session of a client.
+    fn begin_session(&mut self, connection: ConnectionState, is_resumed: bool) {
+        let number = {
+            let mut status = self.shared.shared_status.write();
+            status.connected = true;
+            status.sessions += u64::from(!is_resumed);
+            (status.features, status.protocol_features) = (0, 0);
+            status.sessions
+        };
+        match is_resumed {
+            true => tracing::info!(device = &*self.name, session = number, "session taken over"),
+            false => tracing::info!(device = &*self.name, session = number, "client connected"),
+        }
+        if let Err(error) = self.try_begin_session(connection, number) {
+            match self.talk {
+                Some(_) => drop(self.end_session(Err(error))),
+                None => self.report_end(number, Err(error)),
+            }
+        }
+    }
+
+    fn try_begin_session(&mut self, connection: ConnectionState, number: u64) -> Result<(), SessionEnd> {
+        let restoring = self.restoring.take();
+        let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
+        let connection = Connection::resume(socket, &part, fds)?;
+        let (Some(device), Some(threads)) = (self.device.take(), &self.threads) else {
+            return Err(SessionEnd::Failed);
+        };
+        let status = Arc::clone(&self.shared.shared_status);
+        let mut session = match Session::new(device, Arc::clone(threads), status, self.offer) {
+            Ok(session) => session,
+            Err((device, error)) => {
+                self.device = Some(device);
+                return Err(error.into());
+            }
+        };
+        if self.keeping.is_some() || pending.is_some() || state.own_inflight.is_some() {
+            // A failure is that of the keeping only.
+            if let Err(error) = session.track_itself() {
+                tracing::warn!(device = &*self.name, "cannot keep the session for the next process: {error}");
+            }
+        }
+        let hold = pending == Some(Pending::Begun);
+        let (shared, keeping) = (Arc::clone(&self.shared), self.keeping.take());
+        let talk = Talk::new(session, connection, shared, keeping, Arc::clone(&self.name), number);
+        let talk = self.talk.insert(Box::new(talk));
+        let replayed = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
+        drop(restoring);
+        replayed?;
+        talk.begin(pending)
+    }
+
+    /// Ends the session. Returns it if that is handed over.
+    fn end_session(&mut self, result: Result<(), SessionEnd>) -> Option<Handed> {
+        let Talk { session, connection, shared, keeping, number, start, completed, .. } =
+            *self.talk.take()?;
+        self.keeping = keeping;
+        // Relaxed: the wake-up orders.
+        if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
+            let (device, session) = session.hand_over();
+            self.device = Some(device);
+            let session = session.map(|(session, memory)| {
+                shared.put_aside(Box::new(memory));
+                session
+            });
+            let (socket, part, fds) = connection.into_parts();
+            let partial = (part, fds);
+            let state = |session| ConnectionState { socket, partial, session, pending: None };
+            return Some(self.report_handed(number, session.map(state)));
+        }
+        // Relaxed: the wake-up orders.
+        let leaves = result.is_ok() && shared.leave.load(Ordering::Relaxed) && !shared.has_failed();
+        if let Some(keeping) = self.keeping.as_mut().filter(|_| !leaves) {
+            // Before the connection is closed, which the client may answer by another one.
+            keeping.record(State { sessions: shared.shared_status.sessions(), client: None });
+        }
+        self.device = Some(session.end());
+        drop(connection);
+        self.report_end(number, result);
+        let made_progress = shared.completed() != completed || start.elapsed() >= backoff::LONGEST;
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.closed(made_progress);
+        }
+        None
+    }
+
+    fn report_handed(&self, number: u64, handed: Handed) -> Handed {
+        match &handed {
+            Ok(_) => tracing::info!(device = &*self.name, session = number, "session handed over"),
+            Err(error) => {
+                let mut status = self.shared.shared_status.write();
+                status.connected = false;
+                status.last_error = Some(error.to_string());
+                drop(status);
+                tracing::warn!(
+                    device = &*self.name,
+                    session = number,
+                    "cannot hand the session over: {error}"
+                );
+            }
+        }
+        handed
+    }
+
+    fn report_end(&self, number: u64, result: Result<(), SessionEnd>) {
+        let mut status = self.shared.shared_status.write();
+        status.connected = false;
+        match result {
+            Ok(()) => {
+                drop(status);
+                tracing::info!(device = &*self.name, session = number, "client disconnected");
+            }
+            // Not the client's fault, and already logged.
+            Err(_) if self.shared.has_failed() => {}
+            Err(error) => {
+                status.protocol_errors += 1;
+                status.last_error = Some(error.to_string());
+                drop(status);
+                tracing::warn!(device = &*self.name, session = number, "session ended: {error}");
+            }
+        }
+    }
+
+    /// Gives up the endpoint, and the device unless it is handed over.
+    fn finish(&mut self, handed: Option<Box<Handed>>) {
+        let handed = self.leave(handed.map(|handed| *handed));
+        if self.shared.is_handing_over() {
+            // The successor can begin while the device is dropped.
+            self.shared.finish_hand_over(handed);
+            self.shared.signal_ended();
+            if let Some(remains) = self.device.take().and_then(|device| device.retire()) {
+                self.shared.put_aside(remains);
+            }
+        } else {
+            self.device = None;
+            self.shared.remove_file();
+        }
+    }
+
+    /// Gives up the endpoint. Returns the state if the export is handed over.
+    fn leave(&mut self, handed: Option<Handed>) -> Option<Result<ExportState, HandoverError>> {
+        if self.leaves() {
+            let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(file) = file {
+                file.give_away();
+            }
+        } else if let Some(keeping) = self.keeping.take() {
+            keeping.end();
+        }
+        let acceptor = self.acceptor.take()?;
+        if self.stopping() || !self.shared.is_handing_over() {
+            return None;
+        }
+        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let endpoint = acceptor.state(file.as_ref());
+        drop(file);
+        let unserved: Option<OwnedFd> = acceptor.into_unserved();
+        let endpoint = match endpoint {
+            Ok(endpoint) => endpoint,
+            Err(error) => return Some(Err(HandoverError::Fd(error))),
+        };
+        let sessions = self.shared.shared_status.read().sessions;
+        let connection = match handed {
+            Some(Ok(connection)) => Some(connection),
+            Some(Err(error)) => return Some(Err(error)),
+            None => unserved.map(ConnectionState::new),
+        };
+        Some(Ok(ExportState { endpoint, sessions, connection }))
+    }
+
+    /// Ends after a panic: the state of the device is unknown.
+    fn give_up(&mut self, message: &str) {
+        if let Some(threads) = &self.threads {
+            threads.abandon();
+        }
+        let parts = (self.talk.take(), self.device.take(), self.keeping.take(), self.acceptor.take());
+        if let Err(words) = caught(|| drop(parts)) {
+            tracing::error!("device cannot be dropped after a panic: {words}");
+        }
+        self.restoring = None;
+        let mut status = self.shared.shared_status.write();
+        status.connected = false;
+        status.queues.iter_mut().for_each(|queue| queue.live = false);
+        drop(status);
+        self.shared.fail(message);
+        match self.shared.is_handing_over() {
+            true => self.shared.finish_hand_over(None),
+            false => self.shared.remove_file(),
+        }
+    }
+
+    /// Tells the owner that the device is gone.
+    fn end(&mut self) {
+        // With their descriptors. A panic has left more than these.
+        drop((self.keeping.take(), self.acceptor.take(), self.resumed.take(), self.restoring.take()));
+        // Release: a thread that loads it (Acquire, in `Export::has_ended`) sees that the device is
+        // gone.
+        self.shared.ended.store(true, Ordering::Release);
+        self.shared.signal_ended();
+        // Nobody waits for them, and a client may wait for its next server.
+        drop(self.threads.take());
+        *self.shared.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.is_done.notify_all();
+    }
+}
