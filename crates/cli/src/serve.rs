@@ -30,6 +30,7 @@ pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod systemd;
 pub(crate) mod take_over;
+mod threads;
 pub(crate) mod trace;
 
 use crate::conventions::BackEnd;
@@ -62,6 +63,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use take_over::{Giver, Taker};
+use threads::Threads;
 
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
@@ -134,6 +136,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         max_client_memory: line.max_client_memory.or(file.max_client_memory),
         max_memory: line.max_memory.or(file.max_memory),
         max_mappings: line.max_mappings.or(file.max_mappings),
+        io_threads: line.io_threads.or(file.io_threads),
         stop_timeout: line.stop_timeout.or(file.stop_timeout),
     }
 }
@@ -144,6 +147,7 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
         Target::find(user)?;
     }
     limits::mapping(daemon)?;
+    threads::count(daemon)?;
     if daemon.holder.is_some() {
         devices.iter().try_for_each(|device| shelf::check_name(&device.name))?;
     }
@@ -262,7 +266,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         daemon.stop_timeout.map_or(STOP_TIMEOUT, |seconds| Duration::from_secs(seconds.into()));
     let sealed = allowed.is_some() && args.config.is_none();
     let is_kept = shelf.is_some();
-    let context = ExportContext { sockets, allowed, stop_timeout, pool, shelf: shelf.clone() };
+    let threads = Threads::start(threads::count(daemon).map_err(Failure::request)?)?;
+    let context = ExportContext { sockets, allowed, stop_timeout, pool, shelf: shelf.clone(), threads };
     let mut take_overs = 0;
     let exports = match taker {
         Some(taker) => {

@@ -115,9 +115,12 @@ impl DeviceThreads {
         queues.filter_map(|queue| self.shared().thread_of(self.key(queue))).collect()
     }
 
-    /// Kernel's numbers of the threads that have some of these queues.
+    /// Kernel's numbers of the threads that have some of these queues; all, if it has its own.
     #[must_use]
     pub fn ids(&self, queues: Range<u16>) -> Vec<i32> {
+        if self.pool.watch.is_none() {
+            return self.pool.ids();
+        }
         self.serving(queues).into_iter().map(|thread| self.shared().threads[thread].id()).collect()
     }
 

@@ -76,7 +76,7 @@ pub struct ExportConfig {
     pub workers: usize,
     /// I/O threads that devices share (default: none, and the export has its own).
     ///
-    /// Not for a device that may block them ([`Device::may_block`]).
+    /// A device that may block them ([`Device::may_block`]) has its own nevertheless.
     pub io_pool: Option<Arc<IoPool>>,
     /// Threads for the protocol, which exports can share (default: its own).
     pub protocol_threads: Option<ProtocolThreads>,
@@ -370,6 +370,7 @@ impl Export {
             commanded: AtomicBool::new(false),
             remains: Mutex::new(Vec::new()),
         });
+        let io_pool = io_pool.filter(|_| !device.may_block());
         let threads =
             io_threads(&shared, io_pool, workers, longest_poll, &name).map_err(ExportError::Thread)?;
         let threads = Arc::new(threads.polling_for(longest_poll));

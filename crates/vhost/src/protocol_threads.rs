@@ -1,15 +1,14 @@
 //! Threads that run the protocol of many exports.
 //!
 //! ```text
-//!   waits for descriptors, a time or a wake-up --one of them--> ready --> a thread runs a step --> waits, or ended
-//!                                                                 ^             |
-//!                                                                 '-- woken meanwhile
-//!   threads:  one polls --something is ready--> it runs the step, and the next thread polls
-//!                ^--- nothing ready, nobody polls ---'   '--- one polls and one rests already: it ends
+//!   waits for descriptors, a time or a wake-up --the poller--> ready --> a worker runs a step --> waits, or ended
+//!                                                                ^            |
+//!                                                                '-- woken meanwhile
 //! ```
-//! A step may block: on memory that is mapped, or on requests in flight that are waited for. So
-//! another thread polls meanwhile, and there are at most as many threads as steps that run, and two
-//! more. Without steps there are two.
+//! A step may block: on memory that is mapped, or on requests in flight that are waited for. If none
+//! of the ready tasks is begun within [`PATIENCE`], there is one more worker, which ends when two have
+//! nothing to do. So at rest there are a poller and a worker, and never many more workers than steps
+//! that block.
 use paravane_io::{caught, outlive_pipes};
 use paravane_notify::Notifier;
 use rustix::event::{Timespec, epoll};
@@ -23,6 +22,10 @@ use std::time::{Duration, Instant};
 const WAKE: u64 = u64::MAX;
 /// Most descriptors of a task.
 const MAX_FDS: u64 = 4;
+/// Time after which another worker is started, if no ready task is begun.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// Stack of the poller.
+const POLLER_STACK: usize = 128 << 10;
 /// Time until a task is run again whose descriptors cannot be waited for.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -79,11 +82,11 @@ struct State {
     next: u64,
     ready: VecDeque<u64>,
     timers: BTreeSet<(Instant, u64)>,
-    /// Whether a thread polls.
-    is_polled: bool,
-    /// Threads that rest and were not called.
+    /// Number of steps begun.
+    begun: u64,
+    /// Workers that rest and were not called.
     resting: usize,
-    /// Threads that were called and rest still.
+    /// Workers that were called and rest still.
     called: usize,
     /// Whether no task follows.
     is_closed: bool,
@@ -123,7 +126,7 @@ impl Waker {
 }
 
 impl ProtocolThreads {
-    /// Starts the first thread.
+    /// Starts the poller and the first worker.
     ///
     /// # Errors
     /// The host refuses a thread or descriptors.
@@ -133,6 +136,13 @@ impl ProtocolThreads {
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let inner = Inner { epoll, wake, state: Mutex::default(), call: Condvar::new() };
         let handle = Handle(Arc::new(inner));
+        let poller = Arc::clone(&handle.0);
+        std::thread::Builder::new().name("vhost-poll".to_owned()).stack_size(POLLER_STACK).spawn(
+            move || {
+                outlive_pipes();
+                poller.poll_all();
+            },
+        )?;
         handle.0.spawn()?;
         Ok(Self(Arc::new(handle)))
     }
@@ -155,11 +165,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.is_closed = true;
-        // One that rests or polls sees it, and tells the others.
-        match state.resting {
-            0 => self.0.wake.signal(),
-            _ => self.0.call(&mut state),
-        }
+        self.0.close(&mut state);
     }
 }
 
@@ -204,22 +210,21 @@ impl Inner {
         let inner = Arc::clone(self);
         std::thread::Builder::new().name("vhost".to_owned()).spawn(move || {
             outlive_pipes();
-            inner.run();
+            inner.work();
         })?;
         Ok(())
     }
 
-    /// Has a resting thread, or the one that polls, look at what is ready.
+    /// Has a worker look at what is ready.
     fn attend(&self, state: &mut State) {
         if state.ready.is_empty() {
             return;
         }
-        if state.resting > 0 {
-            self.call(state);
-        } else if state.is_polled {
-            self.wake.signal();
+        match state.resting {
+            // A worker that ends its step goes on with this. If none does, the poller starts one.
+            0 => self.wake.signal(),
+            _ => self.call(state),
         }
-        // Else every thread runs a step. The next to end one goes on with this.
     }
 
     fn call(&self, state: &mut State) {
@@ -228,41 +233,68 @@ impl Inner {
         self.call.notify_one();
     }
 
-    fn run(self: &Arc<Self>) {
+    /// Ends the threads if nothing is left to do.
+    fn close(&self, state: &mut State) {
+        if state.is_closed && state.tasks.is_empty() {
+            while state.resting > 0 {
+                self.call(state);
+            }
+            self.wake.signal();
+        }
+    }
+
+    /// A worker.
+    fn work(self: &Arc<Self>) {
         let mut state = self.lock();
         loop {
             if let Some(id) = state.ready.pop_front() {
                 state = self.step(state, id);
                 continue;
             }
-            if state.is_closed && state.tasks.is_empty() {
-                // The others, one after the other.
-                if state.resting > 0 {
-                    self.call(&mut state);
-                }
-                self.wake.signal();
+            if state.resting > 0 || state.is_closed && state.tasks.is_empty() {
                 return;
             }
-            if state.is_polled {
-                if state.resting > 0 {
-                    return;
-                }
-                state.resting += 1;
-                while state.called == 0 {
-                    state = self.call.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-                state.called -= 1;
-                continue;
+            state.resting += 1;
+            while state.called == 0 {
+                state = self.call.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            state = self.poll(state);
+            state.called -= 1;
         }
     }
 
-    /// Waits until a task is ready.
-    fn poll<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        state.is_polled = true;
-        let timeout = state.timeout();
-        drop(state);
+    /// The poller.
+    fn poll_all(self: &Arc<Self>) {
+        let mut state = self.lock();
+        // Since when no step was begun although tasks are ready, and how many were until then.
+        let mut late: Option<(Instant, u64)> = None;
+        while !state.is_closed || !state.tasks.is_empty() {
+            let is_late = !state.ready.is_empty() && state.resting == 0 && state.called == 0;
+            let timeout = match is_late {
+                true => Some(Timespec { tv_sec: 0, tv_nsec: PATIENCE.subsec_nanos().into() }),
+                false => state.timeout(),
+            };
+            late = late.filter(|(_, begun)| is_late && *begun == state.begun);
+            if late.is_some_and(|(since, _)| since.elapsed() >= PATIENCE) {
+                late = None;
+                drop(state);
+                if let Err(error) = self.spawn() {
+                    tracing::error!(
+                        "cannot start a thread for the protocol: {error}; devices wait for one another"
+                    );
+                    std::thread::sleep(RETRY);
+                }
+                state = self.lock();
+            }
+            if is_late {
+                late.get_or_insert_with(|| (Instant::now(), state.begun));
+            }
+            drop(state);
+            state = self.poll(timeout);
+        }
+    }
+
+    /// Waits until tasks are ready.
+    fn poll(&self, timeout: Option<Timespec>) -> MutexGuard<'_, State> {
         let mut events = Vec::with_capacity(16);
         let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         if let Err(error) = waited
@@ -272,7 +304,6 @@ impl Inner {
             std::thread::sleep(RETRY);
         }
         let mut state = self.lock();
-        state.is_polled = false;
         for event in &events {
             match event.data.u64() {
                 WAKE => drop(self.wake.take()),
@@ -280,6 +311,9 @@ impl Inner {
             }
         }
         state.make_due_ready();
+        if state.resting > 0 && !state.ready.is_empty() {
+            self.call(&mut state);
+        }
         state
     }
 
@@ -292,15 +326,8 @@ impl Inner {
         if let Some(due) = slot.due.take() {
             state.timers.remove(&(due, id));
         }
-        // Somebody else polls, or runs what is ready, however long this step takes.
-        let must_spawn = state.resting == 0 && !state.is_polled;
-        if state.resting > 0 {
-            self.call(&mut state);
-        }
+        state.begun += 1;
         drop(state);
-        if must_spawn && let Err(error) = self.spawn() {
-            tracing::error!("cannot start a thread for the protocol: {error}; devices wait for one another");
-        }
         for (_, fd) in task.fds() {
             // Before the first step there is nothing to remove.
             let _ = epoll::delete(&self.epoll, fd);
@@ -310,6 +337,7 @@ impl Inner {
             drop(task);
             let mut state = self.lock();
             state.tasks.remove(&id);
+            self.close(&mut state);
             return state;
         };
         let time = match self.listen(id, &*task) {
@@ -327,7 +355,7 @@ impl Inner {
         }
         if let Some(due) = due {
             state.timers.insert((due, id));
-            if is_first && state.is_polled {
+            if is_first {
                 self.wake.signal();
             }
         }

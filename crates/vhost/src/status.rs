@@ -68,7 +68,8 @@ pub struct ExportStatus {
     pub failed: Option<String>,
     /// Whether the client keeps an in-flight region.
     pub tracked: bool,
-    /// Numbers of its I/O threads below /proc/self/task.
+    /// Numbers of its I/O threads below /proc/self/task; of those that it shares, the ones that serve
+    /// it.
     pub threads: Vec<i32>,
 }
 

@@ -13,8 +13,8 @@ use std::path::Path;
 
 /// Descriptors of a daemon besides its devices.
 const DAEMON_FDS: u64 = 32;
-/// Of a device: its socket, its notifiers and its files.
-const DEVICE_FDS: u64 = 10;
+/// Of a device: its socket and its files.
+const DEVICE_FDS: u64 = 9;
 /// Of the session of a VMM, with eight memory regions.
 const SESSION_FDS: u64 = 12;
 /// Of a queue, with the ring of its storage.
@@ -103,7 +103,11 @@ fn needed(devices: &[DeviceSpec]) -> u64 {
         };
         // One for requests, one that says that the daemon lives.
         let images = 2 * device.images().len() as u64;
-        DEVICE_FDS + SESSION_FDS + images + QUEUE_FDS * queues + THREAD_FDS * u64::from(device.workers)
+        DEVICE_FDS
+            + SESSION_FDS
+            + images
+            + QUEUE_FDS * queues
+            + THREAD_FDS * u64::from(device.workers.unwrap_or(0))
     };
     DAEMON_FDS + devices.iter().map(of).sum::<u64>()
 }
@@ -235,7 +239,7 @@ mod tests {
         let of = |text: &str| needed(&config(text).devices);
         let one = of("[[blk]]\nname = \"d\"\nimage = \"i\"\nsocket = \"s\"\n");
         let four = of("[[blk]]\nname = \"d\"\nimage = \"i\"\nsocket = \"s\"\nqueues = 4\nworkers = 2\n");
-        assert_eq!(four - one, 3 * QUEUE_FDS + THREAD_FDS);
+        assert_eq!(four - one, 3 * QUEUE_FDS + 2 * THREAD_FDS);
         assert_eq!(nofile(&[], Some(8)).level, Level::Missing);
         assert_eq!(nofile(&[], None).level, Level::Ok);
         assert_eq!(memlock("d", 4, Some(64 << 20)).level, Level::Warn);

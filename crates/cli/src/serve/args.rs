@@ -137,6 +137,11 @@ pub(crate) struct DaemonArgs {
     /// is at most half of RLIMIT_NOFILE.
     #[arg(long, value_name = "N", global = true)]
     pub(crate) max_mappings: Option<u64>,
+    /// Number of I/O threads for the devices without --workers [default: CPUs, at most 8]
+    ///
+    /// Queues move between them while they are live, so that all are equally busy.
+    #[arg(long, value_name = "N", global = true)]
+    pub(crate) io_threads: Option<u16>,
     /// Time that SIGTERM waits for requests in flight [default: 10]
     ///
     /// After it the daemon exits with status 1. A second SIGTERM or SIGINT ends the wait.
@@ -184,7 +189,9 @@ pub(crate) struct EndpointArgs {
     /// If the socket is connected, the daemon exits when the VMM disconnects.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
     pub(crate) fd: Option<i32>,
-    /// Number of threads that serve the queues of the device [default: 1]
+    /// Number of threads that serve this device alone [default: none, it shares --io-threads]
+    ///
+    /// A disk with --engine immediate whose image is not in memory always has its own [default: 1].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u16>,
     /// Maximum time to poll a queue before sleeping; 0 disables polling [default: 50]

@@ -34,6 +34,7 @@ use super::sandbox::paths::AllowedPaths;
 use super::shelf::Shelf;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
+use super::threads::Threads;
 use super::trace::RequestTrace;
 use super::trace::lines::Answer;
 
@@ -63,6 +64,7 @@ pub(crate) struct ExportContext {
     pub(crate) pool: Arc<MappingPool>,
     /// Keeps sessions for the next daemon, if one shall.
     pub(crate) shelf: Option<Shelf>,
+    pub(crate) threads: Threads,
 }
 
 /// Devices of a group that were opened, or why not.
@@ -355,7 +357,11 @@ impl Exports {
             uptime_s: self.0.started.elapsed().as_secs_f64(),
             last_reload: inner.last_reload.clone(),
             reload: inner.outcome.clone(),
-            devices: inner.served().chain(stopping).map(ServedDevice::report).collect(),
+            devices: inner
+                .served()
+                .chain(stopping)
+                .map(|member| member.report(&self.0.context.threads))
+                .collect(),
             failed: failed.flatten().cloned().collect(),
             waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
             ..Report::default()

@@ -180,7 +180,7 @@ pub(crate) fn prepare(spec: &DeviceSpec) -> Result<Option<Opening>, anyhow::Erro
 /// The export of a device, by its specification.
 pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConfig {
     let mut config = ExportConfig::new(spec.name.clone(), endpoint);
-    config.workers = spec.workers.into();
+    config.workers = spec.workers.unwrap_or(1).into();
     config.longest_poll = spec.longest_poll;
     config.latencies = spec.latencies;
     config.packed = spec.packed;

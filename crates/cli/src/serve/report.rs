@@ -98,8 +98,9 @@ pub(crate) struct Device {
     pub(crate) back_end: String,
     /// Size of a disk in bytes, as last checked.
     pub(crate) size: Option<u64>,
+    /// Number of I/O threads of its own; 0: it shares those of the daemon.
     pub(crate) workers: u16,
-    /// I/O threads, without those that have ended.
+    /// I/O threads that serve it, without those that have ended.
     #[serde(default)]
     pub(crate) threads: Vec<Thread>,
     /// A VMM is connected.

@@ -33,7 +33,8 @@ const SERIAL_LEN: usize = paravane_spec::blk::ID_LEN;
 pub(crate) struct DeviceSpec {
     pub(crate) name: String,
     pub(crate) endpoint: Endpoint,
-    pub(crate) workers: u16,
+    /// Threads of its own; `None`: it shares those of the daemon.
+    pub(crate) workers: Option<u16>,
     pub(crate) longest_poll: Duration,
     pub(crate) latencies: bool,
     pub(crate) packed: bool,
@@ -164,7 +165,7 @@ impl DeviceSpec {
             DeviceCommand::Net(net) => Kind::Net(Net::new(net, &name, &endpoint)?),
             DeviceCommand::Rng(_) => Kind::Rng,
         };
-        let workers = within("workers", common.workers.unwrap_or(1), MAX_WORKERS)?;
+        let workers = common.workers.map(|count| within("workers", count, MAX_WORKERS)).transpose()?;
         let longest_poll = Duration::from_micros(common.poll_us.unwrap_or(POLL_US).into());
         let latencies = common.latencies != Some(Switch::Off);
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })

@@ -25,6 +25,27 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Bytes of the disk.
 const SIZE: usize = 1 << 20;
 
+/// A system call that is about to be made.
+#[derive(Clone, Copy)]
+struct Call {
+    number: i64,
+    /// Second argument.
+    operation: u64,
+}
+
+impl Call {
+    /// Whether it is none of a step: the worker rests, or gets a step that the poller found.
+    fn is_before(self) -> bool {
+        [libc::SYS_futex, libc::SYS_epoll_ctl, libc::SYS_restart_syscall].contains(&self.number)
+            && !self.is_after()
+    }
+
+    /// Whether it ends a step: the worker has the poller wait for the descriptors of the task.
+    fn is_after(self) -> bool {
+        self.number == libc::SYS_epoll_ctl && self.operation == libc::EPOLL_CTL_ADD as u64
+    }
+}
+
 /// The traced thread of a daemon. It ends with it.
 struct Traced {
     thread: Pid,
@@ -48,8 +69,8 @@ impl Traced {
         Ok(traced)
     }
 
-    /// Goes on to the next system call, and returns its number. `None`: the thread has ended.
-    fn next_call(&mut self) -> Option<i64> {
+    /// Goes on to the next system call, and returns it. `None`: the thread has ended.
+    fn next_call(&mut self) -> Option<Call> {
         loop {
             ptrace::syscall(self.thread, None).unwrap();
             match waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap() {
@@ -57,7 +78,8 @@ impl Traced {
                     let info = ptrace::syscall_info(self.thread).unwrap();
                     if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
                         // SAFETY: `op` says which field was filled in.
-                        return Some(unsafe { info.u.entry }.nr.cast_signed());
+                        let entry = unsafe { info.u.entry };
+                        return Some(Call { number: entry.nr.cast_signed(), operation: entry.args[1] });
                     }
                 }
                 WaitStatus::Signaled(..) | WaitStatus::Exited(..) => {
@@ -222,22 +244,21 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
             client.load();
         }
         let message = client.message(name);
-        let mut traced = Traced::stop(&daemon, "vhost-d").unwrap();
+        let mut traced = Traced::stop(&daemon, "vhost").unwrap();
         let fds: Vec<BorrowedFd<'_>> = message.fds.iter().map(AsFd::as_fd).collect();
         client.raw.send(message.request, &message.payload, &fds).unwrap();
-        let waits = |call| [libc::SYS_ppoll, libc::SYS_poll, libc::SYS_restart_syscall].contains(&call);
         // The wait that was interrupted goes on first.
         let mut call = traced.next_call().unwrap();
-        while waits(call) {
+        while call.is_before() {
             call = traced.next_call().unwrap();
         }
         for _ in 0..step {
-            call = traced.next_call().unwrap();
-            if waits(call) {
+            if call.is_after() {
                 break;
             }
+            call = traced.next_call().unwrap();
         }
-        let is_over = waits(call);
+        let is_over = call.is_after();
         traced.kill(daemon);
         daemon = client.kept.start();
         client.expect_reply(&message, step);
@@ -282,7 +303,7 @@ fn at_each_step(test: &str, features: u64) {
         return skip(test, format!("without io_uring a message and its answer are two steps: {why}"));
     }
     let (mut client, mut daemon) = Client::new(features);
-    match Traced::stop(&daemon, "vhost-d") {
+    match Traced::stop(&daemon, "vhost") {
         Ok(traced) => drop(traced),
         Err(error) => return skip(test, format!("cannot trace a process: {error}")),
     }

@@ -64,7 +64,7 @@ fn a_file_says_what_the_command_line_says() {
     assert_eq!(names, ["vm0-disk", "vm0-rng", "cd", "a", "b"], "in the order of the file");
     let [disk, rng, cd, a, b] = config.devices.as_slice() else { panic!("{names:?}") };
     let Kind::Blk(blk) = &disk.kind else { panic!("{disk:?}") };
-    assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, 2, Some("0001")));
+    assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, Some(2), Some("0001")));
     let rate = |rate: Option<Rate>| rate.map(|rate| (rate.per_second.get(), rate.burst));
     assert_eq!(rate(blk.limit.bytes), Some((10 << 20, 1 << 20)));
     assert_eq!(rate(blk.limit.ops), Some((500, 7)));

@@ -6,6 +6,7 @@ use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::super::threads::Threads;
 use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
@@ -26,7 +27,10 @@ pub(super) struct ServedDevice {
     /// Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
     back_end: String,
+    /// Its own.
     threads: Vec<IoThread>,
+    /// Whether it shares threads instead.
+    shares: bool,
     /// Of a disk whose latencies are measured.
     trace: Option<Arc<RequestTrace>>,
     /// When it began to stop.
@@ -99,8 +103,9 @@ impl ServedDevice {
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
         let Opened { device, figures, resizer, back_end } = opened;
-        let ExportContext { sockets, shelf, .. } = context;
+        let ExportContext { sockets, shelf, threads: shared, .. } = context;
         let name = spec.name.clone();
+        let shares = spec.workers.is_none() && !device.may_block();
         let started = || {
             let endpoint = match &spec.endpoint {
                 Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
@@ -121,6 +126,7 @@ impl ServedDevice {
                 },
             };
             let mut config = open::export_config(&spec, endpoint);
+            shared.share(&spec, &mut config);
             config.quota = quota;
             config.ended = Some(Arc::clone(ended));
             config.keeper = shelf.as_ref().map(|shelf| shelf.keeper(&name));
@@ -138,8 +144,9 @@ impl ServedDevice {
             back_end,
             "serving device"
         );
-        let threads = export.status().threads.into_iter().enumerate();
-        let threads = threads.map(|(index, number)| IoThread::open(index, number)).collect();
+        let own = if shares { Vec::new() } else { export.status().threads };
+        let open = |(index, number)| IoThread::open(index, number);
+        let threads = own.into_iter().enumerate().map(open).collect();
         let trace = match &spec.kind {
             Kind::Blk(blk) if spec.latencies => {
                 let slow = blk.slow.map(|threshold| SlowLog::new(&name, threshold));
@@ -154,6 +161,7 @@ impl ServedDevice {
             resizer,
             back_end,
             threads,
+            shares,
             trace,
             stopping: None,
             handing_over: false,
@@ -254,7 +262,8 @@ impl ServedDevice {
         }
     }
 
-    pub(super) fn report(&self) -> report::Device {
+    /// Its report; `threads` are those that devices share.
+    pub(super) fn report(&self, threads: &Threads) -> report::Device {
         let status: ExportStatus = self.export.status();
         let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
         let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
@@ -280,8 +289,11 @@ impl ServedDevice {
             endpoint: self.spec.endpoint.to_string(),
             back_end: self.back_end.clone(),
             size: self.resizer.as_ref().map(Resizer::size),
-            workers: self.spec.workers,
-            threads: self.threads.iter().filter_map(IoThread::report).collect(),
+            workers: self.threads.len() as u16,
+            threads: match self.shares {
+                true => threads.report(&status.threads),
+                false => self.threads.iter().filter_map(IoThread::report).collect(),
+            },
             connected: status.connected,
             kept: status.kept,
             sessions: status.sessions,

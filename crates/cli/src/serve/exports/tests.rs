@@ -36,7 +36,7 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
     let spec = DeviceSpec {
         name: name.into(),
         endpoint: Endpoint::Listen(socket.clone()),
-        workers: 1,
+        workers: Some(1),
         longest_poll: Duration::ZERO,
         latencies: true,
         packed: true,
@@ -52,6 +52,7 @@ fn context() -> ExportContext {
         stop_timeout: Duration::from_secs(10),
         pool: MappingPool::new(MappingLimits::of_host()),
         shelf: None,
+        threads: Threads::start(2).unwrap(),
     }
 }
 
@@ -170,7 +171,7 @@ fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itsel
     let folder = tempfile::tempdir().unwrap();
     let (exports, storage, [slow, good], _clients) = slow_and_good(folder.path());
     // It is changed, and another one is added.
-    let changed = DeviceSpec { workers: 2, ..slow.clone() };
+    let changed = DeviceSpec { workers: Some(2), ..slow.clone() };
     let (new, new_socket) = spec(folder.path(), "new");
     exports.reload(vec![changed.clone(), good.clone(), new.clone()]);
     let report = wait_for(&exports, |report| report.devices.iter().any(|device| device.name == "new"));

@@ -200,7 +200,7 @@ mod tests {
         let spec = |name: &str, socket: &str| DeviceSpec {
             name: name.into(),
             endpoint: Endpoint::Listen(socket.into()),
-            workers: 1,
+            workers: Some(1),
             longest_poll: Duration::ZERO,
             latencies: true,
             packed: true,
