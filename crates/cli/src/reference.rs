@@ -162,13 +162,14 @@ fn metrics_chapter() -> String {
     chapter.paragraph(
         "The `operation` of a latency is read, write, flush, discard, write_zeroes, other, frame_out, frame_in or entropy, \
          and appears with its first request; queues are summed. `stage` is ring (waiting for the I/O thread), throttled (rate \
-         limit), host (storage or network) or interrupt. `thread` is io0, io1, .... Buckets end at 1, 2 and 5 times powers of ten \
+         limit), host (storage or network) or interrupt. `thread` is io0, io1, ...; a \
+         thread that devices share has no `device` and `kind`. Buckets end at 1, 2 and 5 times powers of ten \
          from 10 µs to 10 s, those of stages at powers of ten; a latency may be counted up to 1/8 too high. The processes' \
          metrics have the names that Prometheus's client libraries use.",
     );
     chapter.heading("Number of series");
     chapter.paragraph(&format!(
-        "A disk with reads, writes, flushes and one I/O thread has {} series, {} of them for each operation and {} for each \
+        "A disk with reads, writes, flushes and one I/O thread of its own has {} series, {} of them for each operation and {} for each \
          stage. A device without requests has about {}. To keep fewer, drop the buckets of stages with \
          `metric_relabel_configs`: [Watch latency](../howto/watch-latency.md#prometheus).",
         families::SERIES_OF_A_DISK,

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub struct IoPool {
     // Dropped first: it is stopped before the threads.
     watch: Option<Watch>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 impl IoPool {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+mod pool;
+
 /// Counts kicks.
 #[derive(Default)]
 struct Counting(AtomicU64);
@@ -125,11 +127,25 @@ fn queue_of(
     kicks: Kicks,
     events: &Arc<Counting>,
 ) -> Box<HostQueue> {
+    keyed_queue(QueueKey { device: 0, queue: number }, handler, kicks, events)
+}
+
+/// A queue of this name, and the place of its kicks.
+fn queue_with(key: QueueKey, handler: impl QueueHandler + 'static) -> (Box<HostQueue>, Arc<HostNotifier>) {
+    let notifier = Arc::new(HostNotifier::new(Arc::new(NoIoEventFds), 0, None).unwrap());
+    (keyed_queue(key, handler, Arc::clone(&notifier).into(), &Arc::default()), notifier)
+}
+
+fn keyed_queue(
+    key: QueueKey,
+    handler: impl QueueHandler + 'static,
+    kicks: Kicks,
+    events: &Arc<Counting>,
+) -> Box<HostQueue> {
     let config = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
     let addresses = QueueAddresses { size: 4, desc: 0x1000, driver: 0x2000, device: 0x3000 };
     let live = MappedQueue::start(addresses, 4, feature::VERSION_1, memory.handle()).unwrap();
-    let key = QueueKey { device: 0, queue: number };
     Box::new(HostQueue::new(key, live, Box::new(handler), kicks, Arc::clone(events) as _, Arc::default()))
 }
 

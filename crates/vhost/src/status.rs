@@ -28,6 +28,8 @@ pub struct QueueStatus {
     pub in_flight: u64,
     /// Number of interrupts that the driver requested.
     pub interrupts: u64,
+    /// Time for which shared I/O threads served it, in nanoseconds; 0 if it has its own.
+    pub busy_ns: u64,
     /// Error that stopped it, caused by the driver or the host.
     pub error: Option<String>,
 }
@@ -144,6 +146,7 @@ impl SharedStatus {
             queue.completed = work.completed();
             queue.in_flight = work.in_flight();
             queue.interrupts = work.interrupts();
+            queue.busy_ns = work.busy_ns();
             queue.error = self.notifiers.failure(index);
             queue.live &= queue.error.is_none();
         }

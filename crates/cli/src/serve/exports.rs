@@ -357,11 +357,8 @@ impl Exports {
             uptime_s: self.0.started.elapsed().as_secs_f64(),
             last_reload: inner.last_reload.clone(),
             reload: inner.outcome.clone(),
-            devices: inner
-                .served()
-                .chain(stopping)
-                .map(|member| member.report(&self.0.context.threads))
-                .collect(),
+            io_threads: self.0.context.threads.report(),
+            devices: inner.served().chain(stopping).map(ServedDevice::report).collect(),
             failed: failed.flatten().cloned().collect(),
             waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
             ..Report::default()

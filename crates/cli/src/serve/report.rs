@@ -31,6 +31,9 @@ pub(crate) struct Report {
     pub(crate) process: Process,
     #[serde(default)]
     pub(crate) log: Log,
+    /// I/O threads that devices share.
+    #[serde(default)]
+    pub(crate) io_threads: Vec<Thread>,
     pub(crate) devices: Vec<Device>,
     /// Devices of the file that failed to start in the last reload.
     pub(crate) failed: Vec<Failed>,
@@ -100,7 +103,7 @@ pub(crate) struct Device {
     pub(crate) size: Option<u64>,
     /// Number of I/O threads of its own; 0: it shares those of the daemon.
     pub(crate) workers: u16,
-    /// I/O threads that serve it, without those that have ended.
+    /// I/O threads of its own, without those that have ended.
     #[serde(default)]
     pub(crate) threads: Vec<Thread>,
     /// A VMM is connected.
@@ -183,6 +186,9 @@ pub(crate) struct Queue {
     #[serde(default)]
     pub(crate) in_flight: u64,
     pub(crate) interrupts: u64,
+    /// Time for which shared I/O threads served the queue, in seconds.
+    #[serde(default)]
+    pub(crate) busy_s: f64,
     /// Disks: requests that storage failed.
     #[serde(default)]
     pub(crate) storage_errors: u64,

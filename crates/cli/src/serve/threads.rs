@@ -23,8 +23,8 @@ const MAX_DEFAULT: usize = 8;
 pub(crate) struct Threads {
     pub(crate) io: Arc<IoPool>,
     pub(crate) protocol: ProtocolThreads,
-    /// Figures of the I/O threads, with their numbers in the kernel.
-    figures: Vec<(i32, IoThread)>,
+    /// Figures of the I/O threads.
+    figures: Vec<IoThread>,
 }
 
 /// Number of I/O threads.
@@ -48,7 +48,7 @@ impl Threads {
         // Devices say how long their queues are polled.
         let io = IoPool::shared(count, Duration::ZERO).context("cannot start the I/O threads")?;
         let protocol = ProtocolThreads::new().context("cannot start a thread")?;
-        let open = |(index, number)| (number, IoThread::open(index, number));
+        let open = |(index, number)| IoThread::open(index, number);
         let figures = io.ids().into_iter().enumerate().map(open).collect();
         Ok(Self { io: Arc::new(io), protocol, figures })
     }
@@ -59,9 +59,8 @@ impl Threads {
         config.io_pool = spec.workers.is_none().then(|| Arc::clone(&self.io));
     }
 
-    /// Figures of the I/O threads with these numbers in the kernel.
-    pub(crate) fn report(&self, numbers: &[i32]) -> Vec<report::Thread> {
-        let figures = self.figures.iter().filter(|(number, _)| numbers.contains(number));
-        figures.filter_map(|(_, thread)| thread.report()).collect()
+    /// Figures of the I/O threads.
+    pub(crate) fn report(&self) -> Vec<report::Thread> {
+        self.figures.iter().filter_map(IoThread::report).collect()
     }
 }

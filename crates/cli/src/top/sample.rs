@@ -28,7 +28,7 @@ pub(super) struct Row {
     /// Buffers returned for each kick; `None`: there were no kicks.
     pub(super) completed_per_kick: Option<f64>,
     pub(super) completed_per_interrupt: Option<f64>,
-    /// CPU time of its I/O threads, in percent of one CPU.
+    /// CPU time of its I/O threads, or time for which shared ones served it, in percent of one CPU.
     pub(super) cpu_percent: f64,
     /// Time for which they could run and no CPU ran them, in the same unit.
     pub(super) wait_percent: f64,
@@ -148,6 +148,10 @@ fn row(device: &Device, pid: u32, earlier: Option<(&Device, Duration)>, rates: R
     let values = DeviceValues::between(Some(earlier), device);
     if let Some((stage, share)) = values.longest_stage() {
         (row.stage, row.stage_share) = (Some(stage.to_owned()), Some(share));
+    }
+    if device.threads.is_empty() {
+        let busy = |device: &Device| device.queues.iter().map(|queue| queue.busy_s).sum();
+        row.cpu_percent = percent(busy(earlier), busy(device), elapsed);
     }
     for thread in &device.threads {
         let before = earlier.threads.iter().find(|before| before.name == thread.name);

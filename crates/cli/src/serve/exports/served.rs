@@ -6,7 +6,6 @@ use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
-use super::super::threads::Threads;
 use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
@@ -27,10 +26,8 @@ pub(super) struct ServedDevice {
     /// Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
     back_end: String,
-    /// Its own.
+    /// Threads of its own.
     threads: Vec<IoThread>,
-    /// Whether it shares threads instead.
-    shares: bool,
     /// Of a disk whose latencies are measured.
     trace: Option<Arc<RequestTrace>>,
     /// When it began to stop.
@@ -161,7 +158,6 @@ impl ServedDevice {
             resizer,
             back_end,
             threads,
-            shares,
             trace,
             stopping: None,
             handing_over: false,
@@ -262,8 +258,7 @@ impl ServedDevice {
         }
     }
 
-    /// Its report; `threads` are those that devices share.
-    pub(super) fn report(&self, threads: &Threads) -> report::Device {
+    pub(super) fn report(&self) -> report::Device {
         let status: ExportStatus = self.export.status();
         let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
         let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
@@ -277,6 +272,7 @@ impl ServedDevice {
             completed: queue.completed,
             in_flight: queue.in_flight,
             interrupts: queue.interrupts,
+            busy_s: queue.busy_ns as f64 * 1e-9,
             storage_errors: failures(index).unwrap_or(0),
             error: queue.error.clone(),
             ..report::Queue::default()
@@ -290,10 +286,7 @@ impl ServedDevice {
             back_end: self.back_end.clone(),
             size: self.resizer.as_ref().map(Resizer::size),
             workers: self.threads.len() as u16,
-            threads: match self.shares {
-                true => threads.report(&status.threads),
-                false => self.threads.iter().filter_map(IoThread::report).collect(),
-            },
+            threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,
             kept: status.kept,
             sessions: status.sessions,

@@ -187,7 +187,7 @@ const DEVICE: [DeviceMetric; 27] = [
 type Labelled = fn(&Device) -> Vec<(&str, f64)>;
 
 /// Counters with a further label: name without suffix, help, label, values.
-const LABELLED: [(&str, &str, &str, Labelled); 4] = [
+const LABELLED: [(&str, &str, &str, Labelled); 2] = [
     ("paravane_blk_errors", "Requests that storage failed", "operation", |device| {
         let errors = device.storage_errors.iter().flat_map(|errors| errors.operations());
         errors.map(|(operation, count)| (operation, count as f64)).collect()
@@ -202,20 +202,24 @@ const LABELLED: [(&str, &str, &str, Labelled); 4] = [
         });
         dropped.map(|(reason, count)| (reason, count as f64)).collect()
     }),
-    ("paravane_io_thread_cpu_seconds", "CPU time of an I/O thread, user and system", "thread", |device| {
-        threads(device, |thread| thread.cpu_s)
-    }),
+];
+
+/// Counter of an I/O thread: name without suffix, help, value.
+type ThreadMetric = (&'static str, &'static str, fn(&Thread) -> f64);
+
+/// Threads that devices share have no labels of a device.
+const THREADS: [ThreadMetric; 2] = [
+    ("paravane_io_thread_cpu_seconds", "CPU time of an I/O thread, user and system", |thread| thread.cpu_s),
     (
         "paravane_io_thread_run_delay_seconds",
         "Time in which an I/O thread could run and no CPU ran it",
-        "thread",
-        |device| threads(device, |thread| thread.run_delay_s),
+        |thread| thread.run_delay_s,
     ),
 ];
 
-fn threads(device: &Device, value: fn(&Thread) -> f64) -> Vec<(&str, f64)> {
-    device.threads.iter().map(|thread| (thread.name.as_str(), value(thread))).collect()
-}
+/// A counter of each device that shares I/O threads.
+const BUSY: (&str, &str) =
+    ("paravane_device_busy_seconds", "Time for which shared I/O threads served the device");
 
 /// A gauge of each disk.
 const LAST_ERROR: (&str, &str) =
@@ -299,6 +303,13 @@ pub(crate) fn all() -> Vec<MetricText> {
         labels: device(&[label]),
         help,
     }));
+    all.extend(THREADS.map(|(name, help, _)| MetricText {
+        name,
+        kind: Kind::Counter,
+        labels: device(&["thread"]),
+        help,
+    }));
+    all.push(MetricText { name: BUSY.0, kind: Kind::Counter, labels: device(&[]), help: BUSY.1 });
     all.push(MetricText { name: LAST_ERROR.0, kind: Kind::Gauge, labels: device(&[]), help: LAST_ERROR.1 });
     all.extend(HISTOGRAMS.map(|(name, help, label, ..)| MetricText {
         name,
@@ -309,7 +320,7 @@ pub(crate) fn all() -> Vec<MetricText> {
     all
 }
 
-/// Series of a disk with reads, writes, flushes and one I/O thread.
+/// Series of a disk with reads, writes, flushes and one I/O thread of its own.
 pub(crate) const SERIES_OF_A_DISK: usize = 135;
 /// Series of one operation of one device.
 pub(crate) const SERIES_OF_AN_OPERATION: usize = buckets::FINE.len() + 3;
@@ -348,6 +359,20 @@ pub(super) fn exposition(report: &Report) -> Exposition {
                 family.add(&format!("{prefix},{}", labels(&[(label, value)])), count);
             }
         }
+    }
+    for (name, help, value) in THREADS {
+        let mut family = all.begin(name, Kind::Counter, help);
+        let thread = |thread: &Thread| labels(&[("thread", &thread.name)]);
+        report.io_threads.iter().for_each(|one| family.add(&thread(one), value(one)));
+        for (device, prefix) in &devices {
+            for one in &device.threads {
+                family.add(&format!("{prefix},{}", thread(one)), value(one));
+            }
+        }
+    }
+    let mut family = all.begin(BUSY.0, Kind::Counter, BUSY.1);
+    for (device, labels) in devices.iter().filter(|(device, _)| device.threads.is_empty()) {
+        family.add(labels, device.queues.iter().map(|queue| queue.busy_s).sum());
     }
     let mut family = all.begin(LAST_ERROR.0, Kind::Gauge, LAST_ERROR.1);
     for (device, labels) in &devices {
