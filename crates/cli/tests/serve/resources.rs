@@ -449,3 +449,25 @@ fn clients_that_wait_for_their_turn_take_nothing() {
     assert_eq!(host.device("a")["sessions"], 1);
     host.neighbour("b").works();
 }
+
+/// All devices are on one I/O thread. A client that blocks it is disconnected, and the others go on.
+#[test]
+fn a_full_eventfd_blocks_no_thread_that_devices_share() {
+    let host = Host::disks(&["greedy", "good"], &["--io-threads", "1"]);
+    let mut good = host.neighbour("good");
+    for _ in 0..3 {
+        let mut greedy = host.neighbour("greedy");
+        let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        // The session may end before the answer.
+        let _ = greedy._raw.send(request::SET_VRING_CALL, 0_u64.as_bytes(), &[full.as_fd()]);
+        greedy.machine.fill(DISK, &mut greedy.random);
+        for _ in 0..50 {
+            good.works();
+        }
+        let error = host.last_error("greedy");
+        assert!(error.contains("call eventfd"), "{error}");
+    }
+    let device = host.device("good");
+    assert_eq!((&device["sessions"], &device["protocol_errors"]), (&1.into(), &0.into()));
+}
