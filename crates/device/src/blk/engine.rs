@@ -58,7 +58,7 @@ impl Engine {
         Ok(match kind {
             EngineKind::Uring { registers } => Self::Uring(uring::Uring::new(&image.file, *registers, jobs)?),
             EngineKind::Immediate { mapped } => {
-                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone(), jobs))
+                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone()))
             }
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), jobs)?),
         })

@@ -86,7 +86,7 @@ impl Handler {
             engine,
             limit,
             requests: RequestTable::new(size),
-            outcomes: VecDeque::with_capacity(size.into()),
+            outcomes: VecDeque::new(),
             errors,
             queue,
         }

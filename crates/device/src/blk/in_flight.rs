@@ -83,17 +83,34 @@ impl Measured {
 ///
 /// Between [`Ready::push`] and [`RequestTable::reaped`] the kernel accesses the memory of a
 /// request. A table that is dropped meanwhile leaks its entries.
+///
+/// Entries are made when a request needs them, and stay where they are: most drivers use few heads,
+/// most of the time none.
 #[derive(Debug)]
 pub(super) struct RequestTable {
-    entries: Vec<Entry>,
+    /// For [`CHUNK`] heads each.
+    chunks: Vec<Option<Chunk>>,
+    /// Number of heads.
+    size: u16,
     in_flight: usize,
 }
+
+type Chunk = Box<[Entry; CHUNK]>;
+
+/// Entries that are made together.
+const CHUNK: usize = 32;
 
 impl RequestTable {
     /// For a queue of `size` descriptors.
     pub(super) fn new(size: u16) -> Self {
-        let entries = std::iter::repeat_with(Entry::default).take(size.into()).collect();
-        Self { entries, in_flight: 0 }
+        let chunks = usize::from(size).div_ceil(CHUNK);
+        Self { chunks: std::iter::repeat_with(|| None).take(chunks).collect(), size, in_flight: 0 }
+    }
+
+    /// The entry of `head`, if there ever was a request.
+    fn entry(&mut self, head: u16) -> Option<(&mut Entry, &mut usize)> {
+        let chunk = self.chunks.get_mut(usize::from(head) / CHUNK)?.as_mut()?;
+        Some((&mut chunk[usize::from(head) % CHUNK], &mut self.in_flight))
     }
 
     /// Requests that the engine has.
@@ -105,38 +122,42 @@ impl RequestTable {
     ///
     /// The table has no entries afterwards.
     pub(super) fn leak(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.entries));
+        std::mem::forget(std::mem::take(&mut self.chunks));
         self.in_flight = 0;
     }
 
     /// Whether [`RequestTable::leak`] was called.
     pub(super) fn is_leaked(&self) -> bool {
-        self.entries.is_empty()
+        self.chunks.is_empty()
     }
 
     /// The entry of `head`.
     ///
     /// `None` if its request is in flight, or the queue has no such head.
     pub(super) fn free(&mut self, head: u16) -> Option<Free<'_>> {
-        let entry = self.entries.get_mut(usize::from(head)).filter(|entry| entry.step == Step::Idle)?;
-        Some(Free(Claim { entry, in_flight: &mut self.in_flight, head }))
+        let Self { chunks, size, in_flight } = self;
+        if head >= *size {
+            return None;
+        }
+        let chunk = chunks.get_mut(usize::from(head) / CHUNK)?;
+        let chunk = chunk.get_or_insert_with(|| Box::new(std::array::from_fn(|_| Entry::default())));
+        let entry = &mut chunk[usize::from(head) % CHUNK];
+        // A claim that is dropped would end the request.
+        (entry.step == Step::Idle).then(|| Free(Claim { entry, in_flight, head }))
     }
 
     /// What is measured of the last request of `head`, which has ended.
     #[cold]
-    pub(super) fn measured(&self, head: u16) -> Measured {
-        self.entries.get(usize::from(head)).map_or_else(Measured::default, |entry| entry.measured)
+    pub(super) fn measured(&mut self, head: u16) -> Measured {
+        self.entry(head).map_or_else(Measured::default, |(entry, _)| entry.measured)
     }
 
     /// Takes a request back from the engine. `None` if none is in flight there.
     pub(super) fn reaped(&mut self, outcome: Outcome) -> Option<Reaped<'_>> {
         let head = outcome.head();
-        let entry = self.entries.get_mut(usize::from(head)).filter(|entry| entry.step != Step::Idle)?;
-        self.in_flight -= 1;
-        Some(Reaped {
-            claim: Claim { entry, in_flight: &mut self.in_flight, head },
-            result: outcome.result(),
-        })
+        let (entry, in_flight) = self.entry(head).filter(|(entry, _)| entry.step != Step::Idle)?;
+        *in_flight -= 1;
+        Some(Reaped { claim: Claim { entry, in_flight, head }, result: outcome.result() })
     }
 }
 

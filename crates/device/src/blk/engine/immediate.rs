@@ -20,8 +20,8 @@ pub(in crate::blk) struct Immediate {
 }
 
 impl Immediate {
-    pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>, jobs: u16) -> Self {
-        Self { image, mapped, done: VecDeque::with_capacity(jobs.into()) }
+    pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>) -> Self {
+        Self { image, mapped, done: VecDeque::new() }
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
