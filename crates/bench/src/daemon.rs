@@ -4,11 +4,19 @@ use crate::error::broken;
 use crate::machine::Pinned;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time from SIGTERM to SIGKILL.
 const END: Duration = Duration::from_secs(5);
+
+/// Program of a peer that serves disks.
+pub(crate) const STORAGE_DAEMON: &str = "qemu-storage-daemon";
+
+/// Whether `program` is installed.
+pub(crate) fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
 
 /// A child process, stopped when dropped.
 pub(crate) struct Daemon {

@@ -59,6 +59,18 @@ pub enum BenchError {
         /// Error of the system.
         source: std::io::Error,
     },
+    /// So many devices need more descriptors than this process may have.
+    #[error(
+        "RLIMIT_NOFILE is {hard}; {count} devices need {needed}: raise it (ulimit -Hn), or measure fewer (--filter)"
+    )]
+    Descriptors {
+        /// Number of devices.
+        count: usize,
+        /// Descriptors that they need.
+        needed: u64,
+        /// The hard limit.
+        hard: u64,
+    },
     /// A system call fails.
     #[error("cannot {what}: {source}")]
     Os {

@@ -22,6 +22,10 @@ mod clock;
 mod compare;
 #[cfg(feature = "peers")]
 mod daemon;
+#[cfg(feature = "peers")]
+mod density;
+#[cfg(feature = "peers")]
+mod disk_connection;
 mod dma;
 mod error;
 mod figures;
@@ -99,6 +103,11 @@ pub fn list() -> &'static [Benchmark] {
             name: blk::handover::NAME,
             summary: "how long requests wait while a disk changes daemons (--take-over)",
         },
+        #[cfg(feature = "peers")]
+        Benchmark {
+            name: density::NAME,
+            summary: "one daemon with 1 to 1000 disks, beside qemu-storage-daemon",
+        },
         Benchmark {
             name: transport::NAME,
             summary: "mmio, mmio with message interrupts, and PCI: rates, latencies, exits",
@@ -141,6 +150,8 @@ pub fn run(name: &str, options: &Options, progress: &mut dyn FnMut(&str)) -> Res
         blk::handover::NAME => blk::handover::run(options, progress),
         #[cfg(feature = "peers")]
         net::NAME => net::run(options, progress),
+        #[cfg(feature = "peers")]
+        density::NAME => density::run(options, progress),
         transport::NAME => transport::run(options, progress),
         notify::NAME => notify::run(options, progress),
         latencies::NAME => latencies::run(options, progress),

@@ -12,13 +12,17 @@ pub(crate) enum Better {
 }
 
 /// Metrics that are plotted, the most telling first.
-const PLOTTED: [&str; 13] = [
+const PLOTTED: [&str; 17] = [
     "rate",
     "time",
     "outage",
     "latency-p50",
     "latency-p99",
     "cpu",
+    "cpu-to-one",
+    "start-time",
+    "rss",
+    "threads",
     "mb-per-cpu",
     "kick-stop",
     "cycles",
@@ -26,6 +30,23 @@ const PLOTTED: [&str; 13] = [
     "exits",
     "call",
     "scaling",
+];
+
+/// Beginnings of metrics of which less is better.
+const LESS: [&str; 13] = [
+    "latency",
+    "kick-stop",
+    "exits",
+    "outage",
+    "handover-time",
+    "clock-reads",
+    "start-time",
+    "rss",
+    "private",
+    "threads",
+    "descriptors",
+    "idle-cpu",
+    "cpu-to-one",
 ];
 
 impl Better {
@@ -37,12 +58,7 @@ impl Better {
             "rate-to-other" | "cpu-to-other" | "instructions-to-other" => Self::Neither,
             _ if metric.starts_with("rate-to-") => Self::Higher,
             "time" | "cpu" | "cycles" | "instructions" | "call" => Self::Lower,
-            _ if ["latency", "kick-stop", "exits", "outage", "handover-time", "clock-reads"]
-                .iter()
-                .any(|start| metric.starts_with(start)) =>
-            {
-                Self::Lower
-            }
+            _ if LESS.iter().any(|start| metric.starts_with(start)) => Self::Lower,
             _ => Self::Neither,
         }
     }
@@ -70,7 +86,10 @@ mod tests {
     fn counts_of_sleeps_are_no_improvement() {
         let all = |metrics: &[&str], better| metrics.iter().all(|metric| Better::of(metric) == better);
         assert!(all(&["rate", "rate-to-dpdk"], Better::Higher));
-        assert!(all(&["latency-p999", "exits-notify", "outage-p99", "clock-reads"], Better::Lower));
+        assert!(all(
+            &["latency-p999", "exits-notify", "outage-p99", "clock-reads", "rss-each"],
+            Better::Lower
+        ));
         assert!(all(&["sleeps", "rate-to-other", "cpu-to-other"], Better::Neither));
         assert!(plotted("rate") < plotted("cpu") && plotted("spins").is_none());
     }

@@ -1,7 +1,7 @@
 //! The notes of each benchmark.
 use crate::{barrier, dma, latencies, notify, poll, ring, transport};
 #[cfg(feature = "peers")]
-use crate::{blk, net};
+use crate::{blk, density, net};
 
 /// What the cases, subjects and metrics of a benchmark mean.
 pub(crate) fn of(bench: &str) -> &'static [&'static str] {
@@ -19,6 +19,8 @@ pub(crate) fn of(bench: &str) -> &'static [&'static str] {
         blk::handover::NAME => blk::handover::NOTES,
         #[cfg(feature = "peers")]
         net::NAME => net::NOTES,
+        #[cfg(feature = "peers")]
+        density::NAME => density::NOTES,
         _ => &[],
     }
 }

@@ -212,13 +212,19 @@ fn footnotes(out: &mut String, rows: &[Row]) {
             .collect();
         wrap(out, &format!("Measured: {}.", methods.join("; ")));
     }
-    let counts_none = [transport::NAME, notify::NAME].contains(&first.bench.as_str());
+    let counts_none = [transport::NAME, notify::NAME, "density"].contains(&first.bench.as_str());
     if !counts_none && !rows.iter().any(|row| row.metric == "instructions") {
         wrap(out, "Instructions: not counted; this system offers neither a hardware counter nor ptrace.");
     }
     let two_threads = first.bench == ring::NAME && rows.iter().any(|row| row.metric == "rate");
     if two_threads && !rows.iter().any(|row| ring::stream::ringtest::is_program(&row.subject)) {
         wrap(out, ring::stream::ringtest::MISSING);
+    }
+    #[cfg(feature = "peers")]
+    if first.bench == crate::density::NAME
+        && !rows.iter().any(|row| row.subject == crate::daemon::STORAGE_DAEMON)
+    {
+        wrap(out, crate::density::MISSING);
     }
     if rows.iter().any(|row| row.subject != first.subject) {
         let base = match first.bench.as_str() {

@@ -347,10 +347,10 @@ pub(crate) struct BenchArgs {
     /// Run only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
-    /// Run fewer cases with shorter samples (notify, blk, net)
+    /// Run fewer cases with shorter samples (notify, blk, net, density)
     #[arg(long)]
     pub(crate) quick: bool,
-    /// How the client waits for completions (blk)
+    /// How the client waits for completions (blk, density)
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Client::Event)]
     pub(crate) client: Client,
     /// Print the rows as a JSON list

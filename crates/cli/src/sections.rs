@@ -376,7 +376,10 @@ pub(crate) const ALL: [Sections; 15] = [
         ],
         environment: &[
             RUST_LOG,
-            ("PARAVANE_BENCH_OTHER", "Another paravane binary to compare with (benchmarks blk and net)."),
+            (
+                "PARAVANE_BENCH_OTHER",
+                "Another paravane binary to compare with (benchmarks blk, net and density).",
+            ),
         ],
         see_also: &["paravane(1)"],
         ..NONE

@@ -4,8 +4,6 @@ use crate::meter::SampleLength;
 use std::fmt;
 use std::time::Duration;
 
-/// Bytes of a block, which begins with its number.
-pub(super) const BLOCK: u64 = 4096;
 /// Bytes of the image.
 pub(super) const SPAN: u64 = 256 << 20;
 /// Requests in flight.
@@ -45,7 +43,7 @@ impl Storage {
 pub(super) struct Work {
     pub(super) write: bool,
     pub(super) sequential: bool,
-    /// Bytes of a request, a multiple of [`BLOCK`].
+    /// Bytes of a request, a multiple of 4096.
     pub(super) bytes: u64,
 }
 

@@ -27,6 +27,7 @@ use super::client::Client;
 use super::image::Image;
 use crate::builds::Build;
 use crate::daemon::Daemon;
+use crate::disk_connection::BLOCK;
 use crate::error::broken;
 use crate::machine::load_average;
 use crate::options::MIN_ROUNDS;
@@ -189,7 +190,7 @@ fn sample(
     };
     let mut daemon = start(false)?;
     let Case { packed, depth } = case;
-    let work = Work { write: true, sequential: false, bytes: case::BLOCK };
+    let work = Work { write: true, sequential: false, bytes: BLOCK };
     let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth };
     let socket = folder.join(SOCKET);
     let mut client = Client::connect(&socket, of_client, crate::Client::Event, || daemon.ended())?;
@@ -241,7 +242,7 @@ fn crash(
     let mut served = Kept::new(build, folder, "")?;
     let mut idle = Kept::new(build, folder, IDLE)?;
     let Case { packed, depth } = case;
-    let work = Work { write: true, sequential: false, bytes: case::BLOCK };
+    let work = Work { write: true, sequential: false, bytes: BLOCK };
     let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth };
     let socket = folder.join(SOCKET);
     let mut client = Client::connect(&socket, of_client, crate::Client::Event, || served.daemon.ended())?;

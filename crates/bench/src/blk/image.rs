@@ -1,13 +1,15 @@
 //! The images.
 //!
 //! Every block begins with its number, so that the client can check data.
-use super::case::{BLOCK, SPAN, Storage};
+use super::case::{SPAN, Storage};
 use crate::BenchError;
+use crate::daemon::is_installed;
+use crate::disk_connection::BLOCK;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// A temporary folder with images and sockets, removed when dropped.
@@ -63,7 +65,7 @@ const CONVERTER: &str = "qemu-img";
 
 /// Whether qcow2 images can be made.
 pub(super) fn can_convert() -> bool {
-    Command::new(CONVERTER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    is_installed(CONVERTER)
 }
 
 /// Converts a raw image to qcow2, in place.

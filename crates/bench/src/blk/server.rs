@@ -3,7 +3,7 @@ use super::case::Storage;
 use super::image::Image;
 use crate::BenchError;
 use crate::builds::Build;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, STORAGE_DAEMON, is_installed};
 use crate::subject::OTHER_BUILD;
 use nix::unistd::Pid;
 use std::ffi::OsString;
@@ -19,9 +19,6 @@ pub(super) enum Subject {
     StorageDaemon,
 }
 
-/// Program of the peer.
-pub(super) const PEER: &str = "qemu-storage-daemon";
-
 impl Subject {
     /// This build, then the other one if named, then the peer if installed.
     ///
@@ -29,7 +26,7 @@ impl Subject {
     /// The path of this program is unknown.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Paravane).collect();
-        if Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok() {
+        if is_installed(STORAGE_DAEMON) {
             all.push(Self::StorageDaemon);
         }
         Ok(all)
@@ -39,7 +36,7 @@ impl Subject {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Paravane(build) => build.name,
-            Self::StorageDaemon => PEER,
+            Self::StorageDaemon => STORAGE_DAEMON,
         }
     }
 
@@ -85,7 +82,7 @@ impl Subject {
                 command
             }
             Self::StorageDaemon => {
-                let mut command = Command::new(PEER);
+                let mut command = Command::new(STORAGE_DAEMON);
                 // With O_DIRECT, all servers have one image open, which a lock would forbid.
                 let file = if qcow2 {
                     "driver=qcow2,node-name=disk,file.driver=file,file.aio=io_uring,file.locking=off,file.filename="

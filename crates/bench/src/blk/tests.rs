@@ -1,6 +1,7 @@
 //! Tiny samples of the peer. The tests of the command line cover `paravane`.
 use super::*;
 use crate::builds::Build;
+use crate::daemon::STORAGE_DAEMON;
 use std::time::Duration;
 
 const TINY: SampleLength = SampleLength {
@@ -15,7 +16,7 @@ const METRICS: [&str; 8] =
 fn peer(test: &str) -> Option<Subject> {
     let found = Subject::all().unwrap().into_iter().find(|subject| *subject == Subject::StorageDaemon);
     if found.is_none() {
-        paravane_test_support::skip(test, format_args!("{} is not installed", server::PEER));
+        paravane_test_support::skip(test, format_args!("{} is not installed", STORAGE_DAEMON));
     }
     found
 }
@@ -37,7 +38,7 @@ fn every_kind_of_work_yields_every_row() {
             for metric in ["rate", "latency-p50", "cpu"] {
                 assert!(value(metric) > 0.0, "{metric}: {of:?}");
             }
-            assert!(of.iter().all(|row| row.subject == server::PEER && row.rounds == MIN_ROUNDS));
+            assert!(of.iter().all(|row| row.subject == STORAGE_DAEMON && row.rounds == MIN_ROUNDS));
             assert_eq!(value("sleeps") == 0.0, client == crate::Client::Poll, "{of:?}");
         }
     }
