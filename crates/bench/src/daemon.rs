@@ -55,6 +55,13 @@ impl Daemon {
         self.child.try_wait().ok().flatten().is_some_and(|status| status.success())
     }
 
+    /// Kills it, for a server whose end is slow and is not measured.
+    pub(crate) fn kill(&mut self) {
+        // If this fails, it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Takes the pipes of its standard input and output.
     pub(crate) fn pipes(&mut self) -> Option<(std::process::ChildStdin, std::process::ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
@@ -71,9 +78,7 @@ impl Drop for Daemon {
         let end = Instant::now() + END;
         while self.ended().is_none() {
             if Instant::now() > end {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                return;
+                return self.kill();
             }
             std::thread::sleep(Duration::from_millis(1));
         }

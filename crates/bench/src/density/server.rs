@@ -52,6 +52,10 @@ impl Subject {
 /// A running server, stopped when dropped.
 pub(super) struct Server {
     daemon: Daemon,
+    /// Where it also says that it ends.
+    _ready: Ready,
+    /// Whether it is killed instead of asked to end.
+    killed: bool,
     /// Time from its start until it was ready.
     pub(super) start_time: Duration,
 }
@@ -88,7 +92,8 @@ impl Server {
             }
             std::thread::sleep(LOOK);
         }
-        Ok(Self { daemon, start_time: start.elapsed() })
+        let (start_time, killed) = (start.elapsed(), *subject == Subject::StorageDaemon);
+        Ok(Self { daemon, _ready: ready, killed, start_time })
     }
 
     /// Its process identifier.
@@ -99,6 +104,15 @@ impl Server {
     /// Its exit status as text, if it has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         self.daemon.ended()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // With 100 clients that have just left, it needs more than 5 s to end.
+        if self.killed {
+            self.daemon.kill();
+        }
     }
 }
 
