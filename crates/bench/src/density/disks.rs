@@ -16,7 +16,7 @@ pub(super) const BLOCKS: u64 = 16;
 /// Bytes of the disk that a hog reads.
 pub(super) const LARGE: u64 = 64 << 20;
 /// Most descriptors per device, of the client or of a server.
-const DESCRIPTORS: usize = 16;
+const DESCRIPTORS: usize = 18;
 /// Descriptors of a process without devices.
 const FEW: usize = 256;
 
