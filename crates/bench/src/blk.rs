@@ -26,12 +26,14 @@ use crate::turns::turns;
 use crate::{BenchError, Options, Row};
 use case::{Case, Storage, Work};
 use client::Client;
+use contention::{BusyThreads, RunDelay};
 use image::Image;
 use server::{Server, Subject};
 use std::time::Duration;
 
 mod case;
 mod client;
+mod contention;
 pub(crate) mod handover;
 mod image;
 mod server;
@@ -52,14 +54,24 @@ pub(crate) const NOTES: &[&str] = &[
     "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
     "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
+    "--contended: a thread that never sleeps on the CPU of the server, and one on that of the client; all threads are in the ordinary scheduling class. run-delay, run-delay-client: time for which threads of the server, and the client, could run and no CPU ran them, per request.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    let cases = Case::select(options.filter.as_deref().unwrap_or(""), options.quick, image::can_convert())?;
+    let filter = options.filter.as_deref().unwrap_or("");
+    let cases = if options.contended {
+        Case::select_contended(filter)?
+    } else {
+        Case::select(filter, options.quick, image::can_convert())?
+    };
     let subjects = Subject::all()?;
-    let length = if options.quick { case::QUICK } else { case::FULL };
+    let length = match (options.contended, options.quick) {
+        (true, false) => case::CONTENDED,
+        (false, false) => case::FULL,
+        (_, true) => case::QUICK,
+    };
     measure(&cases, &subjects, options, length, progress)
 }
 
@@ -87,8 +99,10 @@ fn measure(
         names.sort_unstable();
         names.dedup();
         let image = Image::new(storage, &names)?;
-        // With one CPU, a polling client would keep the server from working.
-        let real_time = client_cpu.and_then(|_| RealTime::enter());
+        // With one CPU, a polling client would keep the server from working. Busy threads compete with
+        // the ordinary class only.
+        let real_time = client_cpu.filter(|_| !options.contended).and_then(|_| RealTime::enter());
+        let cpus = [server_cpu, client_cpu].map(|cpu| cpu.unwrap_or(0));
         let mut servers = Vec::new();
         for subject in subjects {
             servers.push(Server::start(subject, storage, &image, server_cpu)?);
@@ -99,6 +113,8 @@ fn measure(
             progress(&format!("reading the image: {}: {name}", storage.name()));
             warm(server, storage).map_err(|reason| broken(name, format_args!("{}: {reason}", cases[0])))?;
         }
+        let _busy =
+            options.contended.then(|| BusyThreads::start(&cpus[..if client_cpu.is_some() { 2 } else { 1 }]));
         for round in 0..rounds as usize {
             for &case in &cases {
                 let path = case.to_string();
@@ -113,7 +129,7 @@ fn measure(
                         let (server, samples) = &mut able[at];
                         let name = server.subject.name();
                         progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                        let figures = sample(server, case, options.client, length, real_time.is_some())
+                        let figures = sample(server, case, options, length, real_time.is_some())
                             .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
                         samples.add(figures);
                     }
@@ -161,14 +177,17 @@ fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
 fn sample(
     server: &mut Server,
     case: Case,
-    client: crate::Client,
+    options: &Options,
     length: SampleLength,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
     let pid = server.pid();
     let socket = server.socket.clone();
+    let client = options.client;
     let mut driver = Client::connect(&socket, case, client, || server.ended())?;
     driver.run(length.warm_up)?;
+    let delay_before = options.contended.then(|| RunDelay::now(pid)).transpose();
+    let delay_before = delay_before.map_err(|error| error.to_string())?;
     let clock = CpuClock::of(pid).map_err(|error| error.to_string())?;
     let before = clock.read().map_err(|error| error.to_string())?;
     let window = driver.run(length.timed)?;
@@ -177,7 +196,11 @@ fn sample(
         return Err("no request completed".into());
     }
     let count = window.requests as f64;
-    let class = if real_time { ", SCHED_FIFO" } else { "" };
+    let class = match (real_time, options.contended) {
+        (true, _) => ", SCHED_FIFO",
+        (false, true) => ", busy CPUs",
+        (false, false) => "",
+    };
     let by = |method: &str| format!("{method}, {} client{class}", client.name());
     let mut figures =
         vec![(Figure::new("rate", "requests/s", by("clock")), count / window.elapsed.as_secs_f64())];
@@ -190,6 +213,15 @@ fn sample(
         [("kicks", window.kicks), ("sleeps", window.sleeps), ("repeated-kicks", window.repeated_kicks)];
     for (metric, number) in counts {
         figures.push((Figure::new(metric, "1/request", by("count")), number as f64 / count));
+    }
+    if let Some(before) = delay_before {
+        let now = RunDelay::now(pid).map_err(|error| error.to_string())?;
+        let each = |now: Duration, before: Duration| now.saturating_sub(before).as_secs_f64() * 1e6 / count;
+        let delays = [
+            ("run-delay", each(now.server, before.server)),
+            ("run-delay-client", each(now.client, before.client)),
+        ];
+        figures.extend(delays.map(|(metric, delay)| (Figure::new(metric, "us/request", by("count")), delay)));
     }
     // Without a counter, there is no row.
     if let Ok(counter) = Instructions::start(pid) {

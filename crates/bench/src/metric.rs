@@ -33,7 +33,7 @@ const PLOTTED: [&str; 17] = [
 ];
 
 /// Beginnings of metrics of which less is better.
-const LESS: [&str; 13] = [
+const LESS: [&str; 14] = [
     "latency",
     "kick-stop",
     "exits",
@@ -47,6 +47,7 @@ const LESS: [&str; 13] = [
     "descriptors",
     "idle-cpu",
     "cpu-to-one",
+    "run-delay",
 ];
 
 impl Better {

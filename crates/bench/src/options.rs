@@ -16,6 +16,8 @@ pub struct Options {
     pub quick: bool,
     /// How the client of `blk` waits for completions.
     pub client: Client,
+    /// Keeps every CPU busy with another thread, in `blk`.
+    pub contended: bool,
 }
 
 /// How a client waits for completions.

@@ -353,6 +353,9 @@ pub(crate) struct BenchArgs {
     /// How the client waits for completions (blk, density)
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Client::Event)]
     pub(crate) client: Client,
+    /// Keep the CPUs of server and client busy with another thread (blk)
+    #[arg(long)]
+    pub(crate) contended: bool,
     /// Print the rows as a JSON list
     #[arg(long)]
     pub(crate) json: bool,

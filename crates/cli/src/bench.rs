@@ -82,7 +82,13 @@ fn run(args: &BenchArgs) -> Result<(Vec<Row>, Vec<Omitted>), Failure> {
         Client::Event => paravane_bench::Client::Event,
         Client::Poll => paravane_bench::Client::Poll,
     };
-    let options = Options { rounds: args.rounds, filter: args.filter.clone(), quick: args.quick, client };
+    let options = Options {
+        rounds: args.rounds,
+        filter: args.filter.clone(),
+        quick: args.quick,
+        client,
+        contended: args.contended,
+    };
     if args.name != "all" {
         let rows = one(&args.name, &options).map_err(|error| match error {
             BenchError::Unknown(_) | BenchError::NoCase(_) => Failure::request(error),

@@ -102,6 +102,16 @@ impl Case {
         all
     }
 
+    /// Selects the cases for busy CPUs: raw images in memory, split rings, at most 32 in flight.
+    ///
+    /// # Errors
+    /// No case matches.
+    pub(super) fn select_contended(filter: &str) -> Result<Vec<Self>, BenchError> {
+        let mut all = Self::all(true);
+        all.retain(|case| !case.packed && case.depth <= 32);
+        crate::options::select(all, filter)
+    }
+
     /// Selects the cases whose path contains `filter`; `qcow2`: those of qcow2, too.
     ///
     /// # Errors
@@ -120,6 +130,12 @@ pub(super) const FULL: SampleLength = SampleLength {
     warm_up: Duration::from_millis(20),
     timed: Duration::from_millis(90),
     counted: Duration::from_millis(20),
+};
+/// Windows of a sample beside busy threads: long beside their time slices.
+pub(super) const CONTENDED: SampleLength = SampleLength {
+    warm_up: Duration::from_millis(50),
+    timed: Duration::from_millis(400),
+    counted: Duration::from_millis(50),
 };
 /// Windows of a sample with `--quick`.
 pub(super) const QUICK: SampleLength = SampleLength {
@@ -152,6 +168,7 @@ mod tests {
     fn a_filter_selects() {
         let selected = Case::select("tmpfs/split/read4k/depth1", false, true).unwrap();
         assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
+        assert_eq!(Case::select_contended("").unwrap().len(), 4 * 3);
         assert!(matches!(Case::select("disk/", true, true), Err(BenchError::NoCase(_))));
     }
 }
