@@ -16,6 +16,7 @@
 //! `paravane` within each round.
 //!
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
+//! In `blkio/...` it is libblkio's `blkio-bench`.
 use crate::error::broken;
 use crate::figures::{Collector, Figure, RoundSamples, ratios_to_other};
 use crate::machine::{RealTime, two_cpus};
@@ -31,6 +32,7 @@ use image::Image;
 use server::{Server, Subject};
 use std::time::Duration;
 
+pub(crate) mod blkio;
 mod case;
 mod client;
 mod contention;
@@ -54,6 +56,7 @@ pub(crate) const NOTES: &[&str] = &[
     "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
     "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
+    "blkio/...: the client is libblkio's blkio-bench, a second a sample; latency-mean is its own figure, and it checks no data.",
     "--contended: a thread that never sleeps on the CPU of the server, and one on that of the client; all threads are in the ordinary scheduling class. run-delay, run-delay-client: time for which threads of the server, and the client, could run and no CPU ran them, per request.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
@@ -64,7 +67,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let cases = if options.contended {
         Case::select_contended(filter)?
     } else {
-        Case::select(filter, options.quick, image::can_convert())?
+        Case::select(filter, options.quick, image::can_convert(), blkio::program().is_some())?
     };
     let subjects = Subject::all()?;
     let length = match (options.contended, options.quick) {
@@ -124,7 +127,8 @@ fn measure(
                     .filter(|server| fit(server))
                     .map(|server| (server, RoundSamples::default()))
                     .collect();
-                for number in 0..SAMPLES {
+                // A sample of blkio-bench is as long as all others together.
+                for number in 0..if case.blkio { 1 } else { SAMPLES } {
                     for at in turns(round * SAMPLES + number, able.len()) {
                         let (server, samples) = &mut able[at];
                         let name = server.subject.name();
@@ -160,7 +164,7 @@ fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
         return Ok(());
     }
     let work = Work::WARM;
-    let case = Case { storage, packed: false, work, depth: 32 };
+    let case = Case { storage, packed: false, work, depth: 32, blkio: false };
     let socket = server.socket.clone();
     let mut driver = Client::connect(&socket, case, crate::Client::Event, || server.ended())?;
     let mut bytes = 0;
@@ -184,6 +188,9 @@ fn sample(
     let pid = server.pid();
     let socket = server.socket.clone();
     let client = options.client;
+    if case.blkio {
+        return blkio::sample(pid, &socket, case, client, real_time);
+    }
     let mut driver = Client::connect(&socket, case, client, || server.ended())?;
     driver.run(length.warm_up)?;
     let delay_before = options.contended.then(|| RunDelay::now(pid)).transpose();

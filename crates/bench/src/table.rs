@@ -221,6 +221,10 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         wrap(out, ring::stream::ringtest::MISSING);
     }
     #[cfg(feature = "peers")]
+    if first.bench == crate::blk::NAME && !rows.iter().any(|row| row.case.starts_with("blkio/")) {
+        wrap(out, crate::blk::blkio::MISSING);
+    }
+    #[cfg(feature = "peers")]
     if first.bench == crate::density::NAME
         && !rows.iter().any(|row| row.subject == crate::daemon::STORAGE_DAEMON)
     {

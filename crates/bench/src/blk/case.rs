@@ -73,12 +73,15 @@ pub(super) struct Case {
     pub(super) packed: bool,
     pub(super) work: Work,
     pub(super) depth: usize,
+    /// Whether the client is libblkio's blkio-bench.
+    pub(super) blkio: bool,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let layout = if self.packed { "packed" } else { "split" };
-        write!(f, "{}/{layout}/{}/depth{}", self.storage.name(), self.work, self.depth)
+        let client = if self.blkio { "blkio/" } else { "" };
+        write!(f, "{client}{}/{layout}/{}/depth{}", self.storage.name(), self.work, self.depth)
     }
 }
 
@@ -95,9 +98,17 @@ impl Case {
             };
             for &packed in layouts {
                 for work in Work::ALL {
-                    all.extend(depths.iter().map(|&depth| Self { storage, packed, work, depth }));
+                    let case = |&depth| Self { storage, packed, work, depth, blkio: false };
+                    all.extend(depths.iter().map(case));
                 }
             }
+        }
+        if !quick {
+            // It writes what it likes: with reads, the image stays as it is.
+            let work = Work { write: false, sequential: false, bytes: 4096 };
+            let storage = Storage::Tmpfs;
+            let case = |depth| Self { storage, packed: false, work, depth, blkio: true };
+            all.extend(FEW_DEPTHS.map(case));
         }
         all
     }
@@ -112,15 +123,18 @@ impl Case {
         crate::options::select(all, filter)
     }
 
-    /// Selects the cases whose path contains `filter`; `qcow2`: those of qcow2, too.
+    /// Selects the cases whose path contains `filter`; `qcow2`, `blkio`: those too.
     ///
     /// # Errors
     /// No case matches.
-    pub(super) fn select(filter: &str, quick: bool, qcow2: bool) -> Result<Vec<Self>, BenchError> {
+    pub(super) fn select(
+        filter: &str,
+        quick: bool,
+        qcow2: bool,
+        blkio: bool,
+    ) -> Result<Vec<Self>, BenchError> {
         let mut all = Self::all(quick);
-        if !qcow2 {
-            all.retain(|case| case.storage != Storage::Qcow2);
-        }
+        all.retain(|case| (qcow2 || case.storage != Storage::Qcow2) && (blkio || !case.blkio));
         crate::options::select(all, filter)
     }
 }
@@ -151,7 +165,7 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8 + 8);
+        assert_eq!(names.len(), 64 + 8 + 8 + 2);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
@@ -159,6 +173,7 @@ mod tests {
             "disk/packed/seq-write128k/depth128",
             "direct/split/read4k/depth1",
             "qcow2/split/write4k/depth32",
+            "blkio/tmpfs/split/read4k/depth32",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }
@@ -166,9 +181,9 @@ mod tests {
 
     #[test]
     fn a_filter_selects() {
-        let selected = Case::select("tmpfs/split/read4k/depth1", false, true).unwrap();
+        let selected = Case::select("tmpfs/split/read4k/depth1", false, true, false).unwrap();
         assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
         assert_eq!(Case::select_contended("").unwrap().len(), 4 * 3);
-        assert!(matches!(Case::select("disk/", true, true), Err(BenchError::NoCase(_))));
+        assert!(matches!(Case::select("disk/", true, true, true), Err(BenchError::NoCase(_))));
     }
 }

@@ -191,7 +191,7 @@ fn sample(
     let mut daemon = start(false)?;
     let Case { packed, depth } = case;
     let work = Work { write: true, sequential: false, bytes: BLOCK };
-    let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth };
+    let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth, blkio: false };
     let socket = folder.join(SOCKET);
     let mut client = Client::connect(&socket, of_client, crate::Client::Event, || daemon.ended())?;
     client.run(MARGIN * 4)?;
@@ -243,7 +243,7 @@ fn crash(
     let mut idle = Kept::new(build, folder, IDLE)?;
     let Case { packed, depth } = case;
     let work = Work { write: true, sequential: false, bytes: BLOCK };
-    let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth };
+    let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth, blkio: false };
     let socket = folder.join(SOCKET);
     let mut client = Client::connect(&socket, of_client, crate::Client::Event, || served.daemon.ended())?;
     client.run(MARGIN * 4)?;
