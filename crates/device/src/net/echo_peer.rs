@@ -5,7 +5,7 @@
 //!                             ^   no buffer is free: asleep on `room`  |
 //!                             '----------------------------------------'
 //! ```
-use super::lane::{Buffer, Lane, Port};
+use super::lane::{Buffer, LANE, Lane, Port};
 use crate::LogDevice;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -77,13 +77,14 @@ struct Work {
 impl Work {
     fn run(&self) {
         let fds: Vec<BorrowedFd<'_>> = self.here.lanes.iter().map(|lane| lane.arrived.as_fd()).collect();
+        let mut frames = Vec::with_capacity(LANE);
         while !self.stopping() {
             let mut answered = false;
             for (lane, pair) in self.here.lanes.iter().zip(0..) {
-                while let Some(frame) = lane.frames.pop() {
+                lane.frames.take_all(&mut frames);
+                for frame in frames.drain(..) {
                     self.answer(&frame, pair);
-                    // There is room for every buffer.
-                    let _ = lane.free.push(frame);
+                    lane.free.push(frame);
                     answered = true;
                 }
             }
@@ -93,7 +94,7 @@ impl Work {
             }
             self.here.lanes.iter().for_each(|lane| lane.arrived.arm());
             // Ordered by the wakeups: a frame or a stop that is not seen here wakes the thread.
-            if self.here.lanes.iter().all(|lane| lane.frames.is_empty()) && !self.stopping() {
+            if self.here.lanes.iter().all(|lane| lane.frames.count() == 0) && !self.stopping() {
                 sleep(&fds);
             }
         }
@@ -106,8 +107,7 @@ impl Work {
         (buffer.header, buffer.len) = (frame.header, len);
         buffer.bytes[..len].copy_from_slice(&frame.bytes[..len]);
         buffer.answer(self.len);
-        // There is room for every buffer.
-        let _ = lane.frames.push(buffer);
+        lane.frames.push(buffer);
         lane.arrived.wake();
     }
 
@@ -118,8 +118,9 @@ impl Work {
         let room = &self.there.room[usize::from(pair)];
         // Relaxed: ordered by the wakeup.
         while lane.open.load(Ordering::Relaxed) && !self.stopping() {
-            if let Some(buffer) = lane.buffer(len).ok()? {
-                return Some(buffer);
+            let buffer = lane.one_buffer(len).ok()?;
+            if buffer.is_some() {
+                return buffer;
             }
             room.arm();
             if !lane.has_room() && lane.open.load(Ordering::Relaxed) && !self.stopping() {

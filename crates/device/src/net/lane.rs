@@ -3,22 +3,28 @@
 //! ```text
 //!   free --sender fills it--> frames --receiver empties it--> free
 //! ```
-//! A lane belongs to one pair of queues. It is bounded and lock-free.
+//! A lane belongs to one pair of queues, and is bounded. Both sides move buffers in groups: a lock
+//! is taken once for each, and held while pointers are moved.
 //!
 //! It allocates a buffer when a frame finds none free, up to [`LANE`], and frees all when its
 //! receiver is dropped. So an unused card has none, and one in use allocates nothing once it has
 //! enough for its traffic.
 use super::header::complete_checksum;
 use super::wakeup::Wakeup;
-use crossbeam_queue::ArrayQueue;
 use paravane_spec::net::{Header, MAX_FRAME};
 use std::collections::TryReserveError;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::vec::Drain;
 
 /// Frames in flight in a lane.
 pub(super) const LANE: usize = 128;
+
+/// Most free buffers that a sender gets at once.
+///
+/// It returns the rest at the end of its batch, so that none is kept from other senders.
+pub(super) const OWN: usize = 32;
 
 /// Least size of a buffer in bytes: any Ethernet frame without segmentation.
 const SMALL: usize = 2048;
@@ -66,11 +72,69 @@ impl Buffer {
     }
 }
 
+/// Buffers that pass from one side of a lane to the other.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    list: Mutex<Vec<Buffer>>,
+    /// Length of the list, for those that only look.
+    count: AtomicUsize,
+}
+
+impl Buffers {
+    fn new() -> Self {
+        Self { list: Mutex::new(Vec::with_capacity(LANE)), count: AtomicUsize::new(0) }
+    }
+
+    /// Number of buffers, a moment ago.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        // Relaxed: who finds some takes the lock; before a sleep the wakeup orders it.
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Changes the list.
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Buffer>) -> T) -> T {
+        // Nothing below panics halfway.
+        let mut list: MutexGuard<'_, _> = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut list);
+        // Relaxed: see `count`.
+        self.count.store(list.len(), Ordering::Relaxed);
+        result
+    }
+
+    /// Adds a buffer.
+    pub(super) fn push(&self, buffer: Buffer) {
+        self.change(|list| list.push(buffer));
+    }
+
+    /// Adds `buffers`, in order.
+    pub(super) fn push_all(&self, buffers: Drain<'_, Buffer>) {
+        if buffers.len() > 0 {
+            self.change(|list| list.extend(buffers));
+        }
+    }
+
+    /// Takes all buffers, in order, behind those in `into`.
+    pub(super) fn take_all(&self, into: &mut Vec<Buffer>) {
+        if self.count() > 0 {
+            self.change(|list| into.append(list));
+        }
+    }
+
+    /// Takes up to `most` of the buffers that came last, whose memory is likely in a cache.
+    fn take_last(&self, most: usize, into: &mut Vec<Buffer>) {
+        if self.count() > 0 {
+            self.change(|list| into.extend(list.drain(list.len().saturating_sub(most)..)));
+        }
+    }
+}
+
 /// The frames on their way to one receive queue.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) frames: ArrayQueue<Buffer>,
-    pub(super) free: ArrayQueue<Buffer>,
+    /// In order.
+    pub(super) frames: Buffers,
+    pub(super) free: Buffers,
     /// Wakes the receiver.
     pub(super) arrived: Wakeup,
     /// There is a receiver.
@@ -85,8 +149,8 @@ impl Lane {
     /// A lane without buffers and receiver.
     fn new() -> io::Result<Self> {
         Ok(Self {
-            frames: ArrayQueue::new(LANE),
-            free: ArrayQueue::new(LANE),
+            frames: Buffers::new(),
+            free: Buffers::new(),
             arrived: Wakeup::new()?,
             open: AtomicBool::new(false),
             made: AtomicUsize::new(0),
@@ -95,28 +159,53 @@ impl Lane {
 
     /// A buffer for a frame of `len` bytes; `None`: the lane is full.
     ///
+    /// Takes it from `own`, which holds free buffers of this lane, and gets some more if it is empty.
+    ///
     /// # Errors
     /// The host has no memory.
     #[inline]
-    pub(super) fn buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
-        match self.free.pop() {
+    pub(super) fn buffer(
+        &self,
+        own: &mut Vec<Buffer>,
+        len: usize,
+    ) -> Result<Option<Buffer>, TryReserveError> {
+        match own.pop() {
             Some(buffer) if buffer.bytes.len() >= len => Ok(Some(buffer)),
-            other => self.make_room(other, len),
+            other => self.make_room(own, other, len),
         }
     }
 
     /// As [`Lane::buffer`], with the free buffer that is too small.
-    #[cold]
-    fn make_room(&self, free: Option<Buffer>, len: usize) -> Result<Option<Buffer>, TryReserveError> {
+    #[inline(never)]
+    fn make_room(
+        &self,
+        own: &mut Vec<Buffer>,
+        free: Option<Buffer>,
+        len: usize,
+    ) -> Result<Option<Buffer>, TryReserveError> {
+        let free = free.or_else(|| {
+            self.free.take_last(OWN, own);
+            own.pop()
+        });
         let Some(mut buffer) = free.or_else(|| self.make()) else { return Ok(None) };
         match buffer.fit(len) {
             Ok(()) => Ok(Some(buffer)),
             Err(error) => {
-                // Both queues have room for every buffer.
-                let _ = self.free.push(buffer);
+                own.push(buffer);
                 Err(error)
             }
         }
+    }
+
+    /// As [`Lane::buffer`], for one frame.
+    ///
+    /// # Errors
+    /// The host has no memory.
+    pub(super) fn one_buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
+        let mut own = Vec::new();
+        let buffer = self.buffer(&mut own, len);
+        self.free.push_all(own.drain(..));
+        buffer
     }
 
     fn make(&self) -> Option<Buffer> {
@@ -129,15 +218,16 @@ impl Lane {
     /// Whether a sender would get a buffer.
     pub(super) fn has_room(&self) -> bool {
         // Relaxed: as above; buffers that exist come back through `free`.
-        !self.free.is_empty() || self.made.load(Ordering::Relaxed) < LANE
+        self.free.count() > 0 || self.made.load(Ordering::Relaxed) < LANE
     }
 
     /// Frees all buffers except those that a sender or the receiver holds.
     pub(super) fn clear(&self) {
-        while self.frames.pop().or_else(|| self.free.pop()).is_some() {
-            // Relaxed: as above.
-            self.made.fetch_sub(1, Ordering::Relaxed);
-        }
+        let mut freed = Vec::new();
+        self.frames.take_all(&mut freed);
+        self.free.take_all(&mut freed);
+        // Relaxed: as above.
+        self.made.fetch_sub(freed.len(), Ordering::Relaxed);
     }
 }
 

@@ -16,10 +16,9 @@
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::echo_peer::EchoPeer;
 use super::header::complete_checksum;
-use super::lane::{Buffer, LANE, Lane, Port};
+use super::lane::{Buffer, LANE, Lane, OWN, Port};
 use crate::ServeError;
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -135,19 +134,19 @@ impl BackEnd for LinkEnd {
         // Relaxed: see where it is set.
         if self.echo.is_none()
             && lane.open.load(Ordering::Relaxed)
-            && let Ok(Some(mut buffer)) = lane.buffer(frame.len())
+            && let Ok(Some(mut buffer)) = lane.one_buffer(frame.len())
         {
             (buffer.header, buffer.len) = (Header::default(), frame.len());
             buffer.bytes[..frame.len()].copy_from_slice(frame);
-            // There is room for every buffer.
-            let _ = lane.frames.push(buffer);
+            lane.frames.push(buffer);
             lane.arrived.wake();
         }
         Ok(())
     }
 
     fn sender(&self, pair: u16) -> io::Result<LinkSender> {
-        Ok(LinkSender { far: Arc::clone(&self.far), pair, echo: self.echo, sent_to: None })
+        let (own, sent) = (Vec::with_capacity(OWN), Vec::with_capacity(LANE));
+        Ok(LinkSender { far: Arc::clone(&self.far), pair, echo: self.echo, lane: None, own, sent })
     }
 
     fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
@@ -156,7 +155,7 @@ impl BackEnd for LinkEnd {
         port.lanes[lane].clear();
         // Relaxed: frames of senders that do not see it yet are lost, as on any link.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
-        Ok(LinkReceiver { port, lane, at_hand: VecDeque::with_capacity(LANE), freed: false })
+        Ok(LinkReceiver { port, lane, buffers: Vec::with_capacity(LANE), done: 0 })
     }
 }
 
@@ -166,8 +165,12 @@ pub struct LinkSender {
     far: Arc<Port>,
     pair: u16,
     echo: Option<Echo>,
-    /// The lane whose receiver is to be woken.
-    sent_to: Option<usize>,
+    /// The lane of the buffers below.
+    lane: Option<usize>,
+    /// Free buffers.
+    own: Vec<Buffer>,
+    /// Frames of this batch, which the receiver sees at its end.
+    sent: Vec<Buffer>,
 }
 
 impl LinkSender {
@@ -183,7 +186,7 @@ impl LinkSender {
 impl Sender for LinkSender {
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
         let number = self.far.lane(self.pair);
-        if self.sent_to.is_some_and(|before| before != number) {
+        if self.lane.is_some_and(|before| before != number) {
             self.flush();
         }
         let lane = &self.far.lanes[number];
@@ -193,7 +196,8 @@ impl Sender for LinkSender {
         }
         // An answer may be longer.
         let most = self.echo.and_then(|echo| echo.len).map_or(frame.len, |len| len.max(frame.len));
-        let mut buffer = match lane.buffer(most) {
+        self.lane = Some(number);
+        let mut buffer = match lane.buffer(&mut self.own, most) {
             Ok(Some(buffer)) => buffer,
             Ok(None) => return Ok(Sent::Full),
             Err(_) => return Ok(Sent::Refused),
@@ -215,16 +219,18 @@ impl Sender for LinkSender {
                     }
                 }
             }
-            self.sent_to = Some(number);
         }
-        // There is room for every buffer in either queue.
-        let _ = if copied.is_ok() { lane.frames.push(buffer) } else { lane.free.push(buffer) };
+        if copied.is_ok() { &mut self.sent } else { &mut self.own }.push(buffer);
         copied.map(|()| Sent::Sent)
     }
 
     fn flush(&mut self) {
-        if let Some(lane) = self.sent_to.take() {
-            self.far.lanes[lane].arrived.wake();
+        let Some(lane) = self.lane.take() else { return };
+        let lane = &self.far.lanes[lane];
+        lane.free.push_all(self.own.drain(..));
+        if !self.sent.is_empty() {
+            lane.frames.push_all(self.sent.drain(..));
+            lane.arrived.wake();
         }
     }
 
@@ -242,15 +248,21 @@ impl Sender for LinkSender {
     }
 }
 
+impl Drop for LinkSender {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
 /// See [`LinkEnd`].
 #[derive(Debug)]
 pub struct LinkReceiver {
     port: Arc<Port>,
     lane: usize,
-    /// Frames at hand, in order; room for all buffers of the lane.
-    at_hand: VecDeque<Buffer>,
-    /// Buffers were freed since the last wake-up of the senders.
-    freed: bool,
+    /// Frames that are done, then those at hand, in order.
+    buffers: Vec<Buffer>,
+    /// Number of frames that are done. The senders get their buffers at the end of a batch.
+    done: usize,
 }
 
 impl LinkReceiver {
@@ -258,37 +270,36 @@ impl LinkReceiver {
         &self.port.lanes[self.lane]
     }
 
+    fn at_hand(&self) -> usize {
+        self.buffers.len() - self.done
+    }
+
     fn has_some(&self) -> bool {
-        !(self.at_hand.is_empty() && self.lane().frames.is_empty())
+        self.at_hand() > 0 || self.lane().frames.count() > 0
     }
 }
 
 impl Receiver for LinkReceiver {
     fn fetch(&mut self, most: usize) -> io::Result<usize> {
-        while self.at_hand.len() < most
-            && let Some(buffer) = self.lane().frames.pop()
-        {
-            self.at_hand.push_back(buffer);
+        if self.at_hand() < most {
+            self.port.lanes[self.lane].frames.take_all(&mut self.buffers);
         }
-        Ok(self.at_hand.len())
+        Ok(self.at_hand().min(most))
     }
 
     fn frame(&self, number: usize) -> Option<Incoming<'_>> {
-        let buffer = self.at_hand.get(number)?;
+        let buffer = self.buffers.get(self.done + number)?;
         Some(Incoming { header: buffer.header, bytes: &buffer.bytes[..buffer.len] })
     }
 
     fn done(&mut self, count: usize) {
-        let lane = &self.port.lanes[self.lane];
-        for buffer in self.at_hand.drain(..count.min(self.at_hand.len())) {
-            // There is room for every buffer.
-            let _ = lane.free.push(buffer);
-            self.freed = true;
-        }
+        self.done += count.min(self.at_hand());
     }
 
     fn flush(&mut self) {
-        if std::mem::take(&mut self.freed) {
+        if self.done > 0 {
+            let done = self.buffers.drain(..std::mem::take(&mut self.done));
+            self.port.lanes[self.lane].free.push_all(done);
             self.port.wake_for_room();
         }
     }
@@ -309,11 +320,12 @@ impl Receiver for LinkReceiver {
 
 impl Drop for LinkReceiver {
     fn drop(&mut self) {
-        self.done(self.at_hand.len());
+        self.done(self.at_hand());
+        self.flush();
         // Relaxed: the wakeup orders it; and see where it is set.
         self.lane().open.store(false, Ordering::Relaxed);
         // A frame that a sender adds a moment later stays until the next receiver: at most one
-        // buffer for each sender.
+        // batch of each sender.
         self.lane().clear();
         self.port.wake_for_room();
     }
