@@ -27,11 +27,12 @@ use crate::turns::turns;
 use crate::{BenchError, Options, Row};
 use case::{Case, Direction};
 use device::{Device, Subject};
+use std::path::Path;
 use testpmd::{Counts, Side, Testpmd};
 
 mod case;
 mod device;
-mod testpmd;
+pub(crate) mod testpmd;
 
 /// Samples of each subject in a round.
 const SAMPLES: usize = 7;
@@ -43,7 +44,7 @@ pub(crate) const NOTES: &[&str] = &[
     "driver: DPDK's virtio-user in dpdk-testpmd; one pair of queues of 256, ordinary pages, busy polling. device: paravane serve net (--sink, --source or --echo), or DPDK's vhost driver in dpdk-testpmd. Each has one CPU.",
     "transmit: the driver sends, the device copies and discards. receive: the device sends. forward: both send what they receive; paravane swaps the addresses, testpmd does not.",
     "mergeable: receive buffers with MRG_RXBUF. single: each receive buffer holds a whole packet.",
-    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk: relative to DPDK's vhost driver in the same round.",
+    "rate: packets that the driver sends (transmit) or receives (receive, forward). rate-to-dpdk: relative to DPDK's vhost driver in the same round. rate-to-other-dpdk: relative to the version of it that scripts/debian-dpdk unpacked, if there is one.",
     "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
     "cpu: CPU time of the device's process per packet, user and kernel; a polling device uses a whole CPU. instructions: the same, in a separate window.",
 ];
@@ -72,7 +73,13 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                 let socket = format!("{round}-{}.sock", name.replace('/', "-"));
                 let socket = folder.path().join(socket);
                 let device = Device::start(subject, case, &socket, device_cpu)?;
-                let mut driver = Testpmd::start(Side::Driver(case), name, &socket, driver_cpu)?;
+                let mut driver = Testpmd::start(
+                    Path::new(testpmd::PROGRAM),
+                    Side::Driver(case),
+                    name,
+                    &socket,
+                    driver_cpu,
+                )?;
                 driver.set(Side::Driver(case), case)?;
                 pairs.push((name, device, driver, RoundSamples::default()));
             }
@@ -87,11 +94,14 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                 (name, samples.medians().collect::<Vec<_>>())
             };
             let of_round: Vec<(&'static str, Vec<_>)> = pairs.into_iter().map(medians).collect();
-            let theirs = of_round.iter().find(|(name, _)| *name == Subject::Dpdk.name());
-            let other = of_round.iter().find(|(name, _)| *name == OTHER_BUILD);
+            let subject = |wanted| of_round.iter().find(|(name, _)| *name == wanted);
+            let peers = [("dpdk-vhost", "rate-to-dpdk"), ("dpdk-vhost/other", "rate-to-other-dpdk")];
+            let other = subject(OTHER_BUILD);
             for (name, figures) in &of_round {
-                let theirs = theirs.filter(|(peer, _)| peer != name);
-                let relative = theirs.and_then(|(_, theirs)| ratio(figures, theirs, "rate-to-dpdk"));
+                let relative = peers.into_iter().filter_map(|(peer, metric)| {
+                    let (_, theirs) = subject(peer).filter(|(peer, _)| peer != name)?;
+                    ratio(figures, theirs, metric)
+                });
                 let other = other.filter(|_| *name == PARAVANE);
                 let to_other = other.map(|(_, other)| ratios_to_other(figures, other)).into_iter().flatten();
                 let figures = figures.iter().cloned().chain(relative).chain(to_other);

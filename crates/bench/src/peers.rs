@@ -43,7 +43,11 @@ fn version(name: &str) -> Option<String> {
     match name {
         "qemu-storage-daemon" => number(&first_line("qemu-storage-daemon", "--version")?),
         // dpdk-testpmd does not tell its version.
-        "dpdk-vhost" => number(&first_line("pkg-config", "--modversion=libdpdk")?),
+        "dpdk-vhost" => {
+            let version = number(&first_line("pkg-config", "--modversion=libdpdk")?)?;
+            let other = crate::net::testpmd::other_version();
+            Some(other.map_or_else(|| version.clone(), |other| format!("{version}; other: {other}")))
+        }
         "ringtest" => {
             let folder = std::env::var_os("PARAVANE_RINGTEST").unwrap_or_else(|| "target/ringtest".into());
             let text = std::fs::read_to_string(std::path::Path::new(&folder).join(RINGTEST)).ok()?;

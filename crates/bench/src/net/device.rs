@@ -1,11 +1,11 @@
 //! The devices: one process per subject.
 use super::case::{Case, Direction};
-use super::testpmd::{Side, Testpmd};
+use super::testpmd::{self, Side, Testpmd};
 use crate::BenchError;
 use crate::builds::Build;
 use crate::daemon::Daemon;
 use nix::unistd::Pid;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,18 @@ pub(super) enum Subject {
     Paravane(Build),
     /// DPDK's vhost driver in `dpdk-testpmd`.
     Dpdk,
+    /// The same in another version, which is this program.
+    OtherDpdk(PathBuf),
 }
 
 impl Subject {
-    /// This build, then the other one if named, then the peer.
+    /// This build, then the other one if named, then the peer in all versions.
     ///
     /// # Errors
     /// The path of this program is unknown.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
-        Ok(Build::all()?.into_iter().map(Self::Paravane).chain([Self::Dpdk]).collect())
+        let peers = [Self::Dpdk].into_iter().chain(testpmd::other().map(Self::OtherDpdk));
+        Ok(Build::all()?.into_iter().map(Self::Paravane).chain(peers).collect())
     }
 
     /// Name in results.
@@ -35,6 +38,7 @@ impl Subject {
         match self {
             Self::Paravane(build) => build.name,
             Self::Dpdk => "dpdk-vhost",
+            Self::OtherDpdk(_) => "dpdk-vhost/other",
         }
     }
 }
@@ -57,12 +61,14 @@ impl Device {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let name = subject.name();
+        let peer = |program| {
+            let mut testpmd = Testpmd::start(program, Side::Device, name, socket, cpu)?;
+            testpmd.set(Side::Device, case)?;
+            Ok(Self::Dpdk(Box::new(testpmd)))
+        };
         let Build { program, extra_args, .. } = match subject {
-            Subject::Dpdk => {
-                let mut testpmd = Testpmd::start(Side::Device, name, socket, cpu)?;
-                testpmd.set(Side::Device, case)?;
-                return Ok(Self::Dpdk(Box::new(testpmd)));
-            }
+            Subject::Dpdk => return peer(Path::new(testpmd::PROGRAM)),
+            Subject::OtherDpdk(program) => return peer(program),
             Subject::Paravane(build) => build,
         };
         let mut command = Command::new(program);

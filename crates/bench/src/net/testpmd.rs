@@ -9,13 +9,17 @@ use crate::daemon::Daemon;
 use crate::error::broken;
 use nix::unistd::Pid;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// The program.
 pub(super) const PROGRAM: &str = "dpdk-testpmd";
+/// Environment variable with another version of the program.
+const OTHER: &str = "PARAVANE_DPDK";
+/// Where `scripts/debian-dpdk` puts one, from the root of the repository.
+const OTHER_PROGRAM: &str = "target/debian-dpdk/testpmd-sid";
 /// The prompt of the program.
 const PROMPT: &str = "testpmd> ";
 /// Time limit for an answer.
@@ -49,17 +53,30 @@ pub(super) struct Counts {
     pub(super) transmitted: u64,
 }
 
+/// Another version of the program, if there is one.
+pub(crate) fn other() -> Option<PathBuf> {
+    let program = std::env::var_os(OTHER).map_or_else(|| OTHER_PROGRAM.into(), PathBuf::from);
+    program.is_file().then_some(program)
+}
+
+/// Version of [`other`], which `scripts/debian-dpdk` writes beside it.
+pub(crate) fn other_version() -> Option<String> {
+    let text = std::fs::read_to_string(other()?.with_extension("version")).ok()?;
+    text.lines().next().map(|line| line.chars().take(60).collect())
+}
+
 /// Whether the program is installed.
 pub(super) fn is_there() -> bool {
     Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
 impl Testpmd {
-    /// Starts the program on `cpu` and waits until its port is set up.
+    /// Starts `program` on `cpu` and waits until its port is set up.
     ///
     /// # Errors
     /// The program cannot be started, ends, or does not answer.
     pub(super) fn start(
+        program: &Path,
         side: Side,
         subject: &'static str,
         socket: &Path,
@@ -81,9 +98,7 @@ impl Testpmd {
         // One thread reads commands and sleeps otherwise, one moves packets.
         let lcores = cpu.map_or("0,1".to_owned(), |cpu| format!("0@{cpu},1@{cpu}"));
         let mut command = Command::new("stdbuf");
-        command.args([
-            "-oL",
-            PROGRAM,
+        command.arg("-oL").arg(program).args([
             "--lcores",
             &lcores,
             "--no-pci",
