@@ -32,23 +32,45 @@ pub struct Chain {
 pub(crate) enum Kind {
     /// One direct descriptor.
     Simple,
+    /// An indirect table of one descriptor.
+    ShortTable,
     /// Direct descriptors.
     Linked,
     /// An indirect table.
     Table,
 }
 
+impl Kind {
+    /// Kind of chains that were walked, in tables or not: one segment each, or some with more.
+    #[inline(always)]
+    pub(crate) fn of_walked<const TABLE: bool>(short: bool) -> Self {
+        match (TABLE, short) {
+            (true, true) => Self::ShortTable,
+            (true, false) => Self::Table,
+            (false, true) => Self::Simple,
+            (false, false) => Self::Linked,
+        }
+    }
+
+    /// Whether it is a table of any length.
+    pub(crate) fn is_table(self) -> bool {
+        matches!(self, Self::ShortTable | Self::Table)
+    }
+}
+
 /// Bytes of a segment.
 const SEGMENT: u32 = size_of::<Segment>() as u32;
 
 impl Chain {
-    /// A chain of one segment, which ends `end` bytes into those of the batch.
+    /// A chain of one segment of `len` bytes, which ends `end` bytes into those of the batch.
+    ///
+    /// `write` is 32 if it is writable, or 0.
     #[inline(always)]
-    pub(crate) fn single(head: u16, end: u32, len: u32, write: bool) -> Self {
-        // No branch: which it is changes from chain to chain.
-        let write = u32::from(write);
-        let lens = u64::from(len) << (write * 32);
-        Self { head, ends: [end - write * SEGMENT, end], lens: [lens as u32, (lens >> 32) as u32] }
+    pub(crate) fn single(head: u16, end: u32, len: u32, write: u32) -> Self {
+        // No branch: the direction changes from chain to chain.
+        const { assert!(SEGMENT == 16) };
+        let lens = u64::from(len) << write;
+        Self { head, ends: [end - write / 2, end], lens: [lens as u32, (lens >> 32) as u32] }
     }
 
     /// A chain of any length: the ends of its parts, and their bytes.
@@ -57,6 +79,12 @@ impl Chain {
     #[inline(always)]
     pub(crate) fn parts(head: u16, ends: [u32; 2], lens: [u32; 2]) -> Self {
         Self { head, ends, lens }
+    }
+
+    /// Readable and writable bytes.
+    #[inline(always)]
+    pub(crate) fn lens(&self) -> [u32; 2] {
+        self.lens
     }
 
     /// Bytes that the device may read.
@@ -118,7 +146,8 @@ impl Batch {
     #[must_use]
     #[inline]
     pub fn chains(&self) -> &[Chain] {
-        &self.chains[..self.count]
+        // SAFETY: no more slots are taken than there are.
+        unsafe { self.chains.get_unchecked(..self.count) }
     }
 
     /// The chains with their readable and their writable segments, in order.
@@ -173,6 +202,14 @@ impl Batch {
         self.count
     }
 
+    /// The slots and the segments, all of them free.
+    ///
+    /// To be filled through raw pointers, then counted by [`Batch::set_single`].
+    #[inline(always)]
+    pub(crate) fn front(&mut self) -> (*mut Chain, *mut Segment) {
+        (self.chains.as_mut_ptr(), self.segments.as_mut_ptr())
+    }
+
     /// The free slots and the free segments.
     ///
     /// To be filled through raw pointers, then counted by [`Batch::add_written`].
@@ -201,15 +238,19 @@ impl Batch {
         debug_assert!(self.count <= self.chains.len() && self.used <= self.segments.len());
     }
 
-    /// Kind of the chain that was added last, which came from an indirect table or not.
+    /// Sets the content of a batch that was empty: `chains` chains of one segment each.
+    ///
+    /// They were written to [`Batch::front`].
     #[inline(always)]
-    pub(crate) fn kind_of_last<const TABLE: bool>(&self) -> Kind {
-        match self.chains() {
-            _ if TABLE => Kind::Table,
-            [.., before, last] if last.ends[1] - before.ends[1] > SEGMENT => Kind::Linked,
-            [last] if last.ends[1] > SEGMENT => Kind::Linked,
-            _ => Kind::Simple,
-        }
+    pub(crate) fn set_single(&mut self, chains: usize) {
+        (self.count, self.used) = (chains, chains);
+        debug_assert!(self.count <= self.chains.len());
+    }
+
+    /// Readable and writable bytes of the chain that was added last; a chain must be there.
+    #[inline(always)]
+    pub(crate) fn lens_of_last(&self) -> [u32; 2] {
+        self.chains().last().map_or([0; 2], |chain| chain.lens)
     }
 
     /// The segments that the next chain may take.

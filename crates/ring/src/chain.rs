@@ -7,7 +7,7 @@
 //! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next
 //! descriptor is and how many there may be, so a loop in the ring ends at that limit.
 use crate::area::Cells;
-use crate::batch::MAX_CHAIN;
+use crate::batch::{Chain, MAX_CHAIN};
 use crate::table_memory::TableMemory;
 use crate::{QueueError, Segment};
 use alloc::boxed::Box;
@@ -58,6 +58,14 @@ pub(crate) trait Descriptor: Copy {
     }
 }
 
+/// A chain of one segment; see [`Chain::single`].
+#[inline(always)]
+pub(crate) fn single<D: Descriptor>(head: u16, end: u32, desc: D) -> Chain {
+    const { assert!(DESC_F_WRITE == 1 << 1) };
+    // The flag moves to the bit for 32.
+    Chain::single(head, end, desc.len(), (desc.meta() >> (D::FLAGS - 4)) as u32 & 32)
+}
+
 /// Private copy of an indirect table.
 ///
 /// The driver cannot change it between a check and a use.
@@ -91,6 +99,26 @@ impl Table {
         }
         let table = memory.in_place(desc.addr(), desc.len())?;
         (table.len() >= bytes && table.is_aligned(8)).then(|| (table.cells(), bytes))
+    }
+
+    /// The table that `desc` points to, in place, if it has one descriptor.
+    ///
+    /// As [`Table::in_place`] for any other.
+    #[inline(always)]
+    pub(crate) fn in_place_alone<D: Descriptor>(
+        &self,
+        desc: D,
+        memory: &mut impl TableMemory,
+    ) -> Option<Cells> {
+        // Its length, INDIRECT, and not NEXT, in one comparison. The queue has been told of tables
+        // before it guesses that there are more.
+        let flags = |flags: u16| u64::from(flags) << D::FLAGS;
+        let looked_at = u64::from(u32::MAX) | flags(DESC_F_INDIRECT | DESC_F_NEXT);
+        if desc.meta() & looked_at != DESC_SIZE as u64 | flags(DESC_F_INDIRECT) {
+            return None;
+        }
+        let table = memory.in_place(desc.addr(), DESC_SIZE as u32)?;
+        (table.len() >= DESC_SIZE && table.is_aligned(8)).then(|| table.cells())
     }
 
     /// Copies the table that `desc` points to.

@@ -4,26 +4,26 @@
 //! queue completes in order.
 use crate::QueueError;
 use crate::batch::Batch;
-use crate::in_order::{Entry, InOrder};
+use crate::in_order::{Held, InOrder, Noted};
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, Unchecked, walk_translated};
+use core::hint::cold_path;
 
 /// The device side of a ring of one layout.
 pub(crate) trait DeviceRing {
     /// A chain that was walked and added to a batch.
     type Walked;
 
-    /// [`crate::device::Queue::pop`] of a queue that has not latched, into an empty batch.
+    /// [`crate::device::Queue::pop`] of a queue that has not latched.
     fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError>;
 
     /// See [`crate::device::Queue::pop`].
     fn pop(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<usize, QueueError> {
-        batch.clear();
         if let Some(error) = self.error() {
+            batch.clear();
             return Err(error);
         }
         self.pop_any(batch, memory)?;
-        self.note_order(batch);
         Ok(batch.count())
     }
 
@@ -39,29 +39,41 @@ pub(crate) trait DeviceRing {
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<Option<Self::Walked>, QueueError>;
 
-    /// Moves past a chain that was walked; it is in flight now.
-    fn taken(&mut self, walked: Self::Walked);
+    /// Moves past a chain of `lens` bytes that was walked; it is in flight now.
+    fn taken(&mut self, walked: Self::Walked, lens: [u32; 2]);
 
-    /// Writes a used entry, to be published.
-    fn stage(&mut self, entry: Entry);
+    /// The chains in flight, for a loop.
+    type Flight: Flight;
+
+    /// See [`DeviceRing::Flight`].
+    fn flight(&mut self) -> Self::Flight;
 
     /// The order of completions, with IN_ORDER.
     fn in_order(&mut self) -> Option<&mut InOrder>;
 
-    /// The same, and the number of places in the ring that a chain in flight takes.
-    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)>;
+    /// Places of the next completion, and of the first that is not published.
+    fn used_places(&self) -> [u64; 2];
 
-    /// Removes a chain from those in flight; `false` if it is not one of them.
-    fn remove(&mut self, id: u16) -> bool;
+    /// The place `places` after one.
+    fn after(place: u64, places: u16, size: u16) -> u64;
 
-    /// The order of completions, and [`DeviceRing::remove`] for identifiers below the queue's size.
-    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)>;
+    /// Index of a place in the ring.
+    fn index(place: u64, size: u16) -> usize;
+
+    /// Number of descriptors.
+    fn size(&self) -> u16;
+
+    /// Writes the used entry of a run that starts at `start`, to be published.
+    fn write_used(&mut self, start: u64, id: u16, written: u32);
+
+    /// Moves the place of the next completion to `next`, past chains of `more` places beyond one each.
+    fn used_up_to(&mut self, next: u64, more: u16);
 
     /// The latched error.
     fn error(&self) -> Option<QueueError>;
 
-    /// Whether the fast paths are closed: the queue is in order, tracked or latched.
-    fn detour(&self) -> bool;
+    /// The paths that serve the queue.
+    fn paths(&self) -> Paths;
 
     /// Latches the first error, and returns it.
     fn latch(&mut self, error: QueueError) -> QueueError;
@@ -86,7 +98,6 @@ pub(crate) trait DeviceRing {
                 break;
             }
         }
-        self.note_order(batch);
         Ok(batch.count())
     }
 
@@ -105,11 +116,11 @@ pub(crate) trait DeviceRing {
         &mut self,
         batch: &mut Batch,
         walked: Result<Option<W>, QueueError>,
-        mark: impl FnOnce(&mut Self, W),
+        mark: impl FnOnce(&mut Self, W, [u32; 2]),
     ) -> Result<bool, QueueError> {
         match walked {
             Ok(Some(walked)) => {
-                mark(self, walked);
+                mark(self, walked, batch.lens_of_last());
                 Ok(true)
             }
             Ok(None) => Ok(false),
@@ -120,57 +131,107 @@ pub(crate) trait DeviceRing {
         }
     }
 
-    /// With IN_ORDER, remembers the order in which the chains of a batch were taken.
-    #[inline(always)]
-    fn note_order(&mut self, batch: &Batch) {
-        if let Some((order, places)) = self.in_order_and_places() {
-            order.popped(batch.chains(), places);
-        }
-    }
-
     /// Completes chains of a queue with IN_ORDER.
     #[inline]
     fn complete_in_order(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
-        let mut chains = chains.into_iter();
-        loop {
-            let Some((order, remove)) = self.in_order_and_flight() else { return Ok(()) };
-            let other = order.complete_run(&mut chains, remove);
-            // What lies behind them may have been done before.
-            self.stage_done();
-            let Some((id, written)) = other else { return Ok(()) };
-            self.complete_out_of_order(id, written)?;
+        let (size, flight, [first, published]) = (self.size(), self.flight(), self.used_places());
+        let Some(order) = self.in_order() else { return Ok(()) };
+        let (notes, mut start) = (order.notes(), order.start(published));
+        let (mut next, mut more, mut last, mut result) = (first, 0, (0, 0), Ok(()));
+        for (id, written) in chains {
+            if id >= size {
+                result = Err(id);
+                break;
+            }
+            // SAFETY: the identifier was checked.
+            let &Noted { place, lens: [_, writable] } = unsafe { notes.of(id) };
+            if place != next {
+                cold_path();
+                // SAFETY: the identifier was checked.
+                let places = unsafe { flight.remove(id) };
+                if places == 0 {
+                    result = Err(id);
+                    break;
+                }
+                if let Some(order) = self.in_order() {
+                    order.hold(Self::index(place, size), Held { id, written, places });
+                }
+                continue;
+            }
+            // SAFETY: the identifier was checked. It was popped at this place, where nothing was
+            // completed, so it is in flight.
+            let places = unsafe { flight.remove_known(id) };
+            more += places - 1;
+            next = Self::after(next, places, size);
+            last = (id, written);
+            if written < writable {
+                cold_path();
+                self.write_used(start, id, written);
+                start = next;
+            }
         }
+        if next != first {
+            if start != next {
+                self.write_used(start, last.0, last.1);
+            }
+            self.used_up_to(next, more);
+            if let Some(order) = self.in_order() {
+                order.set_start(start);
+                if order.held() > 0 {
+                    self.release_held();
+                }
+            }
+        }
+        // A latched queue has nothing in flight.
+        result.map_err(|id| self.latch(QueueError::NotInFlight { id: id.into() }))
     }
 
-    /// Completes a chain that is not the next one, or cannot share a used entry with the last.
+    /// Completes the chains that were held and are next now.
     #[inline(never)]
-    fn complete_out_of_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
-        let known = self.remove(id);
-        let Some(order) = self.in_order().filter(|_| known) else {
-            return Err(self.latch(QueueError::NotInFlight { id: id.into() }));
-        };
-        order.completed(id, written);
-        self.stage_done();
-        Ok(())
+    fn release_held(&mut self) {
+        let (size, [mut next, published]) = (self.size(), self.used_places());
+        let mut more = 0;
+        while let Some(order) = self.in_order() {
+            let mut start = order.start(published);
+            let Some((Held { id, written, places }, full)) = order.release(Self::index(next, size)) else {
+                break;
+            };
+            next = Self::after(next, places, size);
+            more += places - 1;
+            self.write_used(start, id, written);
+            if !full {
+                start = next;
+            }
+            if let Some(order) = self.in_order() {
+                order.set_start(start);
+            }
+        }
+        self.used_up_to(next, more);
     }
+}
 
-    /// Writes the used entries of chains that are next in order, but the last one.
-    #[inline(always)]
-    fn stage_done(&mut self) {
-        while let Some(entry) = self.in_order().and_then(InOrder::stage) {
-            self.stage(entry);
-        }
-    }
+/// The paths that serve a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Paths {
+    /// The fast ones.
+    Fast,
+    /// The fast ones, but completions come in order.
+    InOrder,
+    /// None of them: the queue is tracked, or latched.
+    Slow,
+}
 
-    /// What precedes a publication off the fast paths: with IN_ORDER, the last used entry is written.
-    #[inline(never)]
-    fn before_publish(&mut self) -> Result<(), QueueError> {
-        if let Some(error) = self.error() {
-            return Err(error);
-        }
-        if let Some(entry) = self.in_order().and_then(InOrder::flush) {
-            self.stage(entry);
-        }
-        Ok(())
-    }
+/// The chains in flight, for a loop that does not look at the ring meanwhile.
+pub(crate) trait Flight: Copy {
+    /// Removes a chain, and returns the places that it takes in the ring; 0 if it is not in flight.
+    ///
+    /// # Safety
+    /// `id` is below the size of the queue, which lives, and is not accessed otherwise meanwhile.
+    unsafe fn remove(self, id: u16) -> u16;
+
+    /// As [`Flight::remove`], of a chain that is in flight.
+    ///
+    /// # Safety
+    /// As [`Flight::remove`].
+    unsafe fn remove_known(self, id: u16) -> u16;
 }

@@ -43,6 +43,19 @@ impl TableMemory for DmaArea {
     }
 }
 
+/// There are no tables.
+pub(crate) struct NoTables;
+
+impl TableMemory for NoTables {
+    fn in_place(&mut self, _addr: u64, _len: u32) -> Option<Area> {
+        None
+    }
+
+    fn copy(&mut self, _addr: u64, _table: &mut [u8]) -> bool {
+        false
+    }
+}
+
 /// Tables are copied, by a closure.
 pub(crate) struct Copied<F>(pub(crate) F);
 

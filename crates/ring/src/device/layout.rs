@@ -17,7 +17,7 @@ impl<O: Order> Layout<O> {
         }
     }
 
-    /// See [`crate::device_ring::DeviceRing::detour`].
+    /// See [`crate::device_ring::DeviceRing::paths`].
     pub(crate) fn close_fast_paths(&mut self) {
         match self {
             Self::Split(ring) => ring.close_fast_paths(),

@@ -2,7 +2,7 @@
 use super::config::QueueConfig;
 use super::layout::Layout;
 use crate::batch::Batch;
-use crate::device_ring::DeviceRing;
+use crate::device_ring::{DeviceRing, Paths};
 use crate::table_memory::{Copied, TableMemory};
 use crate::tracking::Tracking;
 use crate::translation::{AllTranslated, TranslationCheck};
@@ -164,17 +164,16 @@ impl<O: Order> Queue<O> {
         batch: &mut Batch,
         mut memory: impl TableMemory,
     ) -> Result<usize, QueueError> {
-        ring!(mut self, ring => if !ring.detour() {
-            batch.clear();
+        ring!(mut self, ring => if ring.paths() < Paths::Slow {
             ring.pop_any(batch, &mut memory)?;
             return Ok(batch.count());
         });
-        self.pop_detour(batch, memory)
+        self.pop_slowly(batch, memory)
     }
 
-    /// [`Queue::pop_in_place`] off the fast path.
+    /// [`Queue::pop_in_place`] off the fast paths.
     #[inline(never)]
-    fn pop_detour(&mut self, batch: &mut Batch, mut memory: impl TableMemory) -> Result<usize, QueueError> {
+    fn pop_slowly(&mut self, batch: &mut Batch, mut memory: impl TableMemory) -> Result<usize, QueueError> {
         if self.tracking.is_some() {
             return self.pop_tracked(batch, &mut AllTranslated(memory));
         }
@@ -207,20 +206,18 @@ impl<O: Order> Queue<O> {
     /// `head` is not in flight, or the queue has latched.
     #[inline(always)]
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        ring!(mut self, ring => if !ring.detour() {
-            return ring.complete(head, written);
+        ring!(mut self, ring => match ring.paths() {
+            Paths::Fast => return ring.complete(head, written),
+            Paths::InOrder => return ring.complete_in_order([(head, written)]),
+            Paths::Slow => {}
         });
-        self.complete_detour(head, written)
+        self.complete_slowly(head, written)
     }
 
-    /// [`Queue::complete`] off the fast path.
+    /// [`Queue::complete`] off the fast paths.
     #[inline(never)]
-    fn complete_detour(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
-        ring!(mut self, ring => if ring.in_order().is_some() {
-            return ring.complete_in_order([(head, written)]);
-        } else {
-            ring.complete(head, written)?;
-        });
+    fn complete_slowly(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
+        ring!(mut self, ring => ring.complete(head, written)?);
         if let Some(tracking) = &mut self.tracking {
             tracking.completed(head);
         }
@@ -235,12 +232,12 @@ impl<O: Order> Queue<O> {
     /// One is not in flight (those before it were staged), or the queue has latched.
     #[inline]
     pub fn complete_all(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
-        ring!(mut self, ring => if !ring.detour() {
-            return ring.complete_all(chains);
-        } else if ring.in_order().is_some() {
-            return ring.complete_in_order(chains);
+        ring!(mut self, ring => match ring.paths() {
+            Paths::Fast => return ring.complete_all(chains),
+            Paths::InOrder => return ring.complete_in_order(chains),
+            Paths::Slow => {}
         });
-        chains.into_iter().try_for_each(|(head, written)| self.complete_detour(head, written))
+        chains.into_iter().try_for_each(|(head, written)| self.complete_slowly(head, written))
     }
 
     /// Prefetches the cache lines for the next `chains` completions, without waiting.
@@ -260,10 +257,10 @@ impl<O: Order> Queue<O> {
     /// The queue has latched.
     #[inline(always)]
     pub fn publish(&mut self) -> Result<bool, QueueError> {
-        ring!(mut self, ring => if !ring.detour() {
+        ring!(mut self, ring => if ring.paths() < Paths::Slow {
             return ring.publish();
         });
-        self.publish_detour()
+        self.publish_slowly()
     }
 
     /// Asks the driver not to kick while the device is at work.

@@ -74,9 +74,12 @@ impl<O: Order> Queue<O> {
         }
     }
 
-    /// [`Queue::publish`] off the fast path.
+    /// [`Queue::publish`] off the fast paths.
     #[inline(never)]
-    pub(super) fn publish_detour(&mut self) -> Result<bool, QueueError> {
+    pub(super) fn publish_slowly(&mut self) -> Result<bool, QueueError> {
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
         match &mut self.tracking {
             Some(tracking) => tracking.publish(&mut self.layout),
             None => self.layout.publish(),

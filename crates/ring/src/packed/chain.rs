@@ -18,7 +18,7 @@ use crate::batch::MAX_CHAIN;
 use crate::batch::{Batch, Kind};
 use crate::chain::{ChainBuilder, Descriptor as _, Table};
 use crate::table_memory::TableMemory;
-use crate::walk::{Next, Walk, walk};
+use crate::walk::{Walk, walk, walk_linked};
 use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE};
 
 /// A chain that was walked and added to the batch.
@@ -43,6 +43,16 @@ impl Tables {
     /// `desc` has `size` descriptors.
     pub(crate) unsafe fn new(desc: Cells, size: u16, indirect: bool) -> Self {
         Self { desc, size, indirect: Table::new(indirect) }
+    }
+
+    /// Fetches the one descriptor of the indirect table that `first` points to.
+    ///
+    /// `None` for any other chain. What the descriptor says is not looked at.
+    #[inline(always)]
+    pub(crate) fn fetch_alone(&self, first: Descriptor, memory: &mut impl TableMemory) -> Option<Descriptor> {
+        let table = self.indirect.in_place_alone(first, memory)?;
+        // SAFETY: the table has one entry.
+        Some(unsafe { Descriptor { addr: table.load_u64(0), meta: table.load_u64(8) } })
     }
 
     /// Walks the chain that begins with `first`: its indirect table, or in the ring.
@@ -72,16 +82,13 @@ impl Tables {
             let mut at = 0;
             let next = |_| {
                 at += DESC_SIZE;
-                if at == size { Next::Last } else { Next::Desc(load(at)) }
+                (at != size).then(|| load(at))
             };
             // SAFETY: the caller vouches for the segments.
             let walk = unsafe { walk(load(0), out, end, next) }?;
-            return (!walk.any_has(DESC_F_INDIRECT)).then_some(Walk { last: first, ..walk });
+            return Some(Walk { last: first, ..walk });
         }
-        let next = |desc: Descriptor| {
-            if !desc.has(DESC_F_NEXT) {
-                return Next::Last;
-            }
+        let next = |_| {
             at += DESC_SIZE as isize;
             if at == 0 {
                 at = -(ring_bytes as isize);
@@ -90,13 +97,12 @@ impl Tables {
             // SAFETY: the place lies in the ring.
             let desc = unsafe { ring_end.back(at) };
             // SAFETY: as above.
-            Next::Desc(unsafe { Descriptor { addr: desc.load_u64(0), meta: desc.load_u64(8) } })
+            Some(unsafe { Descriptor { addr: desc.load_u64(0), meta: desc.load_u64(8) } })
         };
+        // A whole ring of NEXT flags ends where the segments do.
+        let end = end.min(out.wrapping_byte_add(ring_bytes.min(MAX_CHAIN * DESC_SIZE)));
         // SAFETY: the caller vouches for the segments.
-        let walk = unsafe { walk(first, out, end, next) }?;
-        // A whole ring of NEXT flags ends where the segments end.
-        let fits = walk.ends[1] <= out.wrapping_byte_add(ring_bytes.min(MAX_CHAIN * DESC_SIZE));
-        (fits && !walk.any_has(DESC_F_INDIRECT)).then_some(walk)
+        unsafe { walk_linked(first, out, end, next) }
     }
 
     /// Walks the chain from index `head` through at most `room` descriptors.

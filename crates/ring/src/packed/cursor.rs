@@ -23,6 +23,18 @@ impl Cursor {
         Self(start.0 + bytes(position.index(size)) + turn)
     }
 
+    /// All of it, never 0.
+    #[inline(always)]
+    pub(super) fn word(self) -> u64 {
+        self.0
+    }
+
+    /// Reverses [`Cursor::word`].
+    #[inline(always)]
+    pub(super) fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+
     /// What this place is called outside.
     #[inline(always)]
     pub(super) fn position(self, size: u16) -> Position {
@@ -75,6 +87,19 @@ impl Cursor {
         let laps = next.0 as i32 >= 0;
         *self = if laps { next.at_front(size) } else { next };
         laps
+    }
+
+    /// The place in this lap that lies `at` from the ring's end.
+    #[inline(always)]
+    pub(super) fn in_lap(self, at: isize) -> Self {
+        Self(self.0 >> 32 << 32 | u64::from(at as u32))
+    }
+
+    /// The ring's front in the next lap.
+    #[inline(always)]
+    pub(super) fn next_lap(self, size: u16) -> Self {
+        // The end of this lap.
+        Self((self.0 | u64::from(u32::MAX)).wrapping_add(1)).at_front(size)
     }
 
     /// The place in this lap that lies `at` from the ring's end, not before this one.

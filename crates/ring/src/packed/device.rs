@@ -9,18 +9,19 @@
 //! The three positions chase each other around the ring, with no more than its size between the
 //! first and the last. A chain takes as many descriptors as the driver made of it, and its used
 //! descriptor stands for all of them: `next_used` moves on by that many.
+mod pop;
+
 use super::chain::{Tables, Walked};
 use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
-use crate::batch::{Batch, Chain, Free, Kind};
-use crate::chain::Descriptor as _;
-use crate::device_ring::DeviceRing;
-use crate::in_order::{Entry, InOrder};
+use crate::batch::{Batch, Kind};
+use crate::device_ring::{DeviceRing, Flight, Paths};
+use crate::in_order::{InOrder, Note as _};
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
-use crate::{Order, QueueError, Segment};
+use crate::{Order, QueueError};
 use alloc::boxed::Box;
 use alloc::vec;
 use core::hint::cold_path;
@@ -45,8 +46,8 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether our event suppression disables kicks.
     kicks_off: bool,
-    /// See [`DeviceRing::detour`].
-    detour: bool,
+    /// See [`DeviceRing::paths`].
+    paths: Paths,
     kind: Kind,
     /// The next descriptor to be made available.
     next_avail: Cursor,
@@ -128,20 +129,6 @@ fn used_meta(id: u16, written: u32, used: u16) -> u64 {
     meta(written, id, used | if written == 0 { 0 } else { DESC_F_WRITE })
 }
 
-const _: () = assert!(size_of::<Segment>() == DESC_SIZE);
-
-/// Where the fast path stopped.
-enum Stop {
-    /// The next descriptor is not available, or the batch is full.
-    Empty,
-    /// The ring ends here, and goes on at its front.
-    End,
-    /// It is not a simple one, or something is wrong with it.
-    ///
-    /// What was seen of it is forgotten.
-    Special,
-}
-
 impl<O: Order> Ring<O> {
     /// Takes the queue into use, both sides at position `start`.
     ///
@@ -169,7 +156,7 @@ impl<O: Order> Ring<O> {
             size,
             event_idx,
             kicks_off: false,
-            detour: in_order,
+            paths: if in_order { Paths::InOrder } else { Paths::Fast },
             kind: Kind::Simple,
             next_avail: start,
             next_used: start,
@@ -182,172 +169,6 @@ impl<O: Order> Ring<O> {
             in_order: in_order.then(|| Box::new(InOrder::new(size))),
             error: None,
             order: PhantomData,
-        }
-    }
-
-    /// Takes chains of one direct descriptor until the batch is full.
-    ///
-    /// Stops at any other chain. Nothing is checked twice and nothing can fail here.
-    #[inline(never)]
-    fn pop_simple(&mut self, batch: &mut Batch) -> Stop {
-        let (next, size) = (self.next_avail, self.size);
-        let slots = batch.slots() - batch.count();
-        let Free { mut chains, base, segments, .. } = batch.free();
-        let before = (segments.addr() - base.addr()) as u32;
-        let ids = self.taken.as_mut_ptr();
-        let available = u32::from(next.available()) << 16;
-        let room = usize::from(self.room);
-        // Not around the ring's end, so that the descriptors are neighbours of one lap.
-        let wanted = slots.min(room).min(next.to_end());
-        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-        let desc = unsafe { self.end.back(next.at()) };
-        // Bytes, of descriptors as of segments.
-        let (mut at, end) = (0, wanted * DESC_SIZE);
-        let stop = loop {
-            if at == end {
-                break if wanted == slots {
-                    Stop::Empty
-                } else if wanted == room {
-                    // Nothing can be available here. What is so all the same is refused.
-                    Stop::Special
-                } else {
-                    Stop::End
-                };
-            }
-            // Acquire: pairs with the driver's release store of the flags, before which it wrote
-            // the rest, and the rest of the chain. SAFETY: `at` is less than what the ring has from
-            // there to its end; see the invariant of `Ring`.
-            let meta = unsafe { desc.load_u64_acquire(at + DESC_LEN) };
-            O::after_acquire();
-            // SAFETY: as above.
-            let first = Descriptor { addr: unsafe { desc.load_u64(at + DESC_ADDR) }, meta };
-            // Of a simple descriptor that is available no flag but WRITE is left, and the
-            // identifier below the flags: one comparison for all of them.
-            let rest = (meta >> 32) as u32 ^ available;
-            let id = (rest & !(u32::from(DESC_F_WRITE) << 16)) as usize;
-            if id >= usize::from(size)
-                // SAFETY: `taken` has a place for each identifier below the size.
-                || unsafe { *ids.add(id) } != 0
-                // Not less: it has no bytes, or wraps around the address space.
-                || first.addr >= first.addr.wrapping_add(first.len().into())
-            {
-                break if matches(first.flags(), next.available()) { Stop::Special } else { Stop::Empty };
-            }
-            let segment = Segment { addr: first.addr, len: first.len() };
-            let end = before + (at + DESC_SIZE) as u32;
-            let chain = Chain::single(id as u16, end, first.len(), first.has(DESC_F_WRITE));
-            // SAFETY: the identifier was checked. The batch has `slots` free slots at least, and a
-            // free segment for each of them (its invariant); fewer were taken.
-            unsafe {
-                *ids.add(id) = 1;
-                segments.byte_add(at).write(segment);
-                chains.write(chain);
-                chains = chains.add(1);
-            }
-            at += DESC_SIZE;
-        };
-        let taken = at / DESC_SIZE;
-        batch.add_written(taken, segments.wrapping_byte_add(at));
-        self.room -= taken as u16;
-        self.next_avail = next.advance(taken as u16, size);
-        stop
-    }
-
-    /// Takes chains of several descriptors until the batch has `limit`.
-    ///
-    /// All in indirect tables or all in the ring. [`Stop::Special`]: the next one is of another
-    /// kind, unusual, or wrong, or the batch has no room for its segments.
-    #[inline(never)]
-    fn pop_walked<const TABLE: bool>(
-        &mut self,
-        batch: &mut Batch,
-        limit: usize,
-        memory: &mut impl TableMemory,
-    ) -> Stop {
-        let (size, end, mut next) = (self.size, self.end, self.next_avail);
-        let ring_bytes = desc_bytes(size);
-        let ids = self.taken.as_mut_ptr();
-        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
-        let last = chains.wrapping_add(limit - batch.count());
-        let first_free = chains;
-        // Bytes, of descriptors as of segments.
-        let mut room = usize::from(self.room) * DESC_SIZE;
-        let mut available = next.available();
-        let stop = loop {
-            if chains == last {
-                break Stop::Empty;
-            }
-            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-            let desc = unsafe { end.back(next.at()) };
-            // Acquire: as in `pop_simple`. SAFETY: as above.
-            let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
-            O::after_acquire();
-            if !matches(flags(meta), available) {
-                break Stop::Empty;
-            }
-            // SAFETY: as above.
-            let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
-            let ring = (next.at(), end, ring_bytes);
-            // SAFETY: the segments from the first free one on, as far as the next chain may take
-            // them; see `Free`.
-            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, room_end, memory) };
-            let Some(walk) = walked else { break Stop::Special };
-            let bytes = if TABLE { DESC_SIZE } else { walk.ends[1].addr() - segments.addr() };
-            let id = walk.last.id();
-            // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
-            if id >= size || bytes > room || unsafe { *ids.add(id.into()) } != 0 {
-                break Stop::Special;
-            }
-            // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
-            // segments were taken from its room, and one more is free for each slot after this one.
-            unsafe {
-                *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
-                chains.write(walk.chain(id, base));
-                (chains, room_end) = (chains.add(1), room_end.add(1));
-            }
-            segments = walk.ends[1];
-            room -= bytes;
-            if next.move_on(bytes, size) {
-                available = next.available();
-            }
-        };
-        // SAFETY: both point into the slots of the batch.
-        let taken = unsafe { chains.offset_from_unsigned(first_free) };
-        let left = (room / DESC_SIZE) as u16;
-        self.more += self.room - left - taken as u16;
-        self.room = left;
-        self.next_avail = next;
-        batch.add_written(taken, segments);
-        if taken > 0 {
-            self.kind = batch.kind_of_last::<TABLE>();
-        }
-        stop
-    }
-
-    /// Takes chains of all kinds until the batch has `limit`, or no room for the next one.
-    #[inline(never)]
-    fn pop_mixed(
-        &mut self,
-        batch: &mut Batch,
-        limit: usize,
-        memory: &mut impl TableMemory,
-    ) -> Result<(), QueueError> {
-        loop {
-            let before = batch.count();
-            let first = self.kind == Kind::Table;
-            for table in [first, !first] {
-                let stop = if table {
-                    self.pop_walked::<true>(batch, limit, memory)
-                } else {
-                    self.pop_walked::<false>(batch, limit, memory)
-                };
-                if matches!(stop, Stop::Empty) {
-                    return Ok(());
-                }
-            }
-            if batch.count() == before && !self.pop_one(batch, memory)? {
-                return Ok(());
-            }
         }
     }
 
@@ -421,7 +242,9 @@ impl<O: Order> Ring<O> {
         match self.remove_places(id) {
             0 => Err(self.latch(QueueError::NotInFlight { id: id.into() })),
             places => {
-                self.stage_places(id, written, places);
+                self.write_at(self.next_used, id, written);
+                self.staged += places;
+                self.next_used = self.next_used.advance(places, self.size);
                 Ok(())
             }
         }
@@ -437,29 +260,22 @@ impl<O: Order> Ring<O> {
         places
     }
 
-    /// Writes the next used descriptor; keeps back the first since a publication.
-    ///
-    /// It stands for `id`, whose chain (or whose batch in order) takes `places` in the ring.
-    fn stage_places(&mut self, id: u16, written: u32, places: u16) {
-        let next = self.next_used;
-        let word = used_meta(id, written, next.used());
-        if next == self.published {
+    /// Writes a used descriptor at `place`; keeps back the first since a publication.
+    #[inline(always)]
+    fn write_at(&mut self, place: Cursor, id: u16, written: u32) {
+        let word = used_meta(id, written, place.used());
+        if place == self.published {
             self.held = word;
         } else {
             // Relaxed: the release store of the first one's flags orders them.
             // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-            unsafe { self.end.back(next.at()).store_u64(DESC_LEN, word) };
+            unsafe { self.end.back(place.at()).store_u64(DESC_LEN, word) };
         }
-        self.staged += places;
-        self.next_used = next.advance(places, self.size);
     }
 
     /// See [`crate::device::Queue::publish`].
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
-        if self.detour {
-            self.before_publish()?;
-        }
         let (old, new, size) = (self.published, self.next_used, self.size);
         if old == new {
             return Ok(false);
@@ -524,24 +340,19 @@ impl<O: Order> Ring<O> {
         self.error.is_none() && self.is_available()
     }
 
-    /// Closes the fast paths; see [`DeviceRing::detour`].
+    /// Closes the fast paths; see [`DeviceRing::paths`].
     pub(crate) fn close_fast_paths(&mut self) {
-        self.detour = true;
-    }
-
-    /// Number of descriptors.
-    pub(crate) fn size(&self) -> u16 {
-        self.size
+        self.paths = Paths::Slow;
     }
 
     /// Chains popped and not yet completed.
     pub(crate) fn in_flight(&self) -> u16 {
-        match (self.error, &self.in_order) {
-            (Some(_), _) => 0,
-            (None, Some(order)) => order.in_flight(),
-            // No more than the size.
-            (None, None) => self.next_used.distance(self.next_avail, self.size) as u16 - self.more,
+        if self.error.is_some() {
+            return 0;
         }
+        let held = self.in_order.as_ref().map_or(0, |order| order.held());
+        // No more than the size.
+        self.next_used.distance(self.next_avail, self.size) as u16 - self.more - held
     }
 }
 
@@ -550,14 +361,7 @@ impl<O: Order> DeviceRing for Ring<O> {
 
     #[inline(always)]
     fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError> {
-        while self.kind == Kind::Simple {
-            match self.pop_simple(batch) {
-                Stop::Empty => return Ok(()),
-                Stop::End => {}
-                Stop::Special => break,
-            }
-        }
-        self.pop_mixed(batch, batch.slots(), memory)
+        self.pop_some(batch, memory)
     }
 
     fn limit(&mut self) -> Result<usize, QueueError> {
@@ -595,21 +399,23 @@ impl<O: Order> DeviceRing for Ring<O> {
         })
     }
 
-    #[inline(always)]
-    fn taken(&mut self, walked: Walked) {
+    fn taken(&mut self, walked: Walked, lens: [u32; 2]) {
         self.kind = walked.kind;
         self.taken[usize::from(walked.id)] = walked.descriptors;
+        if let Some(order) = &mut self.in_order {
+            // SAFETY: the identifier is below the size.
+            unsafe { order.notes().note(walked.id.into(), lens, self.next_avail.word()) };
+        }
         self.more += walked.descriptors - 1;
         self.room -= walked.descriptors;
         self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
     }
 
-    fn remove(&mut self, id: u16) -> bool {
-        self.remove_places(id) != 0
-    }
+    type Flight = Taken;
 
-    fn stage(&mut self, entry: Entry) {
-        self.stage_places(entry.id, entry.written, entry.places);
+    #[inline(always)]
+    fn flight(&mut self) -> Taken {
+        Taken(self.taken.as_mut_ptr())
     }
 
     #[inline(always)]
@@ -618,23 +424,38 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
-        let taken = &self.taken;
-        Some((self.in_order.as_deref_mut()?, |id| taken[usize::from(id)]))
+    fn used_places(&self) -> [u64; 2] {
+        [self.next_used.word(), self.published.word()]
     }
 
     #[inline(always)]
-    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)> {
-        let (taken, more) = (self.taken.as_mut_ptr(), &mut self.more);
-        Some((self.in_order.as_deref_mut()?, move |id: u16| {
-            // SAFETY: `taken` has a place for each identifier below the size, and nothing else looks
-            // there meanwhile.
-            let places = unsafe { taken.add(id.into()).replace(0) };
-            if places > 1 {
-                *more -= places - 1;
-            }
-            places != 0
-        }))
+    fn after(place: u64, places: u16, size: u16) -> u64 {
+        Cursor::from_word(place).advance(places, size).word()
+    }
+
+    #[inline(always)]
+    fn index(place: u64, _size: u16) -> usize {
+        Cursor::from_word(place).to_end() - 1
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline(always)]
+    fn write_used(&mut self, start: u64, id: u16, written: u32) {
+        self.write_at(Cursor::from_word(start), id, written);
+    }
+
+    #[inline(always)]
+    fn used_up_to(&mut self, next: u64, more: u16) {
+        let next = Cursor::from_word(next);
+        // No more than the ring has.
+        let places = self.next_used.distance(next, self.size) as u16;
+        self.staged += places;
+        self.more -= more;
+        self.next_used = next;
     }
 
     fn error(&self) -> Option<QueueError> {
@@ -642,13 +463,13 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn detour(&self) -> bool {
-        self.detour
+    fn paths(&self) -> Paths {
+        self.paths
     }
 
     #[cold]
     fn latch(&mut self, error: QueueError) -> QueueError {
-        self.detour = true;
+        self.paths = Paths::Slow;
         self.taken.fill(0);
         *self.error.get_or_insert(error)
     }
@@ -744,8 +565,26 @@ impl<O: Order> Ring<O> {
         let walked = walk_translated(batch, check, |batch, mut fetch| {
             Ok(tables.walk_saved(id, descriptors, batch, &mut fetch)?.then_some(()))
         });
-        self.take(batch, walked, |ring, ()| {
+        self.take(batch, walked, |ring, (), _| {
             ring.taken[usize::from(id)] = descriptors.len() as u16;
         })
+    }
+}
+
+/// The descriptors that each chain in flight takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken(*mut u16);
+
+impl Flight for Taken {
+    #[inline(always)]
+    unsafe fn remove(self, id: u16) -> u16 {
+        // SAFETY: there is a number for each identifier below the size.
+        unsafe { self.0.add(id.into()).replace(0) }
+    }
+
+    #[inline(always)]
+    unsafe fn remove_known(self, id: u16) -> u16 {
+        // SAFETY: the caller vouches for the identifier.
+        unsafe { self.remove(id) }
     }
 }

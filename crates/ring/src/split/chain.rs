@@ -14,8 +14,8 @@ use crate::area::Cells;
 use crate::batch::{Batch, MAX_CHAIN};
 use crate::chain::{ChainBuilder, Descriptor as _, Table};
 use crate::table_memory::TableMemory;
-use crate::walk::{Next, Walk, walk};
-use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE};
+use crate::walk::{Walk, walk_linked};
+use paravane_spec::split::{DESC_F_INDIRECT, DESC_SIZE};
 
 /// The tables of a queue, for walks.
 #[derive(Debug)]
@@ -45,12 +45,22 @@ impl Tables {
         unsafe { load(self.desc, index) }
     }
 
+    /// Fetches the one descriptor of the indirect table that `first` points to.
+    ///
+    /// `None` for any other chain. What the descriptor says is not looked at.
+    #[inline(always)]
+    pub(crate) fn fetch_alone(&self, first: Descriptor, memory: &mut impl TableMemory) -> Option<Descriptor> {
+        let table = self.indirect.in_place_alone(first, memory)?;
+        // SAFETY: the table has one entry.
+        Some(unsafe { load(table, 0) })
+    }
+
     /// Walks the chain that begins with `first`: its indirect table, or in the ring.
     ///
-    /// `None` for a chain of the other kind, or of both, and what is malformed; see [`walk`].
+    /// `None` for a chain of the other kind, or of both, and what is malformed; see [`walk_linked`].
     ///
     /// # Safety
-    /// As [`walk`].
+    /// As [`walk_linked`].
     #[inline(always)]
     pub(crate) unsafe fn walk_usual<const TABLE: bool>(
         &self,
@@ -71,20 +81,13 @@ impl Tables {
             (self.desc, usize::from(self.size) * DESC_SIZE, usize::from(self.limit) * DESC_SIZE, first)
         };
         let next = |desc: Descriptor| {
-            if !desc.has(DESC_F_NEXT) {
-                return Next::Last;
-            }
-            if usize::from(desc.next()) * DESC_SIZE >= size {
-                return Next::Wrong;
-            }
-            // SAFETY: the index was just checked.
-            Next::Desc(unsafe { load(table, desc.next()) })
+            // SAFETY: the index is checked before.
+            (usize::from(desc.next()) * DESC_SIZE < size).then(|| unsafe { load(table, desc.next()) })
         };
+        // A loop ends where the segments do: there are no more than descriptors.
+        let end = end.min(out.wrapping_byte_add(limit));
         // SAFETY: the caller vouches for the segments.
-        let walk = unsafe { walk(first, out, end, next) }?;
-        // A loop ends where the segments end; whoever leaves one has more segments than descriptors.
-        let fits = walk.ends[1] <= out.wrapping_byte_add(limit);
-        (fits && !walk.any_has(DESC_F_INDIRECT)).then_some(walk)
+        unsafe { walk_linked(first, out, end, next) }
     }
 
     /// Walks the chain at `head` and adds it to `batch`, which has a free slot.

@@ -7,27 +7,30 @@
 //!                        ^ published
 //! ```
 //!
-//! All three positions count modulo 2^16; each popped chain is completed once, so the number in
-//! flight is the distance from `next_used` to `next_avail`.
+//! The indices of the ring count modulo 2^16; our positions begin one lap later and do not wrap.
+//! Each popped chain is completed once, so the number in flight is the distance from `next_used` to
+//! `next_avail`.
+mod pop;
+
 use super::chain::Tables;
 use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
-use crate::batch::{Batch, Chain, Free, Kind};
+use crate::batch::{Batch, Kind};
 use crate::chain::Descriptor as _;
-use crate::device_ring::DeviceRing;
+use crate::device_ring::{DeviceRing, Flight, Paths};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
-use crate::in_order::{Entry, InOrder};
+use crate::in_order::{InOrder, Note as _};
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
-use crate::{Order, QueueError, Segment};
+use crate::{Order, QueueError};
 use alloc::boxed::Box;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use paravane_spec::split::{
     AVAIL_ENTRY, AVAIL_F_NO_INTERRUPT, AVAIL_FLAGS, AVAIL_IDX, AVAIL_RING, DESC_F_INDIRECT, DESC_F_NEXT,
-    DESC_F_WRITE, USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
+    USED_ENTRY, USED_F_NO_NOTIFY, USED_FLAGS, USED_IDX, USED_RING,
 };
 
 /// The ring addresses, resolved once, and our positions.
@@ -45,15 +48,15 @@ pub(crate) struct Ring<O> {
     event_idx: bool,
     /// Whether USED_F_NO_NOTIFY stands in the used ring (never with EVENT_IDX).
     kicks_off: bool,
-    /// See [`DeviceRing::detour`].
-    detour: bool,
+    /// See [`DeviceRing::paths`].
+    paths: Paths,
     kind: Kind,
     /// The next entry of the available ring.
-    next_avail: u16,
+    next_avail: u64,
     /// The next entry of the used ring.
-    next_used: u16,
+    next_used: u64,
     /// What used.idx says.
-    published: u16,
+    published: u64,
     in_flight: InFlight,
     in_order: Option<Box<InOrder>>,
     error: Option<QueueError>,
@@ -91,11 +94,11 @@ impl<O: Order> Ring<O> {
             mask: usize::from(size) - 1,
             event_idx,
             kicks_off: false,
-            detour: in_order,
+            paths: if in_order { Paths::InOrder } else { Paths::Fast },
             kind: Kind::Simple,
-            next_avail: start,
-            next_used: start,
-            published: start,
+            next_avail: place(start),
+            next_used: place(start),
+            published: place(start),
             in_flight: InFlight::new(size),
             in_order: in_order.then(|| Box::new(InOrder::new(size))),
             error: None,
@@ -111,135 +114,14 @@ impl<O: Order> Ring<O> {
         // SAFETY: see the invariant of `Ring`.
         let new = unsafe { self.avail.load_u16(AVAIL_IDX, order) };
         O::after_acquire();
-        let available = new.wrapping_sub(self.next_avail);
-        // What was popped and not published is still ours. It is no more than the size, so nothing
-        // wraps.
-        let ours = self.next_avail.wrapping_sub(self.published);
-        if available > self.size - ours {
-            return Err(self.latch(QueueError::AvailIndex { old: self.next_avail, new, size: self.size }));
+        let available = new.wrapping_sub(self.next_avail as u16);
+        // What was popped and not published is still ours.
+        let ours = self.next_avail - self.published;
+        if u64::from(available) + ours > u64::from(self.size) {
+            let old = self.next_avail as u16;
+            return Err(self.latch(QueueError::AvailIndex { old, new, size: self.size }));
         }
         Ok(available)
-    }
-
-    /// Takes chains of one direct descriptor until the batch has `limit`.
-    ///
-    /// `false`: the next one is something else, or wrong. It is not taken, and what was seen of it
-    /// is forgotten. Nothing is checked twice and nothing can fail here.
-    #[inline(always)]
-    fn pop_simple(&mut self, batch: &mut Batch, limit: usize) -> bool {
-        let (avail, mask) = (self.avail, self.mask);
-        let in_flight = self.in_flight.as_mut_ptr();
-        let Free { mut chains, base, mut segments, .. } = batch.free();
-        let start = usize::from(self.next_avail);
-        let end = start + limit - batch.count();
-        let mut next = start;
-        while next != end {
-            // Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after
-            // their writing. SAFETY: the entry is less than the size; see the invariant of `Ring`.
-            let head = unsafe { avail.load_u16(AVAIL_RING + (next & mask) * AVAIL_ENTRY, Relaxed) };
-            let index = usize::from(head);
-            if index > mask {
-                break;
-            }
-            // SAFETY: `head` was just checked.
-            let first = unsafe { self.tables.fetch(head) };
-            // SAFETY: `InFlight` has a place for each head below the size.
-            let mark = unsafe { &mut *in_flight.add(index) };
-            if first.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
-                // Not less: it has no bytes, or wraps around the address space.
-                || first.addr >= first.addr.wrapping_add(first.len().into())
-                || *mark
-            {
-                break;
-            }
-            *mark = true;
-            // SAFETY: the batch has `limit - count` free slots at least, and a free segment for
-            // each of them (its invariant); fewer were taken.
-            unsafe {
-                segments.write(Segment { addr: first.addr, len: first.len() });
-                segments = segments.add(1);
-                // A batch has less than 4 GiB of segments.
-                let end = (segments.addr() - base.addr()) as u32;
-                chains.write(Chain::single(head, end, first.len(), first.has(DESC_F_WRITE)));
-                chains = chains.add(1);
-            }
-            next += 1;
-        }
-        batch.add_written(next - start, segments);
-        self.next_avail = next as u16;
-        next == end
-    }
-
-    /// Takes chains of several descriptors until the batch has `limit`.
-    ///
-    /// All in indirect tables or all in the ring. `false`: the next one is of another kind, unusual,
-    /// or wrong, or the batch has no room for its segments. It is not taken, and what was seen of it
-    /// is forgotten.
-    #[inline(never)]
-    fn pop_walked<const TABLE: bool>(
-        &mut self,
-        batch: &mut Batch,
-        limit: usize,
-        memory: &mut impl TableMemory,
-    ) -> bool {
-        let (avail, mask) = (self.avail, self.mask);
-        let in_flight = self.in_flight.as_mut_ptr();
-        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
-        let start = usize::from(self.next_avail);
-        let end = start + limit - batch.count();
-        let mut next = start;
-        while next != end {
-            // Relaxed: as in `pop_simple`. SAFETY: as there.
-            let head = unsafe { avail.load_u16(AVAIL_RING + (next & mask) * AVAIL_ENTRY, Relaxed) };
-            let head = usize::from(head);
-            // SAFETY: `InFlight` has a place for each head below the size, which is checked first.
-            if head > mask || unsafe { *in_flight.add(head) } {
-                break;
-            }
-            // SAFETY: `head` was just checked.
-            let first = unsafe { self.tables.fetch(head as u16) };
-            // SAFETY: the segments from the first free one on, as far as the next chain may take
-            // them; see `Free`.
-            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, room_end, memory) };
-            let Some(walk) = walked else { break };
-            // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
-            // segments were taken from its room, and one more is free for each slot after this one.
-            unsafe {
-                *in_flight.add(head) = true;
-                chains.write(walk.chain(head as u16, base));
-                (chains, room_end) = (chains.add(1), room_end.add(1));
-            }
-            segments = walk.ends[1];
-            next += 1;
-        }
-        batch.add_written(next - start, segments);
-        if next != start {
-            self.kind = batch.kind_of_last::<TABLE>();
-        }
-        self.next_avail = next as u16;
-        next == end
-    }
-
-    /// Takes chains of all kinds until the batch has `limit`, or no room for the next one.
-    #[inline(never)]
-    fn pop_mixed(
-        &mut self,
-        batch: &mut Batch,
-        limit: usize,
-        memory: &mut impl TableMemory,
-    ) -> Result<(), QueueError> {
-        loop {
-            let before = batch.count();
-            if self.kind != Kind::Table && self.pop_walked::<false>(batch, limit, memory)
-                || self.pop_walked::<true>(batch, limit, memory)
-                || self.kind == Kind::Table && self.pop_walked::<false>(batch, limit, memory)
-            {
-                return Ok(());
-            }
-            if batch.count() == before && !self.pop_one(batch, memory)? {
-                return Ok(());
-            }
-        }
     }
 
     /// See [`crate::device::Queue::complete`].
@@ -258,7 +140,7 @@ impl<O: Order> Ring<O> {
         // knows.
         let (used, mask) = (self.used, self.mask);
         let in_flight = self.in_flight.as_mut_ptr();
-        let mut next = usize::from(self.next_used);
+        let mut next = self.next_used;
         let mut result = Ok(());
         for (head, written) in chains {
             // SAFETY: `InFlight` has a mark for each head below the size, which is looked at first.
@@ -267,10 +149,10 @@ impl<O: Order> Ring<O> {
                 break;
             }
             // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-            unsafe { store(used, next & mask, head, written) };
+            unsafe { store(used, next as usize & mask, head, written) };
             next += 1;
         }
-        self.next_used = next as u16;
+        self.next_used = next;
         // A latched queue has nothing in flight.
         result.map_err(|head| self.latch(QueueError::NotInFlight { id: head.into() }))
     }
@@ -279,7 +161,7 @@ impl<O: Order> Ring<O> {
     #[inline]
     pub(crate) fn expect_completions(&self, chains: usize) {
         // Not around the ring's end: what lies behind it is fetched by waiting.
-        let start = usize::from(self.next_used) & self.mask;
+        let start = self.next_used as usize & self.mask;
         let entries = chains.min(self.mask + 1 - start);
         self.used.expect_write((USED_RING + start * USED_ENTRY) as isize, entries * USED_ENTRY);
     }
@@ -287,9 +169,6 @@ impl<O: Order> Ring<O> {
     /// See [`crate::device::Queue::publish`].
     #[inline(always)]
     pub(crate) fn publish(&mut self) -> Result<bool, QueueError> {
-        if self.detour {
-            self.before_publish()?;
-        }
         let (old, new) = (self.published, self.next_used);
         if new == old {
             return Ok(false);
@@ -297,7 +176,7 @@ impl<O: Order> Ring<O> {
         O::before_release();
         // Release: pairs with the driver's acquire load of used.idx, after which it reads the
         // entries. SAFETY: see the invariant of `Ring`.
-        unsafe { self.used.store_u16(USED_IDX, new, Release) };
+        unsafe { self.used.store_u16(USED_IDX, new as u16, Release) };
         self.published = new;
         // Pairs with the driver's fence between its store of used_event (or flags) and its load of
         // used.idx: either we see its wish for an interrupt, or it sees our index.
@@ -305,7 +184,7 @@ impl<O: Order> Ring<O> {
         // SAFETY: see the invariant of `Ring`.
         Ok(unsafe {
             if self.event_idx {
-                need_event(self.avail.load_u16(used_event(self.size), Relaxed), new, old)
+                need_event(self.avail.load_u16(used_event(self.size), Relaxed), new as u16, old as u16)
             } else {
                 self.avail.load_u16(AVAIL_FLAGS, Relaxed) & AVAIL_F_NO_INTERRUPT == 0
             }
@@ -335,7 +214,7 @@ impl<O: Order> Ring<O> {
         // SAFETY: see the invariant of `Ring`.
         unsafe {
             if self.event_idx {
-                self.used.store_u16(avail_event(self.size), self.next_avail, Relaxed);
+                self.used.store_u16(avail_event(self.size), self.next_avail as u16, Relaxed);
             } else {
                 self.used.store_u16(USED_FLAGS, 0, Relaxed);
                 self.kicks_off = false;
@@ -353,25 +232,19 @@ impl<O: Order> Ring<O> {
     pub(crate) fn has_available(&self) -> bool {
         // Relaxed: only compared; `pop` reads it again before it follows it.
         // SAFETY: see the invariant of `Ring`.
-        self.error.is_none() && unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) } != self.next_avail
+        self.error.is_none() && unsafe { self.avail.load_u16(AVAIL_IDX, Relaxed) } != self.next_avail as u16
     }
 
-    /// Closes the fast paths; see [`DeviceRing::detour`].
+    /// Closes the fast paths; see [`DeviceRing::paths`].
     pub(crate) fn close_fast_paths(&mut self) {
-        self.detour = true;
-    }
-
-    /// Number of descriptors.
-    pub(crate) fn size(&self) -> u16 {
-        self.size
+        self.paths = Paths::Slow;
     }
 
     /// Chains popped and not yet completed.
     pub(crate) fn in_flight(&self) -> u16 {
-        match &self.in_order {
-            Some(order) => order.in_flight(),
-            None => self.next_avail.wrapping_sub(self.next_used),
-        }
+        let held = self.in_order.as_ref().map_or(0, |order| order.held());
+        // No more than the size.
+        (self.next_avail - self.next_used) as u16 - held
     }
 }
 
@@ -380,11 +253,13 @@ impl<O: Order> DeviceRing for Ring<O> {
 
     #[inline(always)]
     fn pop_any(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Result<(), QueueError> {
-        let limit = usize::from(self.available(Acquire)?).min(batch.slots());
-        if self.kind == Kind::Simple && self.pop_simple(batch, limit) || limit == 0 {
-            return Ok(());
+        match self.available(Acquire) {
+            Ok(available) => self.pop_some(batch, available.into(), memory),
+            Err(error) => {
+                batch.clear();
+                Err(error)
+            }
         }
-        self.pop_mixed(batch, limit, memory)
     }
 
     fn limit(&mut self) -> Result<usize, QueueError> {
@@ -397,7 +272,7 @@ impl<O: Order> DeviceRing for Ring<O> {
         batch: &mut Batch,
         fetch: &mut impl FnMut(u64, &mut [u8]) -> bool,
     ) -> Result<Option<Walked>, QueueError> {
-        let entry = usize::from(self.next_avail) & self.mask;
+        let entry = self.next_avail as usize & self.mask;
         // Relaxed: as in the fast path.
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
         let head = unsafe { self.avail.load_u16(AVAIL_RING + entry * AVAIL_ENTRY, Relaxed) };
@@ -418,21 +293,21 @@ impl<O: Order> DeviceRing for Ring<O> {
         Ok(walked.then_some(Walked { head, kind }))
     }
 
-    #[inline(always)]
-    fn taken(&mut self, walked: Walked) {
+    fn taken(&mut self, walked: Walked, lens: [u32; 2]) {
         self.in_flight.insert(walked.head);
+        if let Some(order) = &mut self.in_order {
+            // SAFETY: the head is below the size.
+            unsafe { order.notes().note(walked.head.into(), lens, self.next_avail) };
+        }
         self.kind = walked.kind;
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.next_avail += 1;
     }
 
-    fn remove(&mut self, head: u16) -> bool {
-        self.in_flight.remove(head)
-    }
+    type Flight = Marks;
 
-    fn stage(&mut self, entry: Entry) {
-        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        unsafe { store(self.used, usize::from(self.next_used) & self.mask, entry.id, entry.written) };
-        self.next_used = self.next_used.wrapping_add(entry.places);
+    #[inline(always)]
+    fn flight(&mut self) -> Marks {
+        Marks(self.in_flight.as_mut_ptr())
     }
 
     #[inline(always)]
@@ -441,17 +316,34 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn in_order_and_places(&mut self) -> Option<(&mut InOrder, impl Fn(u16) -> u16)> {
-        Some((self.in_order.as_deref_mut()?, |_| 1))
+    fn used_places(&self) -> [u64; 2] {
+        [self.next_used, self.published]
     }
 
     #[inline(always)]
-    fn in_order_and_flight(&mut self) -> Option<(&mut InOrder, impl FnMut(u16) -> bool)> {
-        let in_flight = self.in_flight.as_mut_ptr();
-        // SAFETY: `InFlight` has a mark for each head below the size, and lives as long as the ring.
-        Some((self.in_order.as_deref_mut()?, move |head: u16| unsafe {
-            in_flight.add(head.into()).replace(false)
-        }))
+    fn after(place: u64, _places: u16, _size: u16) -> u64 {
+        place + 1
+    }
+
+    #[inline(always)]
+    fn index(place: u64, size: u16) -> usize {
+        place as usize & (usize::from(size) - 1)
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline(always)]
+    fn write_used(&mut self, start: u64, id: u16, written: u32) {
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        unsafe { store(self.used, start as usize & self.mask, id, written) };
+    }
+
+    #[inline(always)]
+    fn used_up_to(&mut self, next: u64, _more: u16) {
+        self.next_used = next;
     }
 
     fn error(&self) -> Option<QueueError> {
@@ -459,14 +351,14 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn detour(&self) -> bool {
-        self.detour
+    fn paths(&self) -> Paths {
+        self.paths
     }
 
     #[cold]
     #[inline(never)]
     fn latch(&mut self, error: QueueError) -> QueueError {
-        self.detour = true;
+        self.paths = Paths::Slow;
         self.in_flight.clear();
         *self.error.get_or_insert(error)
     }
@@ -483,12 +375,12 @@ impl<O: Order> Ring<O> {
 
     /// What used.idx says, as we know it.
     pub(crate) fn published(&self) -> u16 {
-        self.published
+        self.published as u16
     }
 
     /// The next entry of the available ring.
     pub(crate) fn next_avail(&self) -> u16 {
-        self.next_avail
+        self.next_avail as u16
     }
 
     /// Goes to position `avail` and to used.idx, with `in_flight` chains between.
@@ -504,7 +396,8 @@ impl<O: Order> Ring<O> {
         if idx.wrapping_sub(avail) > size - in_flight {
             return Err(StateError::Available { idx, avail, size });
         }
-        (self.next_avail, self.next_used, self.published) = (avail, used, used);
+        (self.next_used, self.published) = (place(used), place(used));
+        self.next_avail = self.next_used + u64::from(in_flight);
         Ok(())
     }
 
@@ -528,10 +421,34 @@ impl<O: Order> Ring<O> {
             let first = unsafe { tables.fetch(head) };
             Ok(tables.walk(head, first, batch, &mut fetch)?.then_some(()))
         });
-        self.take(batch, walked, |ring, ()| {
+        self.take(batch, walked, |ring, (), _| {
             ring.in_flight.insert(head);
         })
     }
+}
+
+/// The marks of an [`InFlight`].
+#[derive(Clone, Copy)]
+pub(crate) struct Marks(*mut bool);
+
+impl Flight for Marks {
+    #[inline(always)]
+    unsafe fn remove(self, id: u16) -> u16 {
+        // SAFETY: there is a mark for each head below the size.
+        u16::from(unsafe { self.0.add(id.into()).replace(false) })
+    }
+
+    #[inline(always)]
+    unsafe fn remove_known(self, id: u16) -> u16 {
+        // SAFETY: as above.
+        unsafe { self.0.add(id.into()).write(false) };
+        1
+    }
+}
+
+/// Our position at index `start` of a ring: in the second lap, so that it is never 0.
+fn place(start: u16) -> u64 {
+    u64::from(start) + (1 << 16)
 }
 
 /// Writes entry `slot` of the used ring.

@@ -1,0 +1,351 @@
+//! How chains are taken from a packed queue: many of one kind in a loop.
+use super::{Descriptor, Ring, desc_bytes, flags, matches};
+use crate::area::Cells;
+use crate::batch::{Batch, Chain, Free, Kind};
+use crate::chain::{Descriptor as _, single};
+use crate::device_ring::DeviceRing;
+use crate::in_order::{InOrder, Note};
+use crate::packed::SWAP;
+use crate::packed::chain::Tables;
+use crate::packed::cursor::Cursor;
+use crate::table_memory::{NoTables, TableMemory};
+use crate::{Order, QueueError, Segment};
+use core::hint::cold_path;
+use core::sync::atomic::Ordering::Relaxed;
+use paravane_spec::packed::{DESC_ADDR, DESC_F_INDIRECT, DESC_F_WRITE, DESC_FLAGS, DESC_LEN, DESC_SIZE};
+
+/// Where a loop stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// The next descriptor is not available, or the batch is full.
+    Empty,
+    /// It is of another kind, or something is wrong with it.
+    ///
+    /// What was seen of it is forgotten.
+    Special,
+}
+
+impl<O: Order> Ring<O> {
+    /// Takes chains into the batch until it is full, or none is available.
+    ///
+    /// What was in the batch before is forgotten.
+    #[inline(always)]
+    pub(super) fn pop_some(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+    ) -> Result<(), QueueError> {
+        let stop = if self.kind == Kind::Simple && self.only_one(batch) {
+            self.take_one(batch)
+        } else {
+            self.pop_many(batch, memory)
+        };
+        if stop == Stop::Empty {
+            return Ok(());
+        }
+        cold_path();
+        self.pop_mixed(batch, memory)
+    }
+
+    /// Whether no chain behind the next one can be taken, if that has one descriptor.
+    ///
+    /// Not where the ring ends behind it.
+    #[inline(always)]
+    fn only_one(&self, batch: &Batch) -> bool {
+        let next = self.next_avail;
+        batch.slots() == 1
+            || next.to_end() > 1 && {
+                // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+                let second = unsafe { self.end.back(next.at() + DESC_SIZE as isize) };
+                // Relaxed: only compared. SAFETY: as above.
+                !matches(unsafe { second.load_u16(DESC_FLAGS, Relaxed) }, next.available())
+            }
+    }
+
+    /// Takes chains of the kind of the last one until the batch is full.
+    ///
+    /// What was in the batch before is forgotten.
+    #[inline(never)]
+    fn pop_many<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
+        match self.kind {
+            Kind::Simple => self.pop_single::<false, _>(batch, &mut NoTables),
+            Kind::ShortTable => self.pop_single::<true, _>(batch, memory),
+            Kind::Linked => {
+                batch.clear();
+                self.pop_walked::<false, _>(batch, &mut NoTables)
+            }
+            Kind::Table => {
+                batch.clear();
+                self.pop_walked::<true, _>(batch, memory)
+            }
+        }
+    }
+
+    /// Takes the next chain, if it has one descriptor, which is direct.
+    ///
+    /// As [`Ring::pop_single`] of one.
+    #[inline(always)]
+    fn take_one(&mut self, batch: &mut Batch) -> Stop {
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        let (next, (chain, segment)) = (self.next_avail, batch.front());
+        let available = u32::from(next.available()) << 16;
+        let stop = if self.room == 0 {
+            Some(Stop::Special)
+        } else {
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`. A batch has a slot,
+            // and a segment for it.
+            let taken = unsafe {
+                self.source(notes).take::<O, false>(
+                    (next, next.at()),
+                    available,
+                    SEGMENT,
+                    chain,
+                    segment,
+                    &mut NoTables,
+                )
+            };
+            taken.err()
+        };
+        batch.set_single(usize::from(stop.is_none()));
+        if let Some(stop) = stop {
+            return stop;
+        }
+        self.room -= 1;
+        self.next_avail = next.advance(1, self.size);
+        Stop::Empty
+    }
+
+    /// What chains are taken from.
+    #[inline(always)]
+    fn source<N: Note>(&mut self, notes: N) -> Source<'_, N> {
+        let ids = self.taken.as_mut_ptr();
+        Source { tables: &self.tables, end: self.end, size: self.size.into(), ids, notes }
+    }
+
+    /// Takes chains of one descriptor until the batch is full.
+    ///
+    /// The descriptor is direct, or alone in an indirect table. What was in the batch before is
+    /// forgotten. Stops at any other chain. Nothing is checked twice and nothing can fail here.
+    #[inline(never)]
+    fn pop_single<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
+        match self.in_order.as_deref_mut().map(InOrder::notes) {
+            None => self.take_single::<TABLE>(batch, memory, ()),
+            Some(notes) => self.take_single::<TABLE>(batch, memory, notes),
+        }
+    }
+
+    /// The loop of [`Ring::pop_single`].
+    #[inline(always)]
+    fn take_single<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        notes: impl Note,
+    ) -> Stop {
+        let (mut chain, mut segment) = batch.front();
+        let (size, slots, room) = (self.size, batch.slots(), usize::from(self.room));
+        let wanted = slots.min(room);
+        let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
+        let mut lap = self.next_avail;
+        let (mut at, mut left, mut end) = (lap.at(), wanted, SEGMENT);
+        let mut expected = u32::from(lap.available()) << 16 | indirect;
+        let source = self.source(notes);
+        let stop = loop {
+            if left == 0 {
+                // Nothing can be available beyond the room. What is so all the same is refused.
+                break if wanted == slots { Stop::Empty } else { Stop::Special };
+            }
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`. The batch has `slots`
+            // slots at least, and a segment for each of them (its invariant); fewer were taken.
+            let taken = unsafe { source.take::<O, TABLE>((lap, at), expected, end, chain, segment, memory) };
+            if let Err(stop) = taken {
+                break stop;
+            }
+            (chain, segment) = (chain.wrapping_add(1), segment.wrapping_add(1));
+            (left, end) = (left - 1, end + SEGMENT);
+            at += DESC_SIZE as isize;
+            if at == 0 {
+                cold_path();
+                lap = lap.next_lap(size);
+                at = lap.at();
+                expected ^= u32::from(SWAP) << 16;
+            }
+        };
+        batch.set_single(wanted - left);
+        self.room = (room - (wanted - left)) as u16;
+        self.next_avail = lap.in_lap(at);
+        stop
+    }
+
+    /// Takes chains of several descriptors until the batch is full.
+    ///
+    /// All in indirect tables or all in the ring. [`Stop::Special`]: the next one is of another
+    /// kind, unusual, or wrong, or the batch has no room for its segments.
+    #[inline(never)]
+    fn pop_walked<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
+        match self.in_order.as_deref_mut().map(InOrder::notes) {
+            None => self.take_walked::<TABLE>(batch, memory, ()),
+            Some(notes) => self.take_walked::<TABLE>(batch, memory, notes),
+        }
+    }
+
+    /// The loop of [`Ring::pop_walked`].
+    #[inline(always)]
+    fn take_walked<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        notes: impl Note,
+    ) -> Stop {
+        let (size, end, mut next) = (self.size, self.end, self.next_avail);
+        let ring_bytes = desc_bytes(size);
+        let ids = self.taken.as_mut_ptr();
+        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
+        let last = chains.wrapping_add(batch.slots() - batch.count());
+        let (first_free, first_segment) = (chains, segments);
+        // Bytes, of descriptors as of segments.
+        let mut room = usize::from(self.room) * DESC_SIZE;
+        let mut available = next.available();
+        let stop = loop {
+            if chains == last {
+                break Stop::Empty;
+            }
+            // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+            let desc = unsafe { end.back(next.at()) };
+            // Acquire: as in `take_single`. SAFETY: as above.
+            let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
+            O::after_acquire();
+            if !matches(flags(meta), available) {
+                break Stop::Empty;
+            }
+            // SAFETY: as above.
+            let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+            let ring = (next.at(), end, ring_bytes);
+            // SAFETY: the segments from the first free one on, as far as the next chain may take
+            // them; see `Free`.
+            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, room_end, memory) };
+            let Some(walk) = walked else { break Stop::Special };
+            let bytes = if TABLE { DESC_SIZE } else { walk.ends[1].addr() - segments.addr() };
+            let id = walk.last.id();
+            // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
+            if id >= size || bytes > room || unsafe { *ids.add(id.into()) } != 0 {
+                break Stop::Special;
+            }
+            // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
+            // segments were taken from its room, and one more is free for each slot after this one.
+            unsafe {
+                *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
+                notes.note(id.into(), walk.lens, next.word());
+                chains.write(walk.chain(id, base));
+                (chains, room_end) = (chains.add(1), room_end.add(1));
+            }
+            segments = walk.ends[1];
+            room -= bytes;
+            if next.move_on(bytes, size) {
+                available = next.available();
+            }
+        };
+        // SAFETY: both point into the slots of the batch.
+        let taken = unsafe { chains.offset_from_unsigned(first_free) };
+        let left = (room / DESC_SIZE) as u16;
+        self.more += self.room - left - taken as u16;
+        self.room = left;
+        self.next_avail = next;
+        if taken > 0 {
+            let short = segments.addr() - first_segment.addr() == taken * size_of::<Segment>();
+            self.kind = Kind::of_walked::<TABLE>(short);
+        }
+        batch.add_written(taken, segments);
+        stop
+    }
+
+    /// Takes chains of all kinds until the batch is full, or has no room for the next one.
+    #[inline(never)]
+    fn pop_mixed<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Result<(), QueueError> {
+        loop {
+            let before = batch.count();
+            let first = self.kind.is_table();
+            for table in [first, !first] {
+                let stop = if table {
+                    self.pop_walked::<true, _>(batch, memory)
+                } else {
+                    self.pop_walked::<false, _>(batch, &mut NoTables)
+                };
+                if stop == Stop::Empty {
+                    return Ok(());
+                }
+            }
+            if batch.count() == before && !self.pop_one(batch, memory)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Bytes of a segment.
+const SEGMENT: u32 = size_of::<Segment>() as u32;
+
+/// What chains are taken from.
+struct Source<'a, N> {
+    tables: &'a Tables,
+    /// The descriptor ring's end.
+    end: Cells,
+    size: usize,
+    /// Descriptors of each identifier's chain.
+    ids: *mut u16,
+    notes: N,
+}
+
+impl<N: Note> Source<'_, N> {
+    /// Takes the chain that lies `at` from the ring's end, in a lap, if it has one descriptor.
+    ///
+    /// `expected` is the upper half of its second word, without WRITE and identifier. `Err`: nothing
+    /// has changed.
+    ///
+    /// # Safety
+    /// `chain` and `segment` are places of a batch, whose segment ends after `end` bytes.
+    #[inline(always)]
+    unsafe fn take<O: Order, const TABLE: bool>(
+        &self,
+        (lap, at): (Cursor, isize),
+        expected: u32,
+        end: u32,
+        chain: *mut Chain,
+        segment: *mut Segment,
+        memory: &mut impl TableMemory,
+    ) -> Result<(), Stop> {
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let desc = unsafe { self.end.back(at) };
+        // Acquire: pairs with the driver's release store of the flags, before which it wrote the
+        // rest, and the rest of the chain. SAFETY: as above.
+        let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
+        O::after_acquire();
+        // SAFETY: as above.
+        let mut desc = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+        // What is left is the identifier, or more than any: one comparison for all of it.
+        let id = (((meta >> 32) as u32 ^ expected) & !(u32::from(DESC_F_WRITE) << 16)) as usize;
+        // SAFETY: there is a number for each identifier below the size.
+        if id >= self.size || unsafe { *self.ids.add(id) } != 0 {
+            let available = matches(flags(meta), (expected >> 16) as u16 & SWAP);
+            return Err(if available { Stop::Special } else { Stop::Empty });
+        }
+        if TABLE {
+            desc = self.tables.fetch_alone(desc, memory).ok_or(Stop::Special)?;
+        }
+        if TABLE && desc.has(DESC_F_INDIRECT)
+            // Not less: it has no bytes, or wraps around the address space.
+            || desc.addr >= desc.addr.wrapping_add(desc.len().into())
+        {
+            return Err(Stop::Special);
+        }
+        let taken = single(id as u16, end, desc);
+        // SAFETY: the identifier was checked; the caller vouches for the places.
+        unsafe {
+            *self.ids.add(id) = 1;
+            self.notes.note(id, taken.lens(), lap.in_lap(at).word());
+            segment.write(Segment { addr: desc.addr, len: desc.len() });
+            chain.write(taken);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! How chains are taken from a split queue: many of one kind in a loop.
+//!
+//! ```text
+//!   pop_some --kind of the last chain--> pop_single | pop_walked --> all: done
+//!                                                               \--> pop_mixed: any kind, one by one
+//! ```
+use super::Ring;
+use crate::area::Cells;
+use crate::batch::{Batch, Chain, Free, Kind};
+use crate::chain::{Descriptor as _, single};
+use crate::device_ring::DeviceRing;
+use crate::in_order::{InOrder, Note};
+use crate::split::chain::Tables;
+use crate::table_memory::{NoTables, TableMemory};
+use crate::{Order, QueueError, Segment};
+use core::hint::cold_path;
+use core::sync::atomic::Ordering::Relaxed;
+use paravane_spec::split::{AVAIL_ENTRY, AVAIL_RING, DESC_F_INDIRECT, DESC_F_NEXT};
+
+impl<O: Order> Ring<O> {
+    /// Takes chains into the batch until it is full, or has the `available` ones.
+    ///
+    /// What was in the batch before is forgotten.
+    #[inline(always)]
+    pub(super) fn pop_some(
+        &mut self,
+        batch: &mut Batch,
+        available: usize,
+        memory: &mut impl TableMemory,
+    ) -> Result<(), QueueError> {
+        let limit = available.min(batch.slots());
+        let all = if limit == 1 && self.kind == Kind::Simple {
+            self.take_one::<false>(batch, &mut NoTables)
+        } else {
+            self.pop_many(batch, limit, memory)
+        };
+        if all {
+            return Ok(());
+        }
+        cold_path();
+        self.pop_mixed(batch, limit, memory)
+    }
+
+    /// Takes chains of the kind of the last one until the batch has `limit`.
+    ///
+    /// What was in the batch before is forgotten. `false`: the next one is of another kind, unusual,
+    /// or wrong, or the batch has no room for its segments. It is not taken, and what was seen of it
+    /// is forgotten.
+    #[inline(never)]
+    fn pop_many<M: TableMemory>(&mut self, batch: &mut Batch, limit: usize, memory: &mut M) -> bool {
+        if limit < 2 {
+            batch.clear();
+            return limit == 0
+                || match self.kind {
+                    Kind::Simple => false,
+                    Kind::ShortTable => self.take_one::<true>(batch, memory),
+                    Kind::Linked => self.pop_walked::<false, _>(batch, 1, &mut NoTables),
+                    Kind::Table => self.pop_walked::<true, _>(batch, 1, memory),
+                };
+        }
+        match self.kind {
+            Kind::Simple => self.pop_single::<false, _>(batch, limit, &mut NoTables),
+            Kind::ShortTable => self.pop_single::<true, _>(batch, limit, memory),
+            Kind::Linked => {
+                batch.clear();
+                self.pop_walked::<false, _>(batch, limit, &mut NoTables)
+            }
+            Kind::Table => {
+                batch.clear();
+                self.pop_walked::<true, _>(batch, limit, memory)
+            }
+        }
+    }
+
+    /// Takes the next chain, which is available, if it has one descriptor.
+    ///
+    /// As [`Ring::pop_single`] of one.
+    #[inline(always)]
+    fn take_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> bool {
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        let (next, (chain, segment)) = (self.next_avail, batch.front());
+        // SAFETY: a batch has a slot, and a segment for it.
+        let taken = unsafe { self.source(notes).take::<TABLE>(next, SEGMENT, chain, segment, memory) };
+        batch.set_single(usize::from(taken));
+        self.next_avail = next + u64::from(taken);
+        taken
+    }
+
+    /// Takes chains of one descriptor until the batch has `limit`.
+    ///
+    /// The descriptor is direct, or alone in an indirect table. See [`Ring::pop_many`]. Nothing is
+    /// checked twice and nothing can fail here.
+    #[inline(never)]
+    fn pop_single<const TABLE: bool, M: TableMemory>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut M,
+    ) -> bool {
+        match self.in_order.as_deref_mut().map(InOrder::notes) {
+            None => self.take_single::<TABLE>(batch, limit, memory, ()),
+            Some(notes) => self.take_single::<TABLE>(batch, limit, memory, notes),
+        }
+    }
+
+    /// The loop of [`Ring::pop_single`].
+    #[inline(always)]
+    fn take_single<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+        notes: impl Note,
+    ) -> bool {
+        let (mut chain, mut segment) = batch.front();
+        let (mut next, mut end, mut left) = (self.next_avail, SEGMENT, limit);
+        let source = self.source(notes);
+        // SAFETY: the batch has `limit` slots at least, and a segment for each of them (its invariant);
+        // fewer were taken.
+        while left != 0 && unsafe { source.take::<TABLE>(next, end, chain, segment, memory) } {
+            (chain, segment) = (chain.wrapping_add(1), segment.wrapping_add(1));
+            (next, end, left) = (next + 1, end + SEGMENT, left - 1);
+        }
+        batch.set_single(limit - left);
+        self.next_avail = next;
+        left == 0
+    }
+
+    /// What chains are taken from.
+    #[inline(always)]
+    fn source<N: Note>(&mut self, notes: N) -> Source<'_, N> {
+        let in_flight = self.in_flight.as_mut_ptr();
+        Source { tables: &self.tables, avail: self.avail, mask: self.mask, in_flight, notes }
+    }
+
+    /// Takes chains of several descriptors until the batch has `limit`.
+    ///
+    /// All in indirect tables or all in the ring. `false`: as [`Ring::pop_many`].
+    #[inline(never)]
+    fn pop_walked<const TABLE: bool, M: TableMemory>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut M,
+    ) -> bool {
+        match self.in_order.as_deref_mut().map(InOrder::notes) {
+            None => self.take_walked::<TABLE>(batch, limit, memory, ()),
+            Some(notes) => self.take_walked::<TABLE>(batch, limit, memory, notes),
+        }
+    }
+
+    /// The loop of [`Ring::pop_walked`].
+    #[inline(always)]
+    fn take_walked<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut impl TableMemory,
+        notes: impl Note,
+    ) -> bool {
+        let (avail, mask) = (self.avail, self.mask);
+        let in_flight = self.in_flight.as_mut_ptr();
+        let Free { mut chains, base, mut segments, mut room_end } = batch.free();
+        let (start, first_segment) = (self.next_avail, segments);
+        let end = start + (limit - batch.count()) as u64;
+        let mut next = start;
+        while next != end {
+            // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+            let head = usize::from(unsafe { entry(avail, next as usize & mask) });
+            // SAFETY: `InFlight` has a place for each head below the size, which is checked first.
+            if head > mask || unsafe { *in_flight.add(head) } {
+                break;
+            }
+            // SAFETY: `head` was just checked.
+            let first = unsafe { self.tables.fetch(head as u16) };
+            // SAFETY: the segments from the first free one on, as far as the next chain may take
+            // them; see `Free`.
+            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, room_end, memory) };
+            let Some(walk) = walked else { break };
+            // SAFETY: the head was checked. The batch has `limit - count` free slots at least; fewer
+            // were taken. The segments were taken from its room, and one more is free for each slot
+            // after this one.
+            unsafe {
+                *in_flight.add(head) = true;
+                notes.note(head, walk.lens, next);
+                chains.write(walk.chain(head as u16, base));
+                (chains, room_end) = (chains.add(1), room_end.add(1));
+            }
+            segments = walk.ends[1];
+            next += 1;
+        }
+        let taken = (next - start) as usize;
+        if taken > 0 {
+            let short = segments.addr() - first_segment.addr() == taken * size_of::<Segment>();
+            self.kind = Kind::of_walked::<TABLE>(short);
+        }
+        batch.add_written(taken, segments);
+        self.next_avail = next;
+        next == end
+    }
+
+    /// Takes chains of all kinds until the batch has `limit`, or no room for the next one.
+    #[inline(never)]
+    fn pop_mixed<M: TableMemory>(
+        &mut self,
+        batch: &mut Batch,
+        limit: usize,
+        memory: &mut M,
+    ) -> Result<(), QueueError> {
+        loop {
+            let before = batch.count();
+            let table = self.kind.is_table();
+            if !table && self.pop_walked::<false, _>(batch, limit, &mut NoTables)
+                || self.pop_walked::<true, _>(batch, limit, memory)
+                || table && self.pop_walked::<false, _>(batch, limit, &mut NoTables)
+            {
+                return Ok(());
+            }
+            if batch.count() == before && !self.pop_one(batch, memory)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Bytes of a segment.
+const SEGMENT: u32 = size_of::<Segment>() as u32;
+
+/// What chains are taken from.
+struct Source<'a, N> {
+    tables: &'a Tables,
+    avail: Cells,
+    mask: usize,
+    /// A mark for each head below the size.
+    in_flight: *mut bool,
+    notes: N,
+}
+
+impl<N: Note> Source<'_, N> {
+    /// Takes the chain at position `next`, if it has one descriptor; `false`: nothing has changed.
+    ///
+    /// # Safety
+    /// `chain` and `segment` are places of a batch, whose segment ends after `end` bytes.
+    #[inline(always)]
+    unsafe fn take<const TABLE: bool>(
+        &self,
+        next: u64,
+        end: u32,
+        chain: *mut Chain,
+        segment: *mut Segment,
+        memory: &mut impl TableMemory,
+    ) -> bool {
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        let head = unsafe { entry(self.avail, next as usize & self.mask) };
+        if usize::from(head) > self.mask {
+            return false;
+        }
+        // SAFETY: `head` was just checked.
+        let mut desc = unsafe { self.tables.fetch(head) };
+        if TABLE {
+            let Some(alone) = self.tables.fetch_alone(desc, memory) else { return false };
+            desc = alone;
+        }
+        // SAFETY: there is a mark for each head below the size.
+        let mark = unsafe { &mut *self.in_flight.add(head.into()) };
+        if desc.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
+            // Not less: it has no bytes, or wraps around the address space.
+            || desc.addr >= desc.addr.wrapping_add(desc.len().into())
+            || *mark
+        {
+            return false;
+        }
+        *mark = true;
+        let taken = single(head, end, desc);
+        // SAFETY: the head was checked; the caller vouches for the places.
+        unsafe {
+            self.notes.note(head.into(), taken.lens(), next);
+            segment.write(Segment { addr: desc.addr, len: desc.len() });
+            chain.write(taken);
+        }
+        true
+    }
+}
+
+/// An entry of the available ring.
+///
+/// Relaxed: the acquire load of avail.idx has ordered it, and the descriptors, after their writing.
+///
+/// # Safety
+/// The ring has that many entries.
+#[inline(always)]
+unsafe fn entry(avail: Cells, index: usize) -> u16 {
+    // SAFETY: the caller vouches for the entry.
+    unsafe { avail.load_u16(AVAIL_RING + index * AVAIL_ENTRY, Relaxed) }
+}
