@@ -327,6 +327,8 @@ impl Inner {
             state.timers.remove(&(due, id));
         }
         state.begun += 1;
+        // For the next one, as this step may take any time.
+        self.attend(&mut state);
         drop(state);
         for (_, fd) in task.fds() {
             // Before the first step there is nothing to remove.

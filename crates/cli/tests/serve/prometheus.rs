@@ -190,8 +190,9 @@ fn both_formats_are_served() {
         "process_resident_memory_bytes ",
         "process_start_time_seconds ",
         "process_max_fds ",
-        "paravane_io_thread_cpu_seconds_total{device=\"vm0\",kind=\"blk\",thread=\"io0\"} ",
-        "paravane_io_thread_run_delay_seconds_total{device=\"r\",kind=\"rng\",thread=\"io0\"} ",
+        "paravane_io_thread_cpu_seconds_total{thread=\"io0\"} ",
+        "paravane_io_thread_run_delay_seconds_total{thread=\"io0\"} ",
+        "paravane_device_busy_seconds_total{device=\"vm0\",kind=\"blk\"} ",
     ] {
         assert!(plain.contains(&format!("\n{name}")), "{name} is not in\n{plain}");
     }
