@@ -43,7 +43,7 @@ mod tests;
 
 use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
-use engine::{Engine, EngineKind, Mapped, Pool};
+use engine::{AtOnce, Engine, EngineKind, Mapped, Pool};
 use handler::{Handler, Limited};
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
@@ -79,7 +79,8 @@ const LONGEST_CHAIN: u16 = 128;
 /// The engine that does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// `Immediate` for an image in memory; else `IoUring`, or `Threads` without it.
+    /// `Immediate` for a raw image in memory; else `IoUring`, or `Threads` without it. `Threads` for
+    /// a qcow2 image; if it is in memory, allocated clusters are mapped and copied at once.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -390,12 +391,14 @@ pub fn io_uring_registers_vectors() -> io::Result<bool> {
 
 /// The immediate engine; it maps an image in memory where possible.
 fn immediate(image: &Image, present: Option<PresentPages>) -> EngineKind {
-    if !image.in_memory || image.qcow2.is_some() || image.direct.is_some() {
-        return EngineKind::Immediate { mapped: None };
-    }
-    let mapped = Mapped::new(image, present).map(Arc::new);
+    let may_map = image.in_memory && image.qcow2.is_none() && image.direct.is_none();
+    EngineKind::Immediate { mapped: may_map.then(|| mapped(image, present)).flatten() }
+}
+
+/// Maps the file of an image in memory.
+fn mapped(image: &Image, present: Option<PresentPages>) -> Option<Arc<Mapped>> {
     let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
-    EngineKind::Immediate { mapped: mapped.inspect_err(say).ok() }
+    Mapped::new(image, present).inspect_err(say).ok().map(Arc::new)
 }
 
 impl Blk {
@@ -448,12 +451,16 @@ impl Blk {
             Format::Raw if config.backing.is_empty() => Image::raw(file),
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
-        let threads = |why| EngineKind::Threads { pool: Arc::new(Pool::new(&image)), why };
+        let pool = |at_once| Arc::new(Pool::new(&image, at_once));
+        let threads = |why| EngineKind::Threads { pool: pool(AtOnce::Never), why };
         let engine = match (config.engine, engine::probe()) {
             (EngineChoice::Threads, _) => threads(None),
             (EngineChoice::Immediate, _) => immediate(&image, present),
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
                 return Err(OpenError::EngineOfFormat { path: config.path });
+            }
+            (EngineChoice::Auto, _) if image.qcow2.is_some() && image.in_memory => {
+                EngineKind::Threads { pool: pool(AtOnce::InFile(mapped(&image, None))), why: None }
             }
             (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
             (EngineChoice::Auto, _) if image.in_memory => immediate(&image, present),
@@ -505,7 +512,7 @@ impl Blk {
     /// Name of the engine, with the reason if it is not the first choice.
     ///
     /// For example `io_uring`, `io_uring, direct`, `immediate, mapped`, `threads (io_uring:
-    /// REASON)`.
+    /// REASON)`; `threads, mapped` for a qcow2 image in memory.
     #[must_use]
     pub fn engine(&self) -> String {
         let engine = match &self.engine {
@@ -513,6 +520,7 @@ impl Blk {
             EngineKind::Uring { registers: true } => "io_uring with registered buffers".into(),
             EngineKind::Immediate { mapped: None } => "immediate".into(),
             EngineKind::Immediate { mapped: Some(_) } => "immediate, mapped".into(),
+            EngineKind::Threads { pool, why: None } if pool.mapped().is_some() => "threads, mapped".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         };
@@ -586,10 +594,11 @@ impl Device for Blk {
         self.queue_sizes[0].min(LONGEST_CHAIN)
     }
 
-    /// Jobs of the immediate engine are done in `serve`: without an image in memory they wait for
-    /// the disk.
+    /// Jobs of the immediate engine are done in `serve`: they wait for the disk if the image, or a
+    /// backing file that a qcow2 image may have, is not in memory.
     fn may_block(&self) -> bool {
-        matches!(self.engine, EngineKind::Immediate { .. }) && !self.image.in_memory
+        let in_memory = self.image.in_memory && self.image.qcow2.is_none();
+        matches!(self.engine, EngineKind::Immediate { .. }) && !in_memory
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
@@ -623,6 +632,9 @@ impl Device for Blk {
         match self.engine {
             EngineKind::Immediate { mapped } if self.image.guards.maps_without_lock() => {
                 Some(Box::new(mapped?))
+            }
+            EngineKind::Threads { pool, .. } if self.image.guards.maps_without_lock() => {
+                Some(Box::new(pool.mapped()?.clone()))
             }
             _ => None,
         }

@@ -17,7 +17,7 @@ mod uring;
 
 pub(super) use job::{Job, Outcome, Pieces};
 pub(super) use mapped::Mapped;
-pub(super) use threads::Pool;
+pub(super) use threads::{AtOnce, Pool};
 pub(super) use uring::probe;
 
 use super::image::Image;
@@ -119,7 +119,7 @@ impl Engine {
         match self {
             Self::Uring(uring) => Some(uring.has_news()),
             Self::Immediate(immediate) => Some(immediate.has_news()),
-            Self::Threads(_) => None,
+            Self::Threads(threads) => threads.has_news(),
             #[cfg(test)]
             Self::Held(_) => None,
         }

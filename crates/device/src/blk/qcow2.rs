@@ -1,9 +1,18 @@
 //! qcow2 images, through the crate imago, which no other module names.
 //!
 //! ```text
-//!   job -> worker of the pool -> imago -> image file, and its backing files (read-only)
-//!             '-- guest memory <-> a buffer of the worker
+//!   job --its clusters are known and in use-------> guest memory <-> image file, in place
+//!    '----else--> worker of the pool -> imago -> image file, and its backing files (read-only)
+//!                    '-- guest memory <-> a buffer of the worker
 //! ```
+//! **Data in place.** What lies in clusters that are allocated to the disk alone is read and
+//! overwritten without imago, which would need a copy: at the offset in the file that
+//! [`cluster_map`] has. All else goes through imago: new clusters, copies on write, zeroes,
+//! compressed clusters, backing files, writes that go through to the disk, and all tables. A
+//! cluster of the map stays where it is while [`Qcow2::tables`] is locked, shared or not: whoever
+//! frees or zeroes clusters locks it exclusively, and first takes them off the map. Writing data in
+//! place changes no table, so there is nothing that a kill could leave half done.
+//!
 //! **A name in an image opens nothing.** An image has the names of its backing file and external
 //! data file, and a guest that can write to the image can change them (as a guest did in
 //! CVE-2026-27211). Only files that the operator names are opened, in the formats that the operator
@@ -16,14 +25,16 @@
 //! The format's code runs on bytes that a hostile guest may have written. If it panics, the image
 //! is disabled: every request fails. A stack overflow cannot be caught; [`refcounts`] and
 //! [`storage`](mod@storage) explain how imago 0.2.6 can be led to one, and how that is prevented.
+mod cluster_map;
 mod header;
 mod refcounts;
 mod storage;
 
-use super::engine::Job;
+use super::engine::{Job, Pieces};
 use super::image_file::{ImageFile, Opening};
-use super::pieces::{gather, scatter};
+use super::pieces::{cut, gather, scatter};
 use super::{Format, Layer, OpenError};
+use cluster_map::ClusterMap;
 use header::Header;
 use imago::format::PreallocateMode;
 use imago::raw::Raw;
@@ -34,6 +45,7 @@ use std::cell::RefCell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use storage::Storage;
@@ -42,6 +54,7 @@ pub use header::{Features, HeaderError};
 pub use refcounts::{ClusterRole, RefcountError};
 
 type Access = FormatAccess<Storage>;
+type Alone<'a> = RwLockWriteGuard<'a, ()>;
 type Driver = imago::qcow2::Qcow2<Storage>;
 
 /// Most bytes of one step: the size of a worker's buffer.
@@ -49,8 +62,13 @@ type Driver = imago::qcow2::Qcow2<Storage>;
 /// The rest of a request follows in further steps.
 const AT_ONCE: usize = 1 << 20;
 
+/// Clusters that are looked up at once.
+const LOOKED_UP: u64 = 64;
+
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Pieces of a part of a request.
+    static PART: RefCell<Vec<HostSlice>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An open image.
@@ -60,11 +78,15 @@ pub(super) struct Qcow2 {
     ///
     /// `Some` until it is dropped.
     access: Option<RwLock<Access>>,
-    /// Shared: data is written to allocated clusters. Exclusive: tables change.
+    /// Shared: data is in place, or written to allocated clusters. Exclusive: tables change.
+    ///
+    /// Locked after `access`.
     ///
     /// imago writes refcounts before the tables that they count. But if other requests change both
     /// in between, a killed process leaves clusters that are in use and counted as free.
     tables: RwLock<()>,
+    /// Clusters that are accessed in place. `None`: none are.
+    clusters: Option<ClusterMap>,
     /// imago has panicked.
     broken: AtomicBool,
     /// Message of the last error, if it has no number.
@@ -77,9 +99,12 @@ impl Qcow2 {
     /// Opens `image` with its backing files, top first.
     pub(super) fn open(image: &ImageFile, layers: &[Layer]) -> Result<Self, OpenError> {
         let mut files = Vec::with_capacity(layers.len());
-        let opened = catch_unwind(AssertUnwindSafe(|| open(image, layers, &mut files).map(Access::new)));
-        let access = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            open(image, layers, &mut files).map(|(driver, cluster)| (Access::new(driver), cluster))
+        }));
+        let (access, cluster) = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
         Ok(Self {
+            clusters: ClusterMap::new(cluster, access.size()),
             access: Some(RwLock::new(access)),
             tables: RwLock::default(),
             broken: AtomicBool::new(false),
@@ -96,7 +121,7 @@ impl Qcow2 {
     /// Sets the size of the disk in bytes.
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         self.guarded(|| {
-            let mut access = self.write()?;
+            let (mut access, _alone) = self.remap(0, u64::MAX)?;
             access.resize(size, PreallocateMode::None)?;
             access.flush()?;
             access.sync()
@@ -104,8 +129,16 @@ impl Qcow2 {
     }
 
     /// Does a job and answers as io_uring would.
-    pub(super) fn perform(&self, job: Job) -> i32 {
-        let done = self.guarded(|| self.try_perform(job));
+    ///
+    /// `file` does jobs of the image file, in the same way; offsets are the file's.
+    pub(super) fn perform(&self, job: Job, file: impl Fn(Job) -> i32) -> i32 {
+        let done = self.guarded(|| {
+            self.look_up(job);
+            match self.in_place(job, file) {
+                Some(result) => Ok(result),
+                None => self.try_perform(job),
+            }
+        });
         done.unwrap_or_else(|error| {
             let (number, reason) = match (error.kind(), error.raw_os_error()) {
                 (_, Some(number)) => (number, None),
@@ -115,6 +148,79 @@ impl Qcow2 {
             *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
             -number
         })
+    }
+
+    /// Does a job in the clusters that are known, or the first part of it.
+    ///
+    /// `None`: they are not, or their tables change just now. Waits for nothing but `file`, which is
+    /// that of [`Qcow2::perform`], and runs no code of the format.
+    pub(super) fn in_place(&self, job: Job, file: impl Fn(Job) -> i32) -> Option<i32> {
+        let (pieces, offset) = transfer(job)?;
+        // Relaxed: see `guarded`.
+        if self.broken.load(Ordering::Relaxed) {
+            return None;
+        }
+        let clusters = self.clusters.as_ref()?;
+        let _unchanged = self.tables.try_read().ok()?;
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
+        // and it has not even been posted.
+        let slices = unsafe { pieces.slices() };
+        let len = total(slices);
+        let at = |pieces: Pieces, offset| match job {
+            Job::Write { durable, .. } => Job::Write { pieces, offset, durable },
+            _ => Job::Read { pieces, offset },
+        };
+        let mut done = 0;
+        while done < len {
+            let Some((host, now)) = clusters.find(offset + done, len - done) else { break };
+            let moved = match now == len {
+                true => file(at(pieces, host)),
+                false => PART.with_borrow_mut(|part| {
+                    cut(slices, done, now, part);
+                    let first = NonNull::from(part.as_mut_slice()).cast();
+                    file(at(Pieces { first, count: part.len() as u32 }, host))
+                }),
+            };
+            match u64::try_from(moved) {
+                Ok(moved) if moved == now => done += now,
+                // The rest, or the file's end, is seen to in the next step.
+                Ok(moved) => {
+                    done += moved;
+                    break;
+                }
+                Err(_) if done == 0 => return Some(moved),
+                Err(_) => break,
+            }
+        }
+        i32::try_from(done).ok().filter(|done| *done > 0)
+    }
+
+    /// Enters the clusters of a transfer into the map, if they can be accessed in place.
+    ///
+    /// It is not worth a wait. An error may be that of a neighbour, which the job does not concern.
+    fn look_up(&self, job: Job) {
+        let (Some((pieces, offset)), Some(clusters)) = (transfer(job), &self.clusters) else { return };
+        let Ok(access) = self.read() else { return };
+        let Ok(_unchanged) = self.tables.try_read() else { return };
+        // SAFETY: as in `in_place`.
+        let end = offset.saturating_add(total(unsafe { pieces.slices() }));
+        let mut at = offset;
+        while at < end {
+            if let Some((_, known)) = clusters.find(at, end - at) {
+                at += known;
+                continue;
+            }
+            let from = at & !(clusters.cluster() - 1);
+            match access.get_mapping(from, LOOKED_UP * clusters.cluster()) {
+                Ok((Mapping::Raw { writable: true, offset: host, .. }, len @ 1..)) => {
+                    // The end of the disk may lie within a cluster.
+                    let whole = len.next_multiple_of(clusters.cluster());
+                    clusters.insert(from, host, whole);
+                    at = from + whole;
+                }
+                _ => return,
+            }
+        }
     }
 
     /// Message of the last failed job, if its error has no number.
@@ -149,15 +255,18 @@ impl Qcow2 {
             Job::Sync => self.sync(),
             Job::Allocate { mode, offset, len, discard } => {
                 if discard {
-                    let mut access = self.write()?;
+                    let (mut access, _alone) = self.remap(offset, len)?;
                     access.discard_to_any(offset, len)?;
                     access.flush()?;
                 } else if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
-                    let mut access = self.write()?;
+                    let (mut access, _alone) = self.remap(offset, len)?;
                     access.discard_to_zero(offset, len)?;
                     access.flush()?;
                 } else {
-                    self.change_tables(|access| access.write_zeroes(offset, len))?;
+                    self.change_tables(|access| {
+                        self.forget(offset, len);
+                        access.write_zeroes(offset, len)
+                    })?;
                 }
                 Ok(0)
             }
@@ -185,6 +294,21 @@ impl Qcow2 {
         let _alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         run(&access)?;
         access.flush()
+    }
+
+    /// Takes the image for a change that frees clusters of `len` bytes at `offset` of the disk.
+    fn remap(&self, offset: u64, len: u64) -> io::Result<(RwLockWriteGuard<'_, Access>, Alone<'_>)> {
+        let access = self.write()?;
+        let alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        self.forget(offset, len);
+        Ok((access, alone))
+    }
+
+    /// Takes clusters off the map. `tables` is locked exclusively.
+    fn forget(&self, offset: u64, len: u64) {
+        if let Some(clusters) = &self.clusters {
+            clusters.forget(offset, len);
+        }
     }
 
     fn sync(&self) -> io::Result<i32> {
@@ -246,17 +370,34 @@ fn is_allocated(access: &Access, mut offset: u64, mut len: u64) -> io::Result<bo
     Ok(true)
 }
 
+/// The pieces and the offset of a transfer that may be done in place.
+///
+/// A write that goes through to the disk takes the tables along, which earlier writes have changed.
+fn transfer(job: Job) -> Option<(Pieces, u64)> {
+    match job {
+        Job::Read { pieces, offset } | Job::Write { pieces, offset, durable: false } => {
+            Some((pieces, offset))
+        }
+        _ => None,
+    }
+}
+
+/// Bytes of the pieces.
+fn total(pieces: &[HostSlice]) -> u64 {
+    pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len as u64))
+}
+
 /// Buffer for the bytes of the pieces, at most [`AT_ONCE`].
 fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
-    let len = pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len)).min(AT_ONCE);
+    let len = total(pieces).min(AT_ONCE as u64) as usize;
     if buffer.len() < len {
         buffer.resize(len, 0);
     }
     &mut buffer[..len]
 }
 
-/// Opens an image and its backing files.
-fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<Driver, OpenError> {
+/// Opens an image and its backing files. Returns the size of its clusters, too.
+fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<(Driver, u64), OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.file)
@@ -295,7 +436,7 @@ fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Resu
         }
         (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
     }
-    Ok(driver)
+    Ok((driver, header.cluster()))
 }
 
 /// Opens a backing file.
@@ -303,7 +444,7 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Re
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
     let image = ImageFile::open(&layer.path, opening)?;
     let access = match layer.format {
-        Format::Qcow2 => Access::new(open(&image, rest, files)?),
+        Format::Qcow2 => Access::new(open(&image, rest, files)?.0),
         Format::Raw if rest.is_empty() => {
             let failed = |source| unusable(&layer.path, source);
             let storage = storage(&image, 0, Arc::default()).map_err(failed)?;

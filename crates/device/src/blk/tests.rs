@@ -4,6 +4,7 @@ mod data;
 mod direct;
 mod disk;
 mod in_flight;
+mod in_place;
 mod latencies;
 mod limited;
 mod lost;

@@ -26,12 +26,7 @@ impl Immediate {
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
         let result = match &self.mapped {
-            Some(mapped) => mapped.perform(job).unwrap_or_else(|| {
-                mapped.before(job);
-                let result = threads::perform(&self.image, job);
-                mapped.after(job, result);
-                result
-            }),
+            Some(mapped) => mapped.perform_or(job, |job| threads::perform(&self.image, job)),
             None => threads::perform(&self.image, job),
         };
         self.done.push_back(Outcome { head, result });

@@ -7,10 +7,15 @@
 //! One pool serves all queues of a disk. Its threads start with the first queue, not when the disk
 //! is opened: the process may drop privileges in between, which threads inherit. This engine takes
 //! locks: one for each batch on the queue's side, and one for each job on the worker's.
-use super::{Image, Job, Outcome};
+//!
+//! A pool may do jobs **at once**, in the queue's thread and without a worker: transfers of a qcow2
+//! image in memory whose clusters are known. As with [`Immediate`](super::immediate), no disk has to
+//! be waited for.
+use super::{Image, Job, Mapped, Outcome};
 use crate::LogDevice;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -42,11 +47,21 @@ struct WorkQueue {
     more: Condvar,
 }
 
+/// How a pool does jobs in the thread of a queue.
+#[derive(Debug)]
+pub(in crate::blk) enum AtOnce {
+    /// Not at all.
+    Never,
+    /// In the image's file, which is in memory and may be mapped.
+    InFile(Option<Arc<Mapped>>),
+}
+
 /// The threads.
 ///
 /// They start with the first queue, and end with the disk and its last queue.
 pub(in crate::blk) struct Pool {
     image: Arc<Image>,
+    at_once: AtOnce,
     work_queue: Arc<WorkQueue>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -66,8 +81,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Pool {
     /// Creates a pool without threads.
-    pub(in crate::blk) fn new(image: &Arc<Image>) -> Self {
-        Self { image: image.clone(), work_queue: Arc::default(), workers: Mutex::default() }
+    pub(in crate::blk) fn new(image: &Arc<Image>, at_once: AtOnce) -> Self {
+        Self { image: image.clone(), at_once, work_queue: Arc::default(), workers: Mutex::default() }
+    }
+
+    /// The mapping of the image's file, to be unmapped later.
+    pub(in crate::blk) fn mapped(&self) -> Option<&Arc<Mapped>> {
+        match &self.at_once {
+            AtOnce::Never => None,
+            AtOnce::InFile(mapped) => mapped.as_ref(),
+        }
+    }
+
+    /// Does a job, if that waits for nothing.
+    fn at_once(&self, job: Job) -> Option<i32> {
+        let AtOnce::InFile(mapped) = &self.at_once else { return None };
+        let file = |job| perform_on(&self.image.file, job);
+        self.image.qcow2.as_ref()?.in_place(job, |job| match mapped {
+            Some(mapped) => mapped.perform_or(job, file),
+            None => file(job),
+        })
     }
 
     /// Starts missing threads.
@@ -124,10 +157,16 @@ fn work(work_queue: &WorkQueue, image: &Image) {
 
 /// Makes the system call of a job. Returns its result as io_uring would.
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
-    if let Some(qcow2) = &image.qcow2 {
-        return qcow2.perform(job);
+    let on_file = |job| perform_on(&image.file, job);
+    match &image.qcow2 {
+        Some(qcow2) => qcow2.perform(job, on_file),
+        None => on_file(job),
     }
-    let fd = image.file.as_raw_fd();
+}
+
+/// As [`perform`], for the file of an image.
+fn perform_on(file: &File, job: Job) -> i32 {
+    let fd = file.as_raw_fd();
     let result = match job {
         Job::Read { pieces, offset } => {
             // SAFETY: the pieces and their memory are valid until the outcome is reaped
@@ -193,6 +232,14 @@ pub(in crate::blk) struct Threads {
     pool: Arc<Pool>,
     shared: Arc<Shared>,
     pushed: Vec<Task>,
+    /// Jobs that workers have, or whose outcomes have not been reaped.
+    handed_out: usize,
+    /// Signals of outcomes that have been reaped, less those that were cleared.
+    ///
+    /// A worker posts first, and signals then.
+    signals: i64,
+    /// Outcomes of jobs that were done at once.
+    done: VecDeque<Outcome>,
 }
 
 impl std::fmt::Debug for Threads {
@@ -207,7 +254,8 @@ impl Threads {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
         let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });
-        Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()) })
+        let done = VecDeque::with_capacity(jobs.into());
+        Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -215,14 +263,35 @@ impl Threads {
     }
 
     pub(super) fn listen(&mut self) -> bool {
-        // EAGAIN: it was not readable, which is fine. Cleared before the list is checked: outcomes
-        // signalled before are in it, and a worker that finds it empty from here on signals.
-        let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
-        !lock(&self.shared.outcomes).is_empty()
+        if self.handed_out > 0 || self.signals > 0 {
+            let mut count = [0; 8];
+            // EAGAIN: it was not readable, which is fine. Cleared before the list is checked:
+            // outcomes signalled before are in it, and a worker that finds it empty from here on
+            // signals.
+            if rustix::io::read(&self.shared.event, &mut count).is_ok() {
+                self.signals -= i64::from_ne_bytes(count);
+            }
+            if !lock(&self.shared.outcomes).is_empty() {
+                return true;
+            }
+        }
+        !self.done.is_empty()
+    }
+
+    /// Whether there is something to reap; `None` if only the list of the workers' outcomes tells.
+    pub(super) fn has_news(&self) -> Option<bool> {
+        match (self.done.is_empty(), self.handed_out) {
+            (false, _) => Some(true),
+            (true, 0) => Some(false),
+            (true, _) => None,
+        }
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
-        self.pushed.push(Task { head, job, queue: self.shared.clone() });
+        match self.pool.at_once(job) {
+            Some(result) => self.done.push_back(Outcome { head, result }),
+            None => self.pushed.push(Task { head, job, queue: self.shared.clone() }),
+        }
     }
 
     pub(super) fn submit(&mut self) {
@@ -230,6 +299,7 @@ impl Threads {
         if count == 0 {
             return;
         }
+        self.handed_out += count;
         lock(&self.pool.work_queue.jobs).tasks.extend(self.pushed.drain(..));
         match count {
             1 => self.pool.work_queue.more.notify_one(),
@@ -240,6 +310,7 @@ impl Threads {
     /// See [`super::Engine::cancel`].
     pub(super) fn cancel(&mut self) {
         let given_up = |task: Task| Outcome { head: task.head, result: -libc::ECANCELED };
+        self.handed_out += self.pushed.len();
         let mut outcomes: Vec<Outcome> = self.pushed.drain(..).map(given_up).collect();
         {
             let mut jobs = lock(&self.pool.work_queue.jobs);
@@ -252,11 +323,22 @@ impl Threads {
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        outcomes.extend(lock(&self.shared.outcomes).drain(..));
+        outcomes.append(&mut self.done);
+        if self.handed_out > 0 {
+            let mut posted = lock(&self.shared.outcomes);
+            if !posted.is_empty() {
+                self.signals += 1;
+                self.handed_out -= posted.len();
+            }
+            outcomes.extend(posted.drain(..));
+        }
     }
 
     pub(super) fn wait(&mut self) {
         self.submit();
+        if !self.done.is_empty() {
+            return;
+        }
         let mut outcomes = lock(&self.shared.outcomes);
         while outcomes.is_empty() {
             outcomes = self.shared.posted.wait(outcomes).unwrap_or_else(PoisonError::into_inner);

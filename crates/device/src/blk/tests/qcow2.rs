@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A folder for images; `None`, said loudly, where QEMU's tool is missing.
-fn folder(test: &str) -> Option<TempDir> {
+pub(super) fn folder(test: &str) -> Option<TempDir> {
     match Command::new("qemu-img").arg("--version").output() {
         Ok(_) => Some(tempfile::tempdir().unwrap()),
         Err(error) => {
@@ -39,17 +39,17 @@ fn qemu_img(arguments: &[&str]) -> Output {
     }
 }
 
-fn done(arguments: &[&str]) {
+pub(super) fn done(arguments: &[&str]) {
     let output = qemu_img(arguments);
     assert!(output.status.success(), "qemu-img {arguments:?}: {output:?}");
 }
 
-fn text(path: &Path) -> &str {
+pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// An empty image of `size` bytes.
-fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
+pub(super) fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
     let path = folder.path().join(name);
     let mut arguments = vec!["create", "-q", "-f", "qcow2"];
     if !options.is_empty() {
@@ -64,22 +64,22 @@ fn create(folder: &TempDir, name: &str, size: u64, options: &str) -> PathBuf {
 /// Creates an image of `size` bytes with the backing file `base`.
 ///
 /// `base` need not exist.
-fn create_on(folder: &TempDir, name: &str, base: &Path, format: &str, size: u64) -> PathBuf {
+pub(super) fn create_on(folder: &TempDir, name: &str, base: &Path, format: &str, size: u64) -> PathBuf {
     let path = folder.path().join(name);
     let size = size.to_string();
     done(&["create", "-q", "-u", "-f", "qcow2", "-b", text(base), "-F", format, text(&path), &size]);
     path
 }
 
-fn disk(path: &Path) -> BlkConfig {
+pub(super) fn disk(path: &Path) -> BlkConfig {
     BlkConfig { format: Format::Qcow2, ..BlkConfig::new(path) }
 }
 
-fn layer(path: &Path, format: Format) -> Layer {
+pub(super) fn layer(path: &Path, format: Format) -> Layer {
     Layer { path: path.to_owned(), format }
 }
 
-fn open(config: BlkConfig) -> Result<Blk, OpenError> {
+pub(super) fn open(config: BlkConfig) -> Result<Blk, OpenError> {
     Blk::open(config)
 }
 
@@ -87,17 +87,17 @@ fn open(config: BlkConfig) -> Result<Blk, OpenError> {
 ///
 /// `-U` ignores locks: between fork and exec, a child of another test holds the lock of an image
 /// that was closed meanwhile.
-fn check(path: &Path) {
+pub(super) fn check(path: &Path) {
     done(&["check", "-q", "-U", "-f", "qcow2", text(path)]);
 }
 
 /// QEMU reads the same from the image as is in `expected`.
-fn compare(path: &Path, expected: &[u8]) {
+pub(super) fn compare(path: &Path, expected: &[u8]) {
     let raw = image(expected);
     done(&["compare", "-q", "-f", "qcow2", "-F", "raw", text(path), text(raw.path())]);
 }
 
-fn agrees(folder: &TempDir, options: &str, ops: &[super::model::Op], refused: u64) {
+pub(super) fn agrees(folder: &TempDir, options: &str, ops: &[super::model::Op], refused: u64) {
     use crate::Device;
     let path = create(folder, "model.qcow2", DISK as u64, options);
     let disk = open(disk(&path)).unwrap();
