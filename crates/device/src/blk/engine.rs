@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Submits all queued jobs, in one system call.
+    /// Submits all queued jobs.
     ///
     /// # Errors
     /// The host refuses work.

@@ -1,4 +1,4 @@
-//! io_uring: one ring for each queue, one system call for each batch.
+//! io_uring: one ring for each queue, one system call for up to eight jobs.
 //!
 //! ```text
 //!   push -> submission queue --submit--> kernel -> completion queue -> reap
@@ -20,6 +20,15 @@ use std::sync::atomic::{Ordering, fence};
 
 /// The image is the ring's only registered file.
 const IMAGE: types::Fixed = types::Fixed(0);
+
+/// Jobs that the kernel is given at once, at most.
+///
+/// It prepares all jobs of a call before the disk has the first (its block layer plugs the queue): at
+/// depth 32 some 50 µs, in which the disk is idle, and after which all complete together. In groups of
+/// 8 the disk works meanwhile: `paravane bench blk --filter direct/` has 1.06 and 1.16 times the rate
+/// for reads and writes of 4 KiB, at 0.96 and 0.91 of the CPU time. Groups of 4 cost more than they
+/// gain.
+const GROUP: usize = 8;
 
 /// Operations that the kernel must support.
 const OPCODES: [u8; 6] = [
@@ -155,11 +164,19 @@ impl Uring {
     /// See [`super::Engine::push`].
     pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         let entry = self.entry(job).user_data(u64::from(head));
+        let mut queue = self.ring.submission();
         // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller
         // promises.
-        if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+        if unsafe { queue.push(&entry) }.is_ok() {
+            let group = queue.len() >= GROUP;
+            drop(queue);
+            // The job is queued, so an error is not that of this call: `submit` meets it again.
+            if group && let Err(error) = self.submit() {
+                tracing::debug!(%error, "a group of jobs is submitted later");
+            }
             return Ok(());
         }
+        drop(queue);
         // Full: the kernel has refused earlier entries.
         self.submit()?;
         // SAFETY: as above.
