@@ -224,7 +224,8 @@ impl Batch {
                 chains: self.chains.as_mut_ptr().add(self.count),
                 base,
                 segments: base.add(self.used),
-                room_end: base.add(self.spare + self.count + 1),
+                // Behind the last slot it lies outside, and is not used.
+                room_end: base.wrapping_add(self.spare + self.count + 1),
             }
         }
     }
@@ -245,6 +246,15 @@ impl Batch {
     pub(crate) fn set_single(&mut self, chains: usize) {
         (self.count, self.used) = (chains, chains);
         debug_assert!(self.count <= self.chains.len());
+    }
+
+    /// Sets the content of a batch that was empty: one chain, whose segments end at `end`.
+    ///
+    /// They were written to [`Batch::front`], where there is room for [`MAX_CHAIN`].
+    #[inline(always)]
+    pub(crate) fn set_one(&mut self, end: *mut Segment) {
+        self.count = 0;
+        self.add_written(1, end);
     }
 
     /// Readable and writable bytes of the chain that was added last; a chain must be there.

@@ -1,7 +1,7 @@
 //! How chains are taken from a packed queue: many of one kind in a loop.
-use super::{Descriptor, Ring, desc_bytes, flags, matches};
+use super::{Descriptor, Ring, desc_bytes, matches};
 use crate::area::Cells;
-use crate::batch::{Batch, Chain, Free, Kind};
+use crate::batch::{Batch, Chain, Free, Kind, MAX_CHAIN};
 use crate::chain::{Descriptor as _, single};
 use crate::device_ring::DeviceRing;
 use crate::in_order::{InOrder, Note};
@@ -35,10 +35,12 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         memory: &mut impl TableMemory,
     ) -> Result<(), QueueError> {
-        let stop = if self.kind == Kind::Simple && self.only_one(batch) {
-            self.take_one(batch)
-        } else {
+        let stop = if !self.only_one(batch) {
             self.pop_many(batch, memory)
+        } else if self.kind == Kind::Simple {
+            self.take_one::<false>(batch, &mut NoTables)
+        } else {
+            self.pop_next(batch, memory)
         };
         if stop == Stop::Empty {
             return Ok(());
@@ -47,9 +49,9 @@ impl<O: Order> Ring<O> {
         self.pop_mixed(batch, memory)
     }
 
-    /// Whether no chain behind the next one can be taken, if that has one descriptor.
+    /// Whether no chain behind the next one can be taken.
     ///
-    /// Not where the ring ends behind it.
+    /// `false` as well where that is not known at once.
     #[inline(always)]
     fn only_one(&self, batch: &Batch) -> bool {
         let next = self.next_avail;
@@ -81,27 +83,73 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// Takes the next chain, if it has one descriptor, which is direct.
+    /// As [`Ring::pop_many`] of one chain, which is not [`Kind::Simple`].
+    #[inline(never)]
+    fn pop_next<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
+        match self.kind {
+            Kind::ShortTable => self.take_one::<true>(batch, memory),
+            Kind::Table => self.walk_one::<true>(batch, memory),
+            Kind::Simple | Kind::Linked => self.walk_one::<false>(batch, &mut NoTables),
+        }
+    }
+
+    /// Takes the next chain. As [`Ring::pop_walked`] of one.
+    #[inline(always)]
+    fn walk_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Stop {
+        batch.clear();
+        let (next, size, (chain, segments)) = (self.next_avail, self.size, batch.front());
+        // SAFETY: the place lies in the ring; see the invariant of `Ring`.
+        let first = unsafe { fetch::<O>(self.end, next.at()) };
+        if !matches(first.flags(), next.available()) {
+            return Stop::Empty;
+        }
+        let (ring, end) = ((next.at(), self.end, desc_bytes(size)), segments.wrapping_add(MAX_CHAIN));
+        // SAFETY: an empty batch has room for any chain.
+        let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, end, memory) };
+        let Some(walk) = walked else { return Stop::Special };
+        let id = walk.last.id();
+        let places = if TABLE { 1 } else { ((walk.ends[1].addr() - segments.addr()) / DESC_SIZE) as u16 };
+        // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
+        if id >= size || places > self.room || unsafe { *self.taken.as_ptr().add(id.into()) } != 0 {
+            return Stop::Special;
+        }
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        // SAFETY: the identifier was checked, and a batch has a slot.
+        unsafe {
+            *self.taken.as_mut_ptr().add(id.into()) = places;
+            notes.note(id.into(), walk.lens, next.word());
+            chain.write(walk.chain(id, segments));
+        }
+        self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
+        batch.set_one(walk.ends[1]);
+        self.more += places - 1;
+        self.room -= places;
+        self.next_avail = next.advance(places, size);
+        Stop::Empty
+    }
+
+    /// Takes the next chain, if it has one descriptor.
     ///
     /// As [`Ring::pop_single`] of one.
     #[inline(always)]
-    fn take_one(&mut self, batch: &mut Batch) -> Stop {
+    fn take_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Stop {
         let notes = self.in_order.as_deref_mut().map(InOrder::notes);
         let (next, (chain, segment)) = (self.next_avail, batch.front());
-        let available = u32::from(next.available()) << 16;
+        let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
+        let expected = u32::from(next.available()) << 16 | indirect;
         let stop = if self.room == 0 {
             Some(Stop::Special)
         } else {
             // SAFETY: the place lies in the ring; see the invariant of `Ring`. A batch has a slot,
             // and a segment for it.
             let taken = unsafe {
-                self.source(notes).take::<O, false>(
+                self.source(notes).take::<O, TABLE>(
                     (next, next.at()),
-                    available,
+                    expected,
                     SEGMENT,
                     chain,
                     segment,
-                    &mut NoTables,
+                    memory,
                 )
             };
             taken.err()
@@ -211,15 +259,10 @@ impl<O: Order> Ring<O> {
                 break Stop::Empty;
             }
             // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-            let desc = unsafe { end.back(next.at()) };
-            // Acquire: as in `take_single`. SAFETY: as above.
-            let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
-            O::after_acquire();
-            if !matches(flags(meta), available) {
+            let first = unsafe { fetch::<O>(end, next.at()) };
+            if !matches(first.flags(), available) {
                 break Stop::Empty;
             }
-            // SAFETY: as above.
-            let first = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
             let ring = (next.at(), end, ring_bytes);
             // SAFETY: the segments from the first free one on, as far as the next chain may take
             // them; see `Free`.
@@ -237,7 +280,7 @@ impl<O: Order> Ring<O> {
                 *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
                 notes.note(id.into(), walk.lens, next.word());
                 chains.write(walk.chain(id, base));
-                (chains, room_end) = (chains.add(1), room_end.add(1));
+                (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
             segments = walk.ends[1];
             room -= bytes;
@@ -285,6 +328,24 @@ impl<O: Order> Ring<O> {
 /// Bytes of a segment.
 const SEGMENT: u32 = size_of::<Segment>() as u32;
 
+/// Fetches the first descriptor of a chain, which lies `at` from the ring's end.
+///
+/// It is available if its flags say so.
+///
+/// # Safety
+/// The place lies in the ring.
+#[inline(always)]
+unsafe fn fetch<O: Order>(ring_end: Cells, at: isize) -> Descriptor {
+    // SAFETY: the caller vouches for the place.
+    let desc = unsafe { ring_end.back(at) };
+    // Acquire: pairs with the driver's release store of the flags, before which it wrote the rest,
+    // and the rest of the chain. SAFETY: as above.
+    let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
+    O::after_acquire();
+    // SAFETY: as above.
+    Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta }
+}
+
 /// What chains are taken from.
 struct Source<'a, N> {
     tables: &'a Tables,
@@ -315,18 +376,12 @@ impl<N: Note> Source<'_, N> {
         memory: &mut impl TableMemory,
     ) -> Result<(), Stop> {
         // SAFETY: the place lies in the ring; see the invariant of `Ring`.
-        let desc = unsafe { self.end.back(at) };
-        // Acquire: pairs with the driver's release store of the flags, before which it wrote the
-        // rest, and the rest of the chain. SAFETY: as above.
-        let meta = unsafe { desc.load_u64_acquire(DESC_LEN) };
-        O::after_acquire();
-        // SAFETY: as above.
-        let mut desc = Descriptor { addr: unsafe { desc.load_u64(DESC_ADDR) }, meta };
+        let mut desc = unsafe { fetch::<O>(self.end, at) };
         // What is left is the identifier, or more than any: one comparison for all of it.
-        let id = (((meta >> 32) as u32 ^ expected) & !(u32::from(DESC_F_WRITE) << 16)) as usize;
+        let id = (((desc.meta >> 32) as u32 ^ expected) & !(u32::from(DESC_F_WRITE) << 16)) as usize;
         // SAFETY: there is a number for each identifier below the size.
         if id >= self.size || unsafe { *self.ids.add(id) } != 0 {
-            let available = matches(flags(meta), (expected >> 16) as u16 & SWAP);
+            let available = matches(desc.flags(), (expected >> 16) as u16 & SWAP);
             return Err(if available { Stop::Special } else { Stop::Empty });
         }
         if TABLE {

@@ -6,7 +6,7 @@
 //! ```
 use super::Ring;
 use crate::area::Cells;
-use crate::batch::{Batch, Chain, Free, Kind};
+use crate::batch::{Batch, Chain, Free, Kind, MAX_CHAIN};
 use crate::chain::{Descriptor as _, single};
 use crate::device_ring::DeviceRing;
 use crate::in_order::{InOrder, Note};
@@ -29,10 +29,12 @@ impl<O: Order> Ring<O> {
         memory: &mut impl TableMemory,
     ) -> Result<(), QueueError> {
         let limit = available.min(batch.slots());
-        let all = if limit == 1 && self.kind == Kind::Simple {
+        let all = if limit != 1 {
+            self.pop_many(batch, limit, memory)
+        } else if self.kind == Kind::Simple {
             self.take_one::<false>(batch, &mut NoTables)
         } else {
-            self.pop_many(batch, limit, memory)
+            self.pop_next(batch, memory)
         };
         if all {
             return Ok(());
@@ -48,15 +50,9 @@ impl<O: Order> Ring<O> {
     /// is forgotten.
     #[inline(never)]
     fn pop_many<M: TableMemory>(&mut self, batch: &mut Batch, limit: usize, memory: &mut M) -> bool {
-        if limit < 2 {
+        if limit == 0 {
             batch.clear();
-            return limit == 0
-                || match self.kind {
-                    Kind::Simple => false,
-                    Kind::ShortTable => self.take_one::<true>(batch, memory),
-                    Kind::Linked => self.pop_walked::<false, _>(batch, 1, &mut NoTables),
-                    Kind::Table => self.pop_walked::<true, _>(batch, 1, memory),
-                };
+            return true;
         }
         match self.kind {
             Kind::Simple => self.pop_single::<false, _>(batch, limit, &mut NoTables),
@@ -70,6 +66,47 @@ impl<O: Order> Ring<O> {
                 self.pop_walked::<true, _>(batch, limit, memory)
             }
         }
+    }
+
+    /// As [`Ring::pop_many`] of one chain, which is available, and not [`Kind::Simple`].
+    #[inline(never)]
+    fn pop_next<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> bool {
+        match self.kind {
+            Kind::ShortTable => self.take_one::<true>(batch, memory),
+            Kind::Table => self.walk_one::<true>(batch, memory),
+            Kind::Simple | Kind::Linked => self.walk_one::<false>(batch, &mut NoTables),
+        }
+    }
+
+    /// Takes the next chain, which is available. As [`Ring::pop_walked`] of one.
+    #[inline(always)]
+    fn walk_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> bool {
+        batch.clear();
+        let (next, (chain, segments)) = (self.next_avail, batch.front());
+        // SAFETY: the entry is less than the size; see the invariant of `Ring`.
+        let head = usize::from(unsafe { entry(self.avail, next as usize & self.mask) });
+        if head > self.mask {
+            return false;
+        }
+        // SAFETY: `head` was just checked; `InFlight` has a place for it.
+        let (first, mark) =
+            unsafe { (self.tables.fetch(head as u16), self.in_flight.as_mut_ptr().add(head)) };
+        let end = segments.wrapping_add(MAX_CHAIN);
+        // SAFETY: an empty batch has room for any chain.
+        let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, end, memory) };
+        // SAFETY: as above.
+        let Some(walk) = walked.filter(|_| !unsafe { *mark }) else { return false };
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        // SAFETY: the head was checked, and a batch has a slot.
+        unsafe {
+            *mark = true;
+            notes.note(head, walk.lens, next);
+            chain.write(walk.chain(head as u16, segments));
+        }
+        self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
+        batch.set_one(walk.ends[1]);
+        self.next_avail = next + 1;
+        true
     }
 
     /// Takes the next chain, which is available, if it has one descriptor.
@@ -184,7 +221,7 @@ impl<O: Order> Ring<O> {
                 *in_flight.add(head) = true;
                 notes.note(head, walk.lens, next);
                 chains.write(walk.chain(head as u16, base));
-                (chains, room_end) = (chains.add(1), room_end.add(1));
+                (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
             segments = walk.ends[1];
             next += 1;
