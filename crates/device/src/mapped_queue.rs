@@ -136,6 +136,7 @@ pub struct MappedQueue {
     chains: Batch,
     /// An available chain is not translated.
     waiting: bool,
+    shares_thread: bool,
     latency: LatencyRecorder,
 }
 
@@ -369,6 +370,7 @@ impl MappedQueue {
             invalidation: None,
             chains,
             waiting: false,
+            shares_thread: false,
             latency: LatencyRecorder::default(),
         })
     }
@@ -388,6 +390,17 @@ impl MappedQueue {
     pub fn named(mut self, device: &str, queue: u16) -> Self {
         self.latency.name(device, queue);
         self
+    }
+
+    /// Says whether the thread serves other queues, too \[no\].
+    pub fn share_thread(&mut self, shares: bool) {
+        self.shares_thread = shares;
+    }
+
+    /// Whether the thread serves other queues: a handler that copies does so in small portions.
+    #[must_use]
+    pub fn shares_thread(&self) -> bool {
+        self.shares_thread
     }
 
     /// The recorder of latencies.

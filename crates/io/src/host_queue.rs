@@ -173,6 +173,7 @@ impl HostQueue {
         until: Option<Instant>,
     ) -> Result<Turn, ServeError> {
         let mut sum = Served::default();
+        self.live.share_thread(until.is_some());
         let turn = self.serve_counted(arm, enough, until, &mut sum);
         self.work.add(&sum);
         let Served { taken, completed, .. } = sum;

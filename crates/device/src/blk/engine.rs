@@ -69,6 +69,17 @@ impl Engine {
         matches!(self, Self::Uring(uring) if uring.registers())
     }
 
+    /// Whether [`Engine::push`] does jobs in the queue's thread.
+    pub(super) fn copies(&self) -> bool {
+        match self {
+            Self::Immediate(_) => true,
+            Self::Threads(threads) => threads.copies(),
+            Self::Uring(_) => false,
+            #[cfg(test)]
+            Self::Held(_) => false,
+        }
+    }
+
     /// Follows changes of the memory map; called before jobs are pushed.
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Self::Uring(uring) = self {

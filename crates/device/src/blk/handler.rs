@@ -55,6 +55,11 @@ pub(super) struct Limited {
 /// Most chains that a rate-limited queue pops in one serve, as many as others.
 const BATCH: u32 = 64;
 
+/// Bytes that one serve copies, about, where the queues of other devices may wait for the thread.
+///
+/// A copy of 256 KiB takes some 20 µs. It is 64 requests of 4 KiB.
+const AT_ONCE: u64 = 256 << 10;
+
 impl Limited {
     pub(super) fn new(brake: Brake) -> Self {
         Self { brake, one: Batch::new(1) }
@@ -351,6 +356,7 @@ impl QueueHandler for Handler {
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
+        let (shares, copies) = (queue.shares_thread(), self.engine.copies());
         let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
@@ -360,8 +366,14 @@ impl QueueHandler for Handler {
                 let taken = memory.pop(queue, chains)?;
                 served.taken = taken as u32;
                 let taken = latency.take_batch(taken, queue.in_flight().into());
+                let mut bytes = 0;
                 for chain in chains.iter() {
-                    self.start(queue, &memory, chain, &mut served, (&mut *latency, taken))?;
+                    bytes += self.start(queue, &memory, chain, &mut served, (&mut *latency, taken))?;
+                }
+                if copies {
+                    // The next requests are likely as large as these.
+                    let fits = AT_ONCE * u64::from(served.taken) / bytes.max(1);
+                    chains.limit(if shares { fits as usize } else { usize::MAX });
                 }
             } else if let Some(mut limited) = self.limit.take() {
                 let taken = self.take_limited(&mut limited, queue, &memory, &mut served, latency);

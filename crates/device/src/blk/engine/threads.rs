@@ -258,6 +258,11 @@ impl Threads {
         Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
     }
 
+    /// Whether jobs may be done at once.
+    pub(super) fn copies(&self) -> bool {
+        matches!(self.pool.at_once, AtOnce::InFile(_))
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.shared.event.as_fd()
     }
