@@ -26,6 +26,11 @@ impl LogDevice {
         Self { before, _not_send: PhantomData }
     }
 
+    /// Sets the device's name for as long as the thread lives, or until the next call.
+    pub fn set(name: Option<Arc<str>>) {
+        CURRENT.with(|current| drop(current.replace(name)));
+    }
+
     /// Name of the device in the calling thread.
     #[must_use]
     pub fn current() -> Option<Arc<str>> {
@@ -56,6 +61,8 @@ mod tests {
         assert_eq!(LogDevice::current().as_deref(), Some("vm0"));
         let other = std::thread::spawn(LogDevice::current);
         assert_eq!(other.join().unwrap(), None, "threads do not share it");
+        LogDevice::set(Some("vm2".into()));
+        assert_eq!(LogDevice::current().as_deref(), Some("vm2"));
         drop(outer);
         assert_eq!(LogDevice::current(), None);
     }

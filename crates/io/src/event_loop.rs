@@ -24,7 +24,7 @@
 //! microseconds, so that more is taken at once.
 use super::host_queue::{HostQueue, Turn};
 use super::{Activity, Counters, Message, NotPutOn, caught};
-use paravane_device::ServeError;
+use paravane_device::{LogDevice, ServeError};
 use paravane_notify::{BatchDelay, Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
@@ -68,6 +68,8 @@ pub(super) struct EventLoop {
     count: usize,
     /// Index of the entry whose code runs, or ran last.
     serving: Option<usize>,
+    /// Device that log lines name; of a thread that devices share.
+    named: Option<Arc<str>>,
     /// Indices of entries to serve without waiting for an event, each once.
     ///
     /// Has room for all.
@@ -113,6 +115,7 @@ impl EventLoop {
             entries: Vec::new(),
             count: 0,
             serving: None,
+            named: None,
             ready: VecDeque::new(),
             polled: Vec::new(),
             looked: None,
@@ -344,6 +347,10 @@ impl EventLoop {
         let length = entry.window.length();
         let enough = if length.is_zero() { 0 } else { entry.delay.enough() };
         let is_watched = self.setting.activity.is_some();
+        if is_watched && self.named.as_ref().map(Arc::as_ptr) != entry.queue.name().map(Arc::as_ptr) {
+            self.named = entry.queue.name().cloned();
+            LogDevice::set(self.named.clone());
+        }
         let start = (is_watched || self.count > 1).then(Instant::now);
         let until = start.filter(|_| self.count > 1).map(|start| start + TURN);
         let turn = entry.queue.serve(length.is_zero(), enough, until);

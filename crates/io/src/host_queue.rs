@@ -57,6 +57,8 @@ pub struct HostQueue {
     cut: Option<Arc<AtomicBool>>,
     /// Longest poll; `None`: as its thread says.
     longest_poll: Option<Duration>,
+    /// Device that log lines name.
+    name: Option<Arc<str>>,
 }
 
 impl HostQueue {
@@ -73,14 +75,15 @@ impl HostQueue {
     ) -> Self {
         // A host notifier is signalled when it is made and when it is given back.
         let own_signals = kicks.are_ours().into();
+        let name = LogDevice::current();
         let live = match work.latency() {
             Some(latency) => {
-                let device = LogDevice::current().unwrap_or_else(|| key.device.to_string().into());
+                let device = name.clone().unwrap_or_else(|| key.device.to_string().into());
                 live.with_latency(Arc::clone(latency)).named(&device, key.queue)
             }
             None => live,
         };
-        Self { key, live, handler, kicks, events, own_signals, work, cut: None, longest_poll: None }
+        Self { key, live, handler, kicks, events, own_signals, work, cut: None, longest_poll: None, name }
     }
 
     /// Device number and queue index.
@@ -259,6 +262,11 @@ impl HostQueue {
     /// See [`HostQueue::poll_for`].
     pub(super) fn longest_poll(&self) -> Option<Duration> {
         self.longest_poll
+    }
+
+    /// Device that log lines name.
+    pub(super) fn name(&self) -> Option<&Arc<str>> {
+        self.name.as_ref()
     }
 
     /// Counts the time of a turn.
