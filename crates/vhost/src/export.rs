@@ -24,7 +24,7 @@
 //! wait; call [`Export::has_ended`] to learn when the export has ended.
 //!
 //! An export runs in steps, on whichever protocol thread is free
-//! ([`ProtocolThreads`](crate::ProtocolThreads)); one that waits needs no thread.
+//! ([`ProtocolThreads`]); one that waits needs no thread.
 //!
 //! A client never blocks a protocol thread. It is signalled through the I/O threads only
 //! (`notifiers`), which are unblocked whenever they are waited for. A client that blocks I/O threads
@@ -650,7 +650,7 @@ struct Beginning {
     connection: Option<ConnectionState>,
     /// What a dead process has kept.
     kept: Option<Active>,
-    /// See [`ExportThread::restoring`].
+    /// Dropped when the session of another process is restored, or cannot be.
     restoring: Option<Sender<Infallible>>,
 }
 

@@ -337,7 +337,7 @@ fn prometheus_scrapes_a_daemon_and_parses_the_dashboard() {
     for query in [
         "paravane_build_info{version!=\"\"}",
         "process_start_time_seconds{job=\"paravane\"}",
-        "paravane_io_thread_run_delay_seconds_total{device=\"vm0\",thread=\"io0\"}",
+        "paravane_io_thread_run_delay_seconds_total{thread=\"io0\"}",
     ] {
         prometheus.wait_for(query);
     }

@@ -86,7 +86,9 @@ fn an_eventfd_that_is_full_delays_no_signal() {
     let folder = Folder::new();
     folder.image("a.img");
     folder.image("b.img");
-    let file = folder.write("d.toml", &(disk("a", "") + &disk("b", "")));
+    // With shared threads the clients would be disconnected.
+    let own = |name| disk(name, "workers = 1\n");
+    let file = folder.write("d.toml", &(own("a") + &own("b")));
     let mut daemon = Daemon::start(&["--config", &file, "--control", "off"]);
     let full = || -> OwnedFd {
         let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -100,7 +102,7 @@ fn an_eventfd_that_is_full_delays_no_signal() {
         some_done(&mut machine);
         (raw, machine)
     });
-    folder.write("d.toml", &disk("b", ""));
+    folder.write("d.toml", &own("b"));
     daemon.signal(Signal::HUP);
     daemon.wait_for("1 removed");
     let (ended, log) = daemon.end();

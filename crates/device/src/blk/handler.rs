@@ -370,7 +370,7 @@ impl QueueHandler for Handler {
                 for chain in chains.iter() {
                     bytes += self.start(queue, &memory, chain, &mut served, (&mut *latency, taken))?;
                 }
-                if copies {
+                if copies && served.taken > 0 {
                     // The next requests are likely as large as these.
                     let fits = AT_ONCE * u64::from(served.taken) / bytes.max(1);
                     chains.limit(if shares { fits as usize } else { usize::MAX });
