@@ -43,6 +43,7 @@ fn version(name: &str) -> Option<String> {
     match name {
         "qemu-storage-daemon" => number(&first_line("qemu-storage-daemon", "--version")?),
         // dpdk-testpmd does not tell its version.
+        #[cfg(feature = "peers")]
         "dpdk-vhost" => {
             let version = number(&first_line("pkg-config", "--modversion=libdpdk")?)?;
             let other = crate::net::testpmd::other_version();
