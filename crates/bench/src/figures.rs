@@ -135,6 +135,7 @@ fn ratio_of(
 }
 
 /// Rate and cost of this build relative to the other one, in the same round.
+#[cfg(feature = "peers")]
 pub(crate) fn ratios_to_other(
     of: &[(Figure, f64)],
     other: &[(Figure, f64)],
