@@ -171,7 +171,9 @@ fn the_disk_is_as_large_as_the_image_says() {
     let Some(folder) = folder("the_disk_is_as_large_as_the_image_says") else { return };
     let path = create(&folder, "disk.qcow2", 3 << 30, "");
     let blk = open(disk(&path)).unwrap();
-    assert_eq!((blk.size(), blk.engine()), (3 << 30, "threads".into()));
+    assert_eq!(blk.size(), 3 << 30);
+    // In memory, clusters that are known are copied in the file's mapping.
+    assert!(["threads", "threads, mapped"].contains(&&*blk.engine()), "{}", blk.engine());
     let mut rig = Rig::new(blk);
     let end = (3 << 30) / 512;
     assert_eq!(rig.status(blk::T_OUT, end - 1, &[7; 512]), blk::S_OK);
