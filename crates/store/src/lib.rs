@@ -1,0 +1,29 @@
+//! Where the bytes of a disk image lie, beyond one file.
+//!
+//! ```text
+//!   Location ("nbd://...") --open--> Store, shared by the queues of a disk
+//!                                      | queue
+//!                                      v
+//!   push(head, Job)* -> submit ->  StoreQueue, one for each virtqueue  -> reap: Outcome*
+//!                                      '-- fd(): readable when jobs have ended
+//! ```
+//! A store takes reads, writes, flushes, discards and zeroes for memory in pieces, and completes
+//! them through a descriptor that an I/O thread polls or sleeps on. It knows nothing of virtqueues
+//! or formats: a disk image is a format over a store. The server is not trusted: what it sends is
+//! checked, and an error of it is an error of the jobs.
+//!
+//! | file | content |
+//! |---|---|
+//! | `store` | [`Store`] and [`StoreQueue`]: the cut |
+//! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
+//! | `location` | [`Location`]: paths and URLs |
+//! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
+mod connect;
+mod job;
+mod location;
+mod store;
+
+pub use connect::{Connector, Direct, Target};
+pub use job::{Job, Outcome, Pieces};
+pub use location::{Location, LocationError, NbdLocation, RbdLocation, S3Location, TlsFiles};
+pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};

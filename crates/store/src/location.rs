@@ -1,0 +1,413 @@
+//! Where an image lies: a path, or a URL.
+use crate::Target;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use thiserror::Error;
+use url::Url;
+
+/// Port of NBD servers.
+const NBD_PORT: u16 = 10809;
+
+/// Where an image lies.
+///
+/// ```
+/// use paravane_store::Location;
+/// use std::path::Path;
+///
+/// let location: Location = "nbd://store.example/vm0".parse()?;
+/// assert!(matches!(&location, Location::Nbd(nbd) if nbd.export == "vm0"));
+/// let file: Location = "images/vm0.img".parse()?;
+/// assert_eq!(file.path(), Some(Path::new("images/vm0.img")));
+/// # Ok::<(), paravane_store::LocationError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A file or block device of this host.
+    File(PathBuf),
+    /// `nbd://HOST[:PORT]/[EXPORT]`, `nbd+unix:///[EXPORT]?socket=PATH`; `nbds` for TLS.
+    Nbd(NbdLocation),
+    /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]`.
+    Rbd(RbdLocation),
+    /// `http://` or `https://`: an object that is read by ranges.
+    Http(Url),
+    /// `s3://BUCKET/KEY[?endpoint=URL][&region=REGION]`.
+    S3(S3Location),
+}
+
+/// An export of an NBD server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdLocation {
+    /// The server.
+    pub target: Target,
+    /// Name of the export; may be empty.
+    pub export: String,
+    /// TLS, if the connection must have it.
+    pub tls: Option<TlsFiles>,
+}
+
+/// Where the keys and certificates of TLS lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Folder with `ca-cert.pem`, `client-cert.pem` and `client-key.pem` [the authorities of this
+    /// host, no certificate of the client].
+    pub folder: Option<PathBuf>,
+    /// Name in the server's certificate [the host of the URL].
+    pub hostname: Option<String>,
+}
+
+/// An image of a Ceph cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RbdLocation {
+    /// Name of the pool.
+    pub pool: String,
+    /// Namespace in the pool.
+    pub namespace: Option<String>,
+    /// Name of the image.
+    pub image: String,
+    /// Snapshot to read.
+    pub snapshot: Option<String>,
+    /// User without `client.` [admin].
+    pub id: Option<String>,
+    /// Configuration file \[/etc/ceph/ceph.conf\].
+    pub conf: Option<PathBuf>,
+}
+
+/// An object of a store that speaks S3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct S3Location {
+    /// Name of the bucket.
+    pub bucket: String,
+    /// Key of the object.
+    pub key: String,
+    /// URL of the server [Amazon's].
+    pub endpoint: Option<Url>,
+    /// Region of the bucket \[us-east-1\].
+    pub region: Option<String>,
+}
+
+/// A location is malformed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{location}: {reason}")]
+pub struct LocationError {
+    /// As it was written.
+    pub location: String,
+    /// What is wrong, and what is right.
+    pub reason: String,
+}
+
+impl Location {
+    /// The path, if it is a file.
+    #[must_use]
+    pub fn path(&self) -> Option<&std::path::Path> {
+        match self {
+            Self::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Last part of its name, for example to identify the disk.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+        match self {
+            Self::File(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            Self::Nbd(nbd) => last(&nbd.export),
+            Self::Rbd(rbd) => rbd.image.clone(),
+            Self::Http(url) => last(url.path()),
+            Self::S3(s3) => last(&s3.key),
+        }
+    }
+}
+
+impl From<PathBuf> for Location {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl FromStr for Location {
+    type Err = LocationError;
+
+    fn from_str(text: &str) -> Result<Self, LocationError> {
+        let malformed = |reason: String| LocationError { location: text.into(), reason };
+        let Some((scheme, _)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
+            return Ok(Self::File(text.into()));
+        };
+        if scheme == "rbd" {
+            return rbd(&text["rbd:".len()..]).map(Self::Rbd).map_err(malformed);
+        }
+        let url = Url::parse(text).map_err(|error| malformed(error.to_string()))?;
+        if url.password().is_some() {
+            return Err(malformed(
+                "a location holds no password; every user can read it in the process list".into(),
+            ));
+        }
+        match scheme {
+            "http" | "https" => Ok(Self::Http(url)),
+            "s3" => s3(&url).map(Self::S3).map_err(malformed),
+            _ => nbd(&url).map(Self::Nbd).map_err(malformed),
+        }
+    }
+}
+
+/// Whether a text before a colon makes the rest a URL.
+fn is_scheme(text: &str) -> bool {
+    matches!(text, "nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "rbd" | "http" | "https" | "s3")
+}
+
+fn nbd(url: &Url) -> Result<NbdLocation, String> {
+    let export = decoded(url.path().strip_prefix('/').unwrap_or_default())?;
+    if export.len() > 4096 {
+        return Err(format!("an export's name has at most 4096 bytes, not {}", export.len()));
+    }
+    let (mut socket, mut tls) = (None, TlsFiles::default());
+    for (key, value) in url.query_pairs() {
+        match &*key {
+            "socket" => socket = Some(PathBuf::from(&*value)),
+            "tls-certificates" => tls.folder = Some(PathBuf::from(&*value)),
+            "tls-hostname" => tls.hostname = Some(value.into_owned()),
+            _ => {
+                return Err(format!(
+                    "unknown parameter {key}; there are socket, tls-certificates, tls-hostname"
+                ));
+            }
+        }
+    }
+    let with_tls = url.scheme().starts_with("nbds");
+    if !with_tls && tls != TlsFiles::default() {
+        return Err("certificates need the scheme nbds or nbds+unix".into());
+    }
+    let target = match (url.scheme().ends_with("+unix"), socket) {
+        (true, Some(socket)) => {
+            if with_tls && tls.hostname.is_none() {
+                return Err("TLS over a Unix socket needs tls-hostname=NAME".into());
+            }
+            Target::Unix(socket)
+        }
+        (true, None) => {
+            return Err("a Unix socket needs socket=PATH, as in nbd+unix:///EXPORT?socket=PATH".into());
+        }
+        (false, Some(_)) => return Err("socket=PATH needs the scheme nbd+unix or nbds+unix".into()),
+        (false, None) => Target::Tcp { host: host(url)?, port: url.port().unwrap_or(NBD_PORT) },
+    };
+    Ok(NbdLocation { target, export, tls: with_tls.then_some(tls) })
+}
+
+/// The host of a URL; an IPv6 address loses its brackets.
+fn host(url: &Url) -> Result<String, String> {
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or("names no host")?;
+    Ok(host.trim_start_matches('[').trim_end_matches(']').to_owned())
+}
+
+fn s3(url: &Url) -> Result<S3Location, String> {
+    let key = decoded(url.path().strip_prefix('/').unwrap_or_default())?;
+    if key.is_empty() {
+        return Err("names no object, as in s3://BUCKET/KEY".into());
+    }
+    let mut found = S3Location { bucket: host(url)?, key, endpoint: None, region: None };
+    for (name, value) in url.query_pairs() {
+        match &*name {
+            "endpoint" => found.endpoint = Some(value.parse().map_err(|error| format!("endpoint: {error}"))?),
+            "region" => found.region = Some(value.into_owned()),
+            _ => return Err(format!("unknown parameter {name}; there are endpoint, region")),
+        }
+    }
+    Ok(found)
+}
+
+fn rbd(text: &str) -> Result<RbdLocation, String> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let (path, snapshot) = match name.split_once('@') {
+        Some((path, snapshot)) => (path, Some(snapshot.to_owned())),
+        None => (name, None),
+    };
+    let (pool, namespace, image) = match path.split('/').collect::<Vec<_>>()[..] {
+        [pool, image] => (pool, None, image),
+        [pool, namespace, image] => (pool, Some(namespace.to_owned()), image),
+        _ => ("", None, ""),
+    };
+    if pool.is_empty() || image.is_empty() || snapshot.as_deref() == Some("") {
+        return Err("an image of Ceph is rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]".into());
+    }
+    let mut found =
+        RbdLocation { pool: pool.into(), namespace, image: image.into(), snapshot, ..RbdLocation::default() };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("id", id)) => found.id = Some(id.into()),
+            Some(("conf", conf)) => found.conf = Some(conf.into()),
+            _ => return Err(format!("unknown parameter {part}; there are id=USER and conf=FILE")),
+        }
+    }
+    Ok(found)
+}
+
+/// Decodes %XX.
+fn decoded(text: &str) -> Result<String, String> {
+    percent_encoding::percent_decode_str(text)
+        .decode_utf8()
+        .map(Into::into)
+        .map_err(|_| "a name is not UTF-8".into())
+}
+
+fn encoded(text: &str) -> impl fmt::Display + '_ {
+    const KEEP: &percent_encoding::AsciiSet =
+        &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+    percent_encoding::utf8_percent_encode(text, KEEP)
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => path.display().fmt(f),
+            Self::Nbd(nbd) => nbd.fmt(f),
+            Self::Rbd(rbd) => rbd.fmt(f),
+            Self::Http(url) => {
+                // A query may hold a signature.
+                let mut shown = url.clone();
+                shown.set_query(None);
+                shown.fmt(f)
+            }
+            Self::S3(s3) => write!(f, "s3://{}/{}", s3.bucket, encoded(&s3.key)),
+        }
+    }
+}
+
+impl fmt::Display for NbdLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
+        match &self.target {
+            Target::Unix(path) => {
+                write!(
+                    f,
+                    "{scheme}+unix:///{}?socket={}",
+                    encoded(&self.export),
+                    encoded(&path.to_string_lossy())
+                )
+            }
+            Target::Tcp { .. } => write!(f, "{scheme}://{}/{}", self.target, encoded(&self.export)),
+        }
+    }
+}
+
+impl fmt::Display for RbdLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rbd:{}/", self.pool)?;
+        if let Some(namespace) = &self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(&self.image)?;
+        match &self.snapshot {
+            Some(snapshot) => write!(f, "@{snapshot}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nbd(text: &str) -> NbdLocation {
+        match text.parse() {
+            Ok(Location::Nbd(nbd)) => nbd,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    fn refused(text: &str, part: &str) {
+        let error = text.parse::<Location>().expect_err(text).to_string();
+        assert!(error.starts_with(text) && error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn what_has_no_known_scheme_is_a_path() {
+        for path in ["vm0.img", "/dev/vg/vm0", "./nbd:x", "C:/x", "a:b", "file.nbd"] {
+            assert_eq!(path.parse(), Ok(Location::File(path.into())));
+        }
+    }
+
+    #[test]
+    fn exports_of_nbd_servers() {
+        let tcp = |host: &str, port| Target::Tcp { host: host.into(), port };
+        assert_eq!(
+            nbd("nbd://store/vm0"),
+            NbdLocation { target: tcp("store", 10809), export: "vm0".into(), tls: None }
+        );
+        assert_eq!(nbd("nbd://[::1]:7/a%20b/c").target, tcp("::1", 7));
+        assert_eq!(nbd("nbd://[::1]:7/a%20b/c").export, "a b/c");
+        assert_eq!(nbd("nbd://store").export, "");
+        let unix = nbd("nbd+unix:///vm0?socket=/run/nbd.sock");
+        assert_eq!((unix.target, unix.export.as_str()), (Target::Unix("/run/nbd.sock".into()), "vm0"));
+        let tls = nbd("nbds://store/vm0?tls-certificates=/etc/pki&tls-hostname=other").tls.unwrap();
+        assert_eq!(tls, TlsFiles { folder: Some("/etc/pki".into()), hostname: Some("other".into()) });
+        refused("nbd+unix:///vm0", "socket=PATH");
+        refused("nbd://store/vm0?socket=/x", "nbd+unix");
+        refused("nbd://store/vm0?tls-certificates=/x", "nbds");
+        refused("nbds+unix:///?socket=/x", "tls-hostname");
+        refused("nbd://store/vm0?sockets=/x", "unknown parameter sockets");
+        refused("nbd:///vm0", "host");
+        refused("nbd://user:secret@store/vm0", "password");
+    }
+
+    #[test]
+    fn images_of_ceph() {
+        let full = RbdLocation {
+            pool: "pool".into(),
+            namespace: Some("space".into()),
+            image: "disk".into(),
+            snapshot: Some("monday".into()),
+            id: Some("vm".into()),
+            conf: Some("/c.conf".into()),
+        };
+        assert_eq!("rbd:pool/space/disk@monday:id=vm:conf=/c.conf".parse(), Ok(Location::Rbd(full)));
+        let Ok(Location::Rbd(short)) = "rbd:pool/disk".parse() else { panic!() };
+        assert_eq!((short.namespace, short.snapshot, short.id), (None, None, None));
+        for wrong in ["rbd:disk", "rbd:/disk", "rbd:a/b/c/d", "rbd:pool/disk@", "rbd:pool/"] {
+            refused(wrong, "rbd:POOL");
+        }
+        refused("rbd:pool/disk:key=secret", "unknown parameter key=secret");
+    }
+
+    #[test]
+    fn objects() {
+        let Ok(Location::S3(s3)) = "s3://bucket/a/b.img?endpoint=http://127.0.0.1:5000&region=x".parse()
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (s3.bucket.as_str(), s3.key.as_str(), s3.region.as_deref()),
+            ("bucket", "a/b.img", Some("x"))
+        );
+        refused("s3://bucket", "names no object");
+        assert!(matches!("https://host/a.img".parse(), Ok(Location::Http(_))));
+    }
+
+    #[test]
+    fn a_location_is_shown_without_secrets_and_read_again() {
+        for text in [
+            "images/vm0.img",
+            "nbd://store:10809/vm0",
+            "nbds://[::1]:7/a%20b/c",
+            "nbd+unix:///vm0?socket=/run/nbd.sock",
+            "rbd:pool/space/disk@monday",
+            "s3://bucket/a/b.img",
+            "https://host/a.img",
+        ] {
+            let location: Location = text.parse().unwrap();
+            assert_eq!(location.to_string(), text);
+        }
+        let signed: Location = "https://host/a.img?signature=secret".parse().unwrap();
+        assert_eq!(signed.to_string(), "https://host/a.img");
+    }
+
+    #[test]
+    fn a_name_is_the_last_part() {
+        let name = |text: &str| text.parse::<Location>().unwrap().name();
+        assert_eq!(name("/images/vm0.img"), "vm0.img");
+        assert_eq!(name("nbd://store/group/vm0"), "vm0");
+        assert_eq!(name("rbd:pool/disk@monday"), "disk");
+        assert_eq!(name("https://host/images/vm0.img?x=/y"), "vm0.img");
+    }
+}

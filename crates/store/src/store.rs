@@ -1,0 +1,168 @@
+//! The cut between images and where their bytes lie.
+use crate::{Job, Outcome};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// An open store: bytes from 0 to its size.
+///
+/// Shared by the queues of a disk. Dropped when the disk and its last queue are gone.
+pub trait Store: Debug + Send + Sync {
+    /// A way to the store for one virtqueue, with room for `jobs` jobs in flight.
+    ///
+    /// # Errors
+    /// The host refuses a resource.
+    fn queue(&self, jobs: u16) -> io::Result<Box<dyn StoreQueue>>;
+
+    /// Does one job and waits for it. Returns what [`Outcome::result`] would be.
+    ///
+    /// For formats, which need tables before they can go on. Many threads may wait at once.
+    ///
+    /// # Safety
+    /// The pieces of the job, the array that lists them, and the memory that they name stay valid
+    /// during the call.
+    unsafe fn perform(&self, job: Job) -> i32;
+
+    /// Size in bytes, by the latest that is known of the store. Never blocks.
+    fn size(&self) -> u64;
+
+    /// Asks the store for its size. May block.
+    ///
+    /// # Errors
+    /// The store does not answer.
+    fn refresh(&self) -> io::Result<u64> {
+        Ok(self.size())
+    }
+
+    /// Sets the size in bytes. May block.
+    ///
+    /// # Errors
+    /// The store refuses.
+    fn set_size(&self, size: u64) -> io::Result<()> {
+        let _ = size;
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot be resized from here"))
+    }
+
+    /// What the store accepts.
+    fn limits(&self) -> StoreLimits;
+
+    /// State, for observers. Never blocks.
+    fn status(&self) -> StoreStatus;
+
+    /// Gives up at once what waits for a connection: requests fail with an I/O error.
+    fn close(&self) {}
+}
+
+/// Jobs of one virtqueue in flight. It belongs to one thread at a time.
+///
+/// ```text
+///   push(head, job)*  ->  submit  ->  ... store ...  ->  reap: (head, result)*
+///   listen() before the owner sleeps on fd()
+/// ```
+pub trait StoreQueue: Debug + Send {
+    /// Becomes readable when there is something to reap, after [`StoreQueue::listen`].
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Prepares for sleep on [`StoreQueue::fd`]. `true` if there is something to do already.
+    fn listen(&mut self) -> bool;
+
+    /// Whether there is something to reap or submit. `None` if only a system call can tell.
+    fn has_news(&mut self) -> Option<bool>;
+
+    /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
+    ///
+    /// # Errors
+    /// The job was not queued.
+    ///
+    /// # Safety
+    /// The pieces of the job, the array that lists them, and the memory that they name must stay
+    /// valid and in place until the job's outcome has been reaped. `head` has no other job in
+    /// flight.
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()>;
+
+    /// Gives all queued jobs to the store. Never blocks.
+    ///
+    /// # Errors
+    /// The host refuses work. Jobs of a lost connection are no error: they wait.
+    fn submit(&mut self) -> io::Result<()>;
+
+    /// Appends the outcomes of jobs that have ended. Never blocks.
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>);
+
+    /// Submits, and waits until there is something to reap. A job must be in flight.
+    ///
+    /// # Errors
+    /// The host refuses to wait; jobs stay in flight.
+    fn wait(&mut self) -> io::Result<()>;
+
+    /// Gives up jobs that the store has not begun: their outcome is ECANCELED.
+    fn cancel(&mut self);
+}
+
+/// What a store accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Writes fail.
+    pub read_only: bool,
+    /// Offsets and lengths are multiples of it: a power of two from 1 to 4096 bytes.
+    pub block: u32,
+    /// Block in bytes that costs no more than it must: a power of two from `block` to 4096.
+    pub physical_block: u32,
+    /// Ranges can be discarded.
+    pub discard: bool,
+    /// Ranges can be zeroed without a transfer of zeroes.
+    pub zeroes: bool,
+}
+
+/// State of a store, for observers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreStatus {
+    /// Location without secrets, for example `nbd://host:10809/export`.
+    pub location: String,
+    /// What goes on.
+    pub link: Link,
+    /// Connections that are up.
+    pub connections: u32,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// Jobs that wait for a connection.
+    pub waiting: u32,
+    /// Last error of the store, which may be over.
+    pub error: Option<String>,
+    /// Chunks kept on this host, if the store has a cache.
+    pub cache: Option<CacheStatus>,
+}
+
+/// Whether the store can be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// The store answers.
+    #[default]
+    Up,
+    /// A connection is being made again; jobs wait.
+    Reconnecting,
+    /// The time to wait is over: jobs fail until the store is back.
+    Down,
+    /// The store has changed under the disk, or does not keep to its protocol: all jobs fail.
+    Unusable,
+}
+
+/// Counters of a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatus {
+    /// Bytes of chunks that were found.
+    pub hit_bytes: u64,
+    /// Bytes of chunks that were fetched for a request.
+    pub miss_bytes: u64,
+    /// Bytes of chunks that were fetched ahead.
+    pub read_ahead_bytes: u64,
+    /// Bytes kept now.
+    pub used_bytes: u64,
+    /// Most bytes to keep.
+    pub limit_bytes: u64,
+    /// Chunks that were evicted.
+    pub evicted: u64,
+    /// Chunks that could not be kept, because the folder is full or failed.
+    pub not_kept: u64,
+}
