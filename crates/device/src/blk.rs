@@ -8,7 +8,8 @@
 //! Handler, one for each queue                                   handler.rs
 //!    parses a chain into a Request                              request.rs
 //!    takes it through its system calls by a RequestTable        in_flight.rs
-//!    makes them by an Engine: io_uring, threads, or at once     engine/
+//!    makes them by an Engine: io_uring, threads, or at once;    engine/
+//!       an image that is no file has a store with its queues    source.rs
 //!       direct I/O: alignment and bounce buffers                direct.rs
 //!       registered buffers: the map of guest memory             engine/registered.rs
 //!
@@ -38,6 +39,7 @@ mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -50,6 +52,7 @@ use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
+use paravane_store::Store;
 use present_pages::PresentPages;
 use qcow2::Qcow2;
 use std::any::Any;
@@ -103,13 +106,22 @@ pub enum Format {
     Qcow2,
 }
 
-/// A backing file, opened read-only.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A backing file, used read-only.
+#[derive(Clone, Debug)]
 pub struct Layer {
-    /// Path of the image.
-    pub path: PathBuf,
+    /// Where it lies.
+    pub source: LayerSource,
     /// Format of the image.
     pub format: Format,
+}
+
+/// Where a backing file lies.
+#[derive(Clone, Debug)]
+pub enum LayerSource {
+    /// Path of a file, which is opened and locked.
+    Path(PathBuf),
+    /// A store that is open.
+    Store(Arc<dyn Store>),
 }
 
 /// Configuration of a disk.
@@ -255,6 +267,18 @@ pub enum OpenError {
     #[error("{}: the image is empty; `truncate -s SIZE` or `qemu-img resize` gives it a size", path.display())]
     Empty {
         /// Path of the image.
+        path: PathBuf,
+    },
+    /// The store takes no writes, and the disk is not to be read-only.
+    #[error("{}: is read-only; serve it with --read-only", path.display())]
+    ReadOnly {
+        /// Location of the image.
+        path: PathBuf,
+    },
+    /// [`EngineChoice`] other than `Auto`, with a store that is no file.
+    #[error("{}: engines are for files; use engine auto", path.display())]
+    EngineOfStore {
+        /// Location of the image.
         path: PathBuf,
     },
     /// The lock is held elsewhere, or the block device is mounted.
@@ -442,6 +466,20 @@ impl Blk {
         Self::on(ImageFile::of(image, &config.path, config.opening()?)?, config, None)
     }
 
+    /// A disk over a store that is open.
+    ///
+    /// The path of `config` is not used: the disk's name is the store's location, unless the
+    /// configuration has one. Nothing is locked here: a store that can be shared sees to its writers.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn over(store: Arc<dyn Store>, config: BlkConfig) -> Result<Self, OpenError> {
+        if config.engine != EngineChoice::Auto {
+            return Err(OpenError::EngineOfStore { path: store.status().location.into() });
+        }
+        Self::on(ImageFile::over(store, config.opening()?)?, config, None)
+    }
+
     fn on(file: ImageFile, config: BlkConfig, present: Option<PresentPages>) -> Result<Self, OpenError> {
         let image = Arc::new(match config.format {
             Format::Qcow2 => {
@@ -454,6 +492,11 @@ impl Blk {
         let pool = |at_once| Arc::new(Pool::new(&image, at_once));
         let threads = |why| EngineKind::Threads { pool: pool(AtOnce::Never), why };
         let engine = match (config.engine, engine::probe()) {
+            // A format has threads, which wait for the store.
+            _ if let (Some(store), None) = (image.source.store(), &image.qcow2) => {
+                EngineKind::Store(store.clone())
+            }
+            _ if image.source.store().is_some() => threads(None),
             (EngineChoice::Threads, _) => threads(None),
             (EngineChoice::Immediate, _) => immediate(&image, present),
             (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
@@ -521,6 +564,7 @@ impl Blk {
             EngineKind::Immediate { mapped: None } => "immediate".into(),
             EngineKind::Immediate { mapped: Some(_) } => "immediate, mapped".into(),
             EngineKind::Threads { pool, why: None } if pool.mapped().is_some() => "threads, mapped".into(),
+            EngineKind::Store(_) => "queues of the store".into(),
             EngineKind::Threads { why: None, .. } => "threads".into(),
             EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         };
@@ -534,9 +578,9 @@ impl Blk {
     /// requests of a dead process, and wait.
     ///
     /// # Errors
-    /// The process has no file descriptors left.
+    /// The process has no file descriptors left, or the image is not a file.
     pub fn image(&self) -> io::Result<std::fs::File> {
-        self.image.file.try_clone()
+        self.image.file()?.try_clone()
     }
 
     fn config(&self) -> Config {
@@ -617,7 +661,9 @@ impl Device for Blk {
                 format!("the disk has no queue {index}; it has {}", self.queue_sizes.len()),
             ));
         };
-        self.image.guards.check(&self.image.file)?;
+        if let Some(file) = self.image.source.file() {
+            self.image.guards.check(file)?;
+        }
         let engine = Engine::new(&self.engine, &self.image, size)?;
         let limit = match &self.limiter {
             Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), engine.fd())?)),

@@ -1,6 +1,7 @@
 //! Engines for host I/O.
 //!
-//! An engine takes jobs and returns results; it knows nothing of requests.
+//! An engine takes jobs and returns results; it knows nothing of requests. Those here are for files;
+//! another store brings its own ([`Engine::Store`]).
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
@@ -9,19 +10,19 @@
 #[cfg(test)]
 pub(super) mod held;
 mod immediate;
-mod job;
 mod mapped;
 mod registered;
 mod threads;
 mod uring;
 
-pub(super) use job::{Job, Outcome, Pieces};
 pub(super) use mapped::Mapped;
+pub(super) use paravane_store::{Job, Outcome, Pieces};
 pub(super) use threads::{AtOnce, Pool};
 pub(super) use uring::probe;
 
 use super::image::Image;
 use crate::MappedQueue;
+use paravane_store::{Store, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -39,6 +40,8 @@ pub(super) enum EngineKind {
     Immediate { mapped: Option<Arc<Mapped>> },
     /// One pool for all queues, and the reason if io_uring was the first choice.
     Threads { pool: Arc<Pool>, why: Option<String> },
+    /// The queues of a store other than a file.
+    Store(Arc<dyn Store>),
 }
 
 /// The engine of one queue.
@@ -48,6 +51,7 @@ pub(super) enum Engine {
     Uring(uring::Uring),
     Immediate(immediate::Immediate),
     Threads(threads::Threads),
+    Store(Box<dyn StoreQueue>),
     #[cfg(test)]
     Held(held::Held),
 }
@@ -56,11 +60,14 @@ impl Engine {
     /// Creates an engine with room for `jobs` jobs in flight.
     pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, jobs: u16) -> io::Result<Self> {
         Ok(match kind {
-            EngineKind::Uring { registers } => Self::Uring(uring::Uring::new(&image.file, *registers, jobs)?),
+            EngineKind::Uring { registers } => {
+                Self::Uring(uring::Uring::new(image.file()?, *registers, jobs)?)
+            }
             EngineKind::Immediate { mapped } => {
                 Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone()))
             }
             EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), jobs)?),
+            EngineKind::Store(store) => Self::Store(store.queue(jobs)?),
         })
     }
 
@@ -74,7 +81,7 @@ impl Engine {
         match self {
             Self::Immediate(_) => true,
             Self::Threads(threads) => threads.copies(),
-            Self::Uring(_) => false,
+            Self::Uring(_) | Self::Store(_) => false,
             #[cfg(test)]
             Self::Held(_) => false,
         }
@@ -95,6 +102,7 @@ impl Engine {
             Self::Uring(uring) => Some(uring.fd()),
             Self::Immediate(_) => None,
             Self::Threads(threads) => Some(threads.fd()),
+            Self::Store(queue) => Some(queue.fd()),
             #[cfg(test)]
             Self::Held(held) => Some(held.fd()),
         }
@@ -104,7 +112,7 @@ impl Engine {
     pub(super) fn quiet(&mut self) {
         match self {
             Self::Uring(uring) => uring.quiet(),
-            Self::Immediate(_) | Self::Threads(_) => {}
+            Self::Immediate(_) | Self::Threads(_) | Self::Store(_) => {}
             #[cfg(test)]
             Self::Held(_) => {}
         }
@@ -118,6 +126,7 @@ impl Engine {
             Self::Uring(uring) => uring.listen(),
             Self::Immediate(immediate) => immediate.has_news(),
             Self::Threads(threads) => threads.listen(),
+            Self::Store(queue) => queue.listen(),
             #[cfg(test)]
             Self::Held(held) => held.listen(),
         }
@@ -131,6 +140,7 @@ impl Engine {
             Self::Uring(uring) => Some(uring.has_news()),
             Self::Immediate(immediate) => Some(immediate.has_news()),
             Self::Threads(threads) => threads.has_news(),
+            Self::Store(queue) => queue.has_news(),
             #[cfg(test)]
             Self::Held(_) => None,
         }
@@ -157,6 +167,8 @@ impl Engine {
                 threads.push(head, job);
                 Ok(())
             }
+            // SAFETY: as above.
+            Self::Store(queue) => unsafe { queue.push(head, job) },
             #[cfg(test)]
             Self::Held(held) => {
                 held.push(head, job);
@@ -177,6 +189,7 @@ impl Engine {
                 threads.submit();
                 Ok(())
             }
+            Self::Store(queue) => queue.submit(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.submit();
@@ -194,6 +207,7 @@ impl Engine {
             Self::Uring(uring) => uring.cancel(),
             Self::Immediate(_) => {}
             Self::Threads(threads) => threads.cancel(),
+            Self::Store(queue) => queue.cancel(),
             #[cfg(test)]
             Self::Held(held) => held.cancel(),
         }
@@ -205,6 +219,7 @@ impl Engine {
             Self::Uring(uring) => uring.reap(outcomes),
             Self::Immediate(immediate) => immediate.reap(outcomes),
             Self::Threads(threads) => threads.reap(outcomes),
+            Self::Store(queue) => queue.reap(outcomes),
             #[cfg(test)]
             Self::Held(held) => held.reap(outcomes),
         }
@@ -222,6 +237,7 @@ impl Engine {
                 threads.wait();
                 Ok(())
             }
+            Self::Store(queue) => queue.wait(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.wait();

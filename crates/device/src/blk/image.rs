@@ -1,13 +1,15 @@
-//! The image of a disk: a file, and the format in it.
+//! The image of a disk: a file or another store, and the format in it.
 //!
 //! ```text
-//!   ImageFile --------------------- raw --> Image
-//!       '------> Qcow2::open ---- qcow2 -----^
+//!   file, or another store
+//!     '--> ImageFile ------------------ raw --> Image
+//!             '-----> Qcow2::open --- qcow2 -----^
 //! ```
 use super::OpenError;
 use super::direct::Alignment;
-use super::image_file::{self, FileGuards, ImageFile};
+use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::Qcow2;
+use super::source::Source;
 use paravane_spec::blk::{ID_LEN, SECTOR};
 use std::fs::File;
 use std::io;
@@ -19,9 +21,9 @@ use std::sync::{Mutex, PoisonError};
 /// An open image.
 #[derive(Debug)]
 pub(super) struct Image {
-    /// Dropped before the file, which holds the lock.
+    /// Dropped before the source, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
-    pub(super) file: File,
+    pub(super) source: Source,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the disk in sectors, which requests are checked against.
@@ -55,10 +57,10 @@ impl Image {
     }
 
     fn new(file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
-        let ImageFile { file, guards, path, read_only, in_memory, physical_block, direct, .. } = file;
+        let ImageFile { source, guards, path, read_only, in_memory, physical_block, direct, .. } = file;
         Self {
             qcow2,
-            file,
+            source,
             guards,
             path,
             sectors: AtomicU64::new(sectors),
@@ -70,9 +72,23 @@ impl Image {
         }
     }
 
+    /// The file.
+    ///
+    /// # Errors
+    /// The image lies in another store.
+    pub(super) fn file(&self) -> io::Result<&File> {
+        self.source
+            .file()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
+    }
+
     /// Block in bytes; requests are for whole blocks.
     pub(super) fn block(&self) -> u64 {
-        self.direct.map_or(SECTOR, |direct| direct.block)
+        let of_store = match (&self.qcow2, self.source.store()) {
+            (None, Some(store)) => store.limits().block.into(),
+            _ => SECTOR,
+        };
+        self.direct.map_or(of_store.max(SECTOR), |direct| direct.block)
     }
 
     /// Size in sectors.
@@ -88,7 +104,7 @@ impl Image {
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors()),
-            None => image_file::end(&mut &self.file).map(|end| end / self.block() * (self.block() / SECTOR)),
+            None => self.source.size().map(|end| end / self.block() * (self.block() / SECTOR)),
         };
         *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
             found.as_ref().err().map(ToString::to_string);
@@ -107,7 +123,7 @@ impl Image {
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.resize(size),
-            None => self.file.set_len(size),
+            None => self.source.set_size(size),
         }
     }
 

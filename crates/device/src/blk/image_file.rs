@@ -1,18 +1,21 @@
-//! The file of an image: opened, checked and locked.
+//! The file of an image: opened, checked and locked. Or another store, which was opened before.
 //!
 //! Nothing of this changes the file.
 mod lock;
 
 use super::direct::Alignment;
 use super::present_pages::PresentPages;
+use super::source::{Source, end};
 use super::{Format, OpenError};
 use lock::{INTERVAL, PATIENCE, Slot};
 use paravane_spec::blk::SECTOR;
+use paravane_store::Store;
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Largest physical block in bytes that drivers see.
@@ -24,11 +27,11 @@ const MAX_PHYSICAL: u64 = 4096;
 /// Magic numbers of file systems in memory: tmpfs (memfds, too) and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// The open file of an image, or of a backing file.
+/// The open file or store of an image, or of a backing file.
 #[derive(Debug)]
 pub(super) struct ImageFile {
     /// Holds the lock.
-    pub(super) file: File,
+    pub(super) source: Source,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the file in bytes.
@@ -235,8 +238,37 @@ impl ImageFile {
         Self::locked(file, path, opening, FileGuards::default())
     }
 
+    /// Uses a store, which sees to it that nothing else writes to it.
+    pub(super) fn over(store: Arc<dyn Store>, opening: Opening) -> Result<Self, OpenError> {
+        let path = PathBuf::from(store.status().location);
+        let (size, limits) = (store.size(), store.limits());
+        // Requests are for sectors; a partial one at the end is left out.
+        let size = size / SECTOR * SECTOR;
+        if size == 0 {
+            return Err(OpenError::Empty { path });
+        }
+        if opening.direct {
+            let source = io::Error::new(io::ErrorKind::Unsupported, "the image is not a file");
+            return Err(OpenError::Direct { path, source });
+        }
+        if limits.read_only && !opening.read_only {
+            return Err(OpenError::ReadOnly { path });
+        }
+        let block = u64::from(limits.block).max(SECTOR);
+        Ok(Self {
+            source: Source::Store(store),
+            guards: FileGuards::default(),
+            path,
+            size,
+            read_only: opening.read_only,
+            in_memory: false,
+            physical_block: u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL),
+            direct: None,
+        })
+    }
+
     /// Uses an open file whose lock is held, if it is to be locked.
-    fn locked(mut file: File, path: &Path, opening: Opening, guards: FileGuards) -> Result<Self, OpenError> {
+    fn locked(file: File, path: &Path, opening: Opening, guards: FileGuards) -> Result<Self, OpenError> {
         let Opening { format, read_only, direct, .. } = opening;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
@@ -247,7 +279,7 @@ impl ImageFile {
         // error.
         let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
 
-        let size = end(&mut file).map_err(os)?;
+        let size = end(&file).map_err(os)?;
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
@@ -265,18 +297,14 @@ impl ImageFile {
         let physical = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
-        Ok(Self { file, guards, path, size, read_only, in_memory, physical_block: physical, direct })
+        let source = Source::File(file);
+        Ok(Self { source, guards, path, size, read_only, in_memory, physical_block: physical, direct })
     }
 }
 
 /// Whether the data of a file is in memory or swap.
 fn is_in_memory(file: &File, metadata: &Metadata) -> io::Result<bool> {
     Ok(metadata.is_file() && IN_MEMORY.contains(&rustix::fs::fstatfs(file)?.f_type))
-}
-
-/// Size of a file in bytes, found by seeking: the st_size of a block device is 0.
-pub(super) fn end(file: &mut impl Seek) -> io::Result<u64> {
-    file.seek(SeekFrom::End(0))
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {

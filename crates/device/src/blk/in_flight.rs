@@ -599,7 +599,7 @@ impl Entry {
         }
     }
 
-    /// The system call of the present step.
+    /// The job of the present step.
     fn job(&mut self) -> Job {
         match self.step {
             Step::Read => Job::Read { pieces: self.rest(), offset: self.offset },
@@ -610,17 +610,13 @@ impl Entry {
                 }
                 Job::Write { pieces: self.rest(), offset: self.offset, durable: self.durable }
             }
-            Step::Idle | Step::Sync => Job::Sync,
+            Step::Idle | Step::Sync => Job::Flush,
             Step::Allocate => {
                 let ByteRange { offset, len, unmap } = self.ranges[self.range];
-                // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each
-                // other.
-                let how = match self.discard || unmap {
-                    true => libc::FALLOC_FL_PUNCH_HOLE,
-                    false => libc::FALLOC_FL_ZERO_RANGE,
-                };
-                let mode = how | libc::FALLOC_FL_KEEP_SIZE;
-                Job::Allocate { mode, offset, len, discard: self.discard }
+                match self.discard {
+                    true => Job::Discard { offset, len },
+                    false => Job::Zeroes { offset, len, unmap },
+                }
             }
         }
     }

@@ -25,15 +25,17 @@
 //! The format's code runs on bytes that a hostile guest may have written. If it panics, the image
 //! is disabled: every request fails. A stack overflow cannot be caught; [`refcounts`] and
 //! [`storage`](mod@storage) explain how imago 0.2.6 can be led to one, and how that is prevented.
+mod bytes;
 mod cluster_map;
 mod header;
 mod refcounts;
 mod storage;
 
-use super::engine::{Job, Pieces};
 use super::image_file::{ImageFile, Opening};
 use super::pieces::{cut, gather, scatter};
-use super::{Format, Layer, OpenError};
+use super::source::Source;
+use super::{Format, Layer, LayerSource, OpenError};
+use bytes::Bytes;
 use cluster_map::ClusterMap;
 use header::Header;
 use imago::format::PreallocateMode;
@@ -41,6 +43,7 @@ use imago::raw::Raw;
 use imago::{FormatAccess, Mapping, StorageOpenOptions};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
+use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -91,6 +94,8 @@ pub(super) struct Qcow2 {
     broken: AtomicBool,
     /// Message of the last error, if it has no number.
     reason: Mutex<Option<String>>,
+    /// The store of the image, unless it is a file, which grows by writes.
+    store: Option<Arc<dyn Store>>,
     /// The backing files, for their locks.
     _layers: Vec<ImageFile>,
 }
@@ -109,6 +114,7 @@ impl Qcow2 {
             tables: RwLock::default(),
             broken: AtomicBool::new(false),
             reason: Mutex::default(),
+            store: image.source.store().cloned(),
             _layers: files,
         })
     }
@@ -215,6 +221,10 @@ impl Qcow2 {
                 Ok((Mapping::Raw { writable: true, offset: host, .. }, len @ 1..)) => {
                     // The end of the disk may lie within a cluster.
                     let whole = len.next_multiple_of(clusters.cluster());
+                    // A store fails writes beyond its end, where imago grows it first.
+                    if self.store.as_ref().is_some_and(|store| host.saturating_add(whole) > store.size()) {
+                        return;
+                    }
                     clusters.insert(from, host, whole);
                     at = from + whole;
                 }
@@ -252,22 +262,24 @@ impl Qcow2 {
                 }
                 Ok(buffer.len() as i32)
             }),
-            Job::Sync => self.sync(),
-            Job::Allocate { mode, offset, len, discard } => {
-                if discard {
-                    let (mut access, _alone) = self.remap(offset, len)?;
-                    access.discard_to_any(offset, len)?;
-                    access.flush()?;
-                } else if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
-                    let (mut access, _alone) = self.remap(offset, len)?;
-                    access.discard_to_zero(offset, len)?;
-                    access.flush()?;
-                } else {
-                    self.change_tables(|access| {
-                        self.forget(offset, len);
-                        access.write_zeroes(offset, len)
-                    })?;
-                }
+            Job::Flush => self.sync(),
+            Job::Discard { offset, len } => {
+                let (mut access, _alone) = self.remap(offset, len)?;
+                access.discard_to_any(offset, len)?;
+                access.flush()?;
+                Ok(0)
+            }
+            Job::Zeroes { offset, len, unmap: true } => {
+                let (mut access, _alone) = self.remap(offset, len)?;
+                access.discard_to_zero(offset, len)?;
+                access.flush()?;
+                Ok(0)
+            }
+            Job::Zeroes { offset, len, unmap: false } => {
+                self.change_tables(|access| {
+                    self.forget(offset, len);
+                    access.write_zeroes(offset, len)
+                })?;
                 Ok(0)
             }
         }
@@ -400,13 +412,13 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<(Driver, u64), OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
-    let header = Header::read(&image.file)
+    let header = Header::read(&image.source)
         .map_err(|source| OpenError::Header { path: path.clone(), source: Box::new(source) })?;
     if header.data_file {
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
     if writable {
-        refcounts::check_and_repair(&image.file, image.size / SECTOR * SECTOR, &header)
+        refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, &header)
             .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?;
     }
     let sealed = Arc::new(AtomicBool::new(false));
@@ -414,7 +426,7 @@ fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Resu
     let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
     if writable && header.autoclear != 0 {
         // Opening the image has cleared them. That must be on disk before the first write.
-        image.file.sync_data().map_err(failed)?;
+        image.source.sync().map_err(failed)?;
         if header.has_bitmaps() {
             tracing::warn!(
                 path = %path.display(),
@@ -442,24 +454,32 @@ fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Resu
 /// Opens a backing file.
 fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Result<Access, OpenError> {
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
-    let image = ImageFile::open(&layer.path, opening)?;
+    let image = match &layer.source {
+        LayerSource::Path(path) => ImageFile::open(path, opening)?,
+        LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,
+    };
     let access = match layer.format {
         Format::Qcow2 => Access::new(open(&image, rest, files)?.0),
         Format::Raw if rest.is_empty() => {
-            let failed = |source| unusable(&layer.path, source);
+            let failed = |source| unusable(&image.path, source);
             let storage = storage(&image, 0, Arc::default()).map_err(failed)?;
             Access::new(Raw::open_image(storage, false).map_err(failed)?)
         }
-        Format::Raw => return Err(OpenError::NoBacking { path: layer.path.clone() }),
+        Format::Raw => return Err(OpenError::NoBacking { path: image.path }),
     };
     files.push(image);
     Ok(access)
 }
 
 fn storage(image: &ImageFile, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
-    let options = StorageOpenOptions::new().write(!image.read_only).filename(&image.path);
-    let file = imago::file::File::from_open_file(image.file.try_clone()?, options)?;
-    Ok(Storage::new(file, first, sealed))
+    let bytes = match image.source.try_clone()? {
+        Source::File(file) => {
+            let options = StorageOpenOptions::new().write(!image.read_only).filename(&image.path);
+            Bytes::File(imago::file::File::from_open_file(file, options)?)
+        }
+        Source::Store(store) => Bytes::Store(store.into()),
+    };
+    Ok(Storage::new(bytes, first, sealed))
 }
 
 fn unusable(path: &Path, source: io::Error) -> OpenError {

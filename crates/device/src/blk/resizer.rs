@@ -69,8 +69,9 @@ impl Resizer {
     #[must_use]
     pub fn is_deleted(&self) -> bool {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        rustix::fs::statx(&self.image.file, c"", flags, StatxFlags::NLINK)
-            .is_ok_and(|found| found.stx_nlink == 0)
+        let is_gone =
+            |file| rustix::fs::statx(file, c"", flags, StatxFlags::NLINK).map(|found| found.stx_nlink == 0);
+        self.image.source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
     }
 
     /// Size of the disk in bytes at the last look at the image. Never blocks.

@@ -14,6 +14,7 @@ mod model;
 mod open;
 mod qcow2;
 mod resize;
+mod stores;
 
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;

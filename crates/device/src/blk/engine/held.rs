@@ -59,7 +59,8 @@ impl Held {
                 None => shortened(&self.image, job, orders.most),
             };
             orders.log.push((job, result));
-            self.done.push(Outcome { head, result });
+            // SAFETY: the job has been done or skipped, once.
+            self.done.push(unsafe { Outcome::new(head, result) });
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
         }
     }
@@ -67,7 +68,10 @@ impl Held {
     pub(super) fn cancel(&mut self) {
         let begun = self.orders.lock().unwrap().begun.min(self.jobs.len());
         let given_up = self.jobs.drain(begun..);
-        self.done.extend(given_up.map(|(head, _)| Outcome { head, result: -libc::ECANCELED }));
+        self.done.extend(given_up.map(|(head, _)| {
+            // SAFETY: the job is gone.
+            unsafe { Outcome::new(head, -libc::ECANCELED) }
+        }));
     }
 
     pub(super) fn listen(&mut self) -> bool {

@@ -29,7 +29,8 @@ impl Immediate {
             Some(mapped) => mapped.perform_or(job, |job| threads::perform(&self.image, job)),
             None => threads::perform(&self.image, job),
         };
-        self.done.push_back(Outcome { head, result });
+        // SAFETY: the job has been done, here and once.
+        self.done.push_back(unsafe { Outcome::new(head, result) });
     }
 
     pub(super) fn has_news(&self) -> bool {

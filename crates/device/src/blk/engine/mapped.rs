@@ -22,7 +22,6 @@
 //! pwritev; for 4 KiB 1.1 to 1.7 µs, instead of 1.8 to 3.0 µs (`paravane bench blk --filter
 //! tmpfs/split/`, depths 32 and 128; Linux 6.18, AMD EPYC).
 use super::super::image::Image;
-use super::super::image_file;
 use super::super::present_pages::PresentPages;
 use super::{Job, Pieces};
 use paravane_dma::{Alarm, FileView, NotWritten};
@@ -44,14 +43,14 @@ impl Mapped {
     pub(in crate::blk) fn new(image: &Image, present: Option<PresentPages>) -> io::Result<Self> {
         let len = match image.qcow2 {
             None => image.sectors() * SECTOR,
-            Some(_) => image_file::end(&mut &image.file)? / SECTOR * SECTOR,
+            Some(_) => image.source.size()? / SECTOR * SECTOR,
         };
         let alarm = Alarm::new()?;
-        let file = image.guards.file_to_map(&image.file).try_clone()?;
+        let file = image.guards.file_to_map(image.file()?).try_clone()?;
         let view = FileView::new(file.into(), len, !image.read_only, &alarm).map_err(io::Error::other)?;
         let present = match present.filter(|present| present.len() == len) {
             Some(present) => present,
-            None => PresentPages::find(&image.file, len)?,
+            None => PresentPages::find(image.file()?, len)?,
         };
         Ok(Self { view, writable: !image.read_only, present })
     }
@@ -108,7 +107,7 @@ impl Mapped {
 
     /// Prepares for a system call that does this job.
     fn before(&self, job: Job) {
-        if let Job::Allocate { offset, len, .. } = job {
+        if let Job::Discard { offset, len } | Job::Zeroes { offset, len, .. } = job {
             self.present.note(offset..offset.saturating_add(len), false);
         }
     }

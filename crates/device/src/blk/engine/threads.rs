@@ -15,9 +15,8 @@ use super::{Image, Job, Mapped, Outcome};
 use crate::LogDevice;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -96,7 +95,8 @@ impl Pool {
     /// Does a job, if that waits for nothing.
     fn at_once(&self, job: Job) -> Option<i32> {
         let AtOnce::InFile(mapped) = &self.at_once else { return None };
-        let file = |job| perform_on(&self.image.file, job);
+        // SAFETY: as in `perform`.
+        let file = |job| unsafe { self.image.source.perform(job) };
         self.image.qcow2.as_ref()?.in_place(job, |job| match mapped {
             Some(mapped) => mapped.perform_or(job, file),
             None => file(job),
@@ -151,57 +151,20 @@ fn work(work_queue: &WorkQueue, image: &Image) {
             }
         };
         let result = perform(image, task.job);
-        task.queue.post(Outcome { head: task.head, result });
+        // SAFETY: the worker has done the job, and took it off the list.
+        task.queue.post(unsafe { Outcome::new(task.head, result) });
     }
 }
 
-/// Makes the system call of a job. Returns its result as io_uring would.
+/// Does a job and waits for it. Returns its result as io_uring would.
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
-    let on_file = |job| perform_on(&image.file, job);
+    // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and
+    // it has not even been posted.
+    let on_source = |job| unsafe { image.source.perform(job) };
     match &image.qcow2 {
-        Some(qcow2) => qcow2.perform(job, on_file),
-        None => on_file(job),
+        Some(qcow2) => qcow2.perform(job, on_source),
+        None => on_source(job),
     }
-}
-
-/// As [`perform`], for the file of an image.
-fn perform_on(file: &File, job: Job) -> i32 {
-    let fd = file.as_raw_fd();
-    let result = match job {
-        Job::Read { pieces, offset } => {
-            // SAFETY: the pieces and their memory are valid until the outcome is reaped
-            // (Engine::push), and it has not even been posted.
-            unsafe {
-                match pieces.single() {
-                    Some((start, len)) => libc::pread(fd, start.cast(), len as usize, offset as i64),
-                    None => libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64),
-                }
-            }
-        }
-        Job::Write { pieces, offset, durable } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            // SAFETY: as for reading.
-            unsafe {
-                match pieces.single().filter(|_| !durable) {
-                    Some((start, len)) => libc::pwrite(fd, start.cast(), len as usize, offset as i64),
-                    None => {
-                        libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags)
-                    }
-                }
-            }
-        }
-        // SAFETY: no memory is involved, and the descriptor is the image's.
-        Job::Sync => unsafe { libc::fdatasync(fd) as isize },
-        Job::Allocate { mode, offset, len, .. } => {
-            // SAFETY: as for syncing.
-            unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) as isize }
-        }
-    };
-    if result < 0 {
-        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    }
-    // The kernel transfers less than 2 GiB at a time.
-    i32::try_from(result).unwrap_or(i32::MAX)
 }
 
 /// State that a queue shares with the workers.
@@ -294,7 +257,8 @@ impl Threads {
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
         match self.pool.at_once(job) {
-            Some(result) => self.done.push_back(Outcome { head, result }),
+            // SAFETY: the job has been done, and no worker gets it.
+            Some(result) => self.done.push_back(unsafe { Outcome::new(head, result) }),
             None => self.pushed.push(Task { head, job, queue: self.shared.clone() }),
         }
     }
@@ -314,7 +278,8 @@ impl Threads {
 
     /// See [`super::Engine::cancel`].
     pub(super) fn cancel(&mut self) {
-        let given_up = |task: Task| Outcome { head: task.head, result: -libc::ECANCELED };
+        // SAFETY: no worker has the task, and none will.
+        let given_up = |task: Task| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
         self.handed_out += self.pushed.len();
         let mut outcomes: Vec<Outcome> = self.pushed.drain(..).map(given_up).collect();
         {

@@ -6,6 +6,7 @@
 //! ```
 //! The completion queue and the "disabled" flag of the eventfd form a Dekker pattern with the
 //! kernel, see [`Uring::listen`].
+use super::super::source::fallocate_mode;
 use super::registered::Registered;
 use super::{Job, Outcome, Pieces};
 use crate::MappedQueue;
@@ -162,7 +163,8 @@ impl Uring {
     /// # Safety
     /// See [`super::Engine::push`].
     pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        let entry = self.entry(job).user_data(u64::from(head));
+        // SAFETY: the list is valid while the job is, as the caller promises.
+        let entry = unsafe { self.entry(job) }.user_data(u64::from(head));
         let mut queue = self.ring.submission();
         // SAFETY: what the entry points to stays valid until its outcome is reaped, as the caller
         // promises.
@@ -214,7 +216,8 @@ impl Uring {
         outcomes.extend(
             self.ring
                 .completion()
-                .map(|entry| Outcome { head: entry.user_data() as u16, result: entry.result() }),
+                // SAFETY: the kernel completes an entry once, when it is done with its memory.
+                .map(|entry| unsafe { Outcome::new(entry.user_data() as u16, entry.result()) }),
         );
     }
 
@@ -248,14 +251,22 @@ impl Drop for Uring {
     }
 }
 
+fn allocate(offset: u64, len: u64, unmap: bool) -> squeue::Entry {
+    opcode::Fallocate::new(IMAGE, len).offset(offset).mode(fallocate_mode(unmap)).build()
+}
+
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY))
 }
 
 impl Uring {
-    fn entry(&self, job: Job) -> squeue::Entry {
+    /// # Safety
+    /// The list of pieces is valid.
+    unsafe fn entry(&self, job: Job) -> squeue::Entry {
+        // SAFETY: the caller's promise.
+        let single = |pieces: Pieces| unsafe { pieces.single() };
         match job {
-            Job::Read { pieces, offset } => match (pieces.single(), self.index(&pieces)) {
+            Job::Read { pieces, offset } => match (single(pieces), self.index(&pieces)) {
                 (Some((ptr, len)), Some(index)) => {
                     opcode::ReadFixed::new(IMAGE, ptr, len, index).offset(offset).build()
                 }
@@ -269,7 +280,7 @@ impl Uring {
             },
             Job::Write { pieces, offset, durable } => {
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                match (pieces.single(), self.index(&pieces)) {
+                match (single(pieces), self.index(&pieces)) {
                     (Some((ptr, len)), Some(index)) => {
                         opcode::WriteFixed::new(IMAGE, ptr, len, index).offset(offset).rw_flags(flags).build()
                     }
@@ -288,10 +299,9 @@ impl Uring {
                         .build(),
                 }
             }
-            Job::Sync => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
-            Job::Allocate { mode, offset, len, .. } => {
-                opcode::Fallocate::new(IMAGE, len).offset(offset).mode(mode).build()
-            }
+            Job::Flush => opcode::Fsync::new(IMAGE).flags(types::FsyncFlags::DATASYNC).build(),
+            Job::Discard { offset, len } => allocate(offset, len, true),
+            Job::Zeroes { offset, len, unmap } => allocate(offset, len, unmap),
         }
     }
 }

@@ -5,10 +5,9 @@
 //! rewrites the header of a writable image before it checks the incompatible features. So every
 //! header is checked here first, including those of backing files, and a refused image is not
 //! changed. Fields are those of docs/interop/qcow2.rst of QEMU.
+use super::super::source::Source;
 use std::fmt;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use thiserror::Error;
 
 /// The header of a qcow2 image is refused. The image has not been changed.
@@ -140,7 +139,7 @@ impl Header {
     ///
     /// # Errors
     /// See [`HeaderError`].
-    pub(super) fn read(file: &File) -> Result<Self, HeaderError> {
+    pub(super) fn read(file: &Source) -> Result<Self, HeaderError> {
         let mut fixed = [0; KNOWN_LEN];
         let len = read(file, &mut fixed, 0)?;
         let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| fixed[at + n]));
@@ -213,7 +212,7 @@ impl Header {
 /// From `start` to the backing file's name or the cluster's end.
 ///
 /// The format allows unknown ones to be ignored.
-fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {
+fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {
     // At most 2 MiB. Bytes beyond the end of the file are zeroes, which is the end mark.
     let mut first = vec![0; cluster as usize];
     read(file, &mut first, 0)?;
@@ -240,7 +239,7 @@ fn check_extensions(file: &File, start: u64, backing_name: u64, cluster: u64) ->
 /// Reads up to the end of the file, and returns the number of bytes.
 ///
 /// The rest of `into` is unchanged.
-pub(super) fn read(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(super) fn read(file: &Source, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
         // An offset that no file can have is beyond the end.

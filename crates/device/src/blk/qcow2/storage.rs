@@ -4,7 +4,7 @@
 //! data in cluster 0 that a write frees. imago 0.2.6 would allocate the cluster next, for a guest's
 //! data, or for a refcount block with the effect that [`refcounts`](super::refcounts) explains.
 //! Here such a write fails before the block is entered anywhere, and so does its request.
-use imago::file::File;
+use super::bytes::Bytes;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::storage::drivers::CommonStorageHelper;
 use imago::storage::{self, PreallocateMode};
@@ -21,7 +21,7 @@ const HEADER: u64 = 72;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Storage {
-    file: File,
+    file: Bytes,
     /// Bytes of the first cluster.
     first: u64,
     sealed: Arc<AtomicBool>,
@@ -33,7 +33,7 @@ impl Storage {
     /// Updates of the header's fixed fields pass.
     ///
     /// Opening an image may write the whole header, to clear features; hence `sealed`.
-    pub(super) fn new(file: File, first: u64, sealed: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(file: Bytes, first: u64, sealed: Arc<AtomicBool>) -> Self {
         Self { file, first, sealed }
     }
 
@@ -106,7 +106,7 @@ impl storage::Storage for Storage {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // The file has no buffer, and flushing it would wait for all reads and writes in progress.
+        // There is no buffer, and flushing a file would wait for all reads and writes in progress.
         Ok(())
     }
 

@@ -185,16 +185,13 @@ fn without_flush_every_write_goes_through() {
     held.orders().log.clear();
     assert_eq!(held.rig.status(blk::T_WRITE_ZEROES, 0, &range(8, 8, 1)), blk::S_OK);
     let log = std::mem::take(&mut held.orders().log);
-    assert!(matches!(log.last(), Some((Job::Sync, 0))), "{log:?}");
+    assert!(matches!(log.last(), Some((Job::Flush, 0))), "{log:?}");
 
     let mut held = HeldRig::new(&disk(), prompt(), 0);
     assert_eq!(held.rig.status(blk::T_OUT, 0, &[1; 512]), blk::S_OK);
     assert_eq!(held.rig.status(blk::T_WRITE_ZEROES, 0, &range(8, 8, 1)), blk::S_OK);
     let log = std::mem::take(&mut held.orders().log);
-    assert!(
-        matches!(log[..], [(Job::Write { durable: false, .. }, _), (Job::Allocate { .. }, 0)]),
-        "{log:?}"
-    );
+    assert!(matches!(log[..], [(Job::Write { durable: false, .. }, _), (Job::Zeroes { .. }, 0)]), "{log:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Images in the format qcow2, checked by QEMU's own tool.
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
-use crate::blk::{ClusterRole, Features, Format, HeaderError, Layer, OpenError, RefcountError};
+use crate::blk::{ClusterRole, Features, Format, HeaderError, Layer, LayerSource, OpenError, RefcountError};
 use crate::rig::skipped;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub(super) fn disk(path: &Path) -> BlkConfig {
 }
 
 pub(super) fn layer(path: &Path, format: Format) -> Layer {
-    Layer { path: path.to_owned(), format }
+    Layer { source: LayerSource::Path(path.to_owned()), format }
 }
 
 pub(super) fn open(config: BlkConfig) -> Result<Blk, OpenError> {

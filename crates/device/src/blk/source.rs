@@ -1,0 +1,172 @@
+//! Where the bytes of an image lie: in a file, or in another store.
+//!
+//! A file has engines of its own (`engine/`). Every other store brings its queues. Both do the same
+//! jobs; a format is over either.
+use paravane_dma::HostSlice;
+use paravane_store::{Job, Pieces, Store};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The bytes of an image.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// A file or block device, which holds the image's lock.
+    File(File),
+    Store(Arc<dyn Store>),
+}
+
+impl Source {
+    /// The file, if it is one.
+    pub(super) fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Store(_) => None,
+        }
+    }
+
+    /// The store, if it is no file.
+    pub(super) fn store(&self) -> Option<&Arc<dyn Store>> {
+        match self {
+            Self::File(_) => None,
+            Self::Store(store) => Some(store),
+        }
+    }
+
+    /// Another handle of the same bytes.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::File(file) => Self::File(file.try_clone()?),
+            Self::Store(store) => Self::Store(store.clone()),
+        })
+    }
+
+    /// Size in bytes. A store says what it knows, without asking its server.
+    pub(super) fn size(&self) -> io::Result<u64> {
+        match self {
+            Self::File(file) => end(file),
+            Self::Store(store) => Ok(store.size()),
+        }
+    }
+
+    /// Sets the size in bytes.
+    pub(super) fn set_size(&self, size: u64) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.set_len(size),
+            Self::Store(store) => store.set_size(size),
+        }
+    }
+
+    /// Does a job and waits for it. Returns its result as io_uring would.
+    ///
+    /// # Safety
+    /// The pieces of the job, the array that lists them, and the memory that they name stay valid
+    /// during the call.
+    pub(super) unsafe fn perform(&self, job: Job) -> i32 {
+        match self {
+            // SAFETY: the caller promises what is asked for.
+            Self::File(file) => unsafe { perform_on(file, job) },
+            // SAFETY: the same.
+            Self::Store(store) => unsafe { store.perform(job) },
+        }
+    }
+
+    /// Reads some bytes; 0 at the end.
+    pub(super) fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let piece = HostSlice { ptr: into.as_mut_ptr(), len: into.len() };
+        let pieces = Pieces { first: NonNull::from(&piece), count: 1 };
+        // SAFETY: the piece is `into`, which is borrowed for the call.
+        moved(unsafe { self.perform(Job::Read { pieces, offset }) })
+    }
+
+    /// Writes all bytes.
+    pub(super) fn write_all_at(&self, mut data: &[u8], mut offset: u64) -> io::Result<()> {
+        while !data.is_empty() {
+            let piece = HostSlice { ptr: data.as_ptr().cast_mut(), len: data.len() };
+            let pieces = Pieces { first: NonNull::from(&piece), count: 1 };
+            // SAFETY: the piece is `data`, which is borrowed for the call and only read.
+            match moved(unsafe { self.perform(Job::Write { pieces, offset, durable: false }) }) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(done) => {
+                    data = &data[done.min(data.len())..];
+                    offset += done as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all writes durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        // SAFETY: the job has no memory.
+        moved(unsafe { self.perform(Job::Flush) }).map(drop)
+    }
+}
+
+/// A result as system calls have it.
+fn moved(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}
+
+/// Size of a file in bytes, found by seeking: the st_size of a block device is 0.
+pub(super) fn end(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
+}
+
+/// The mode of fallocate(2) for a job that frees or zeroes a range.
+pub(super) fn fallocate_mode(unmap: bool) -> i32 {
+    // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each other.
+    let how = match unmap {
+        true => libc::FALLOC_FL_PUNCH_HOLE,
+        false => libc::FALLOC_FL_ZERO_RANGE,
+    };
+    how | libc::FALLOC_FL_KEEP_SIZE
+}
+
+/// Makes the system call of a job: preadv(2), pwritev2(2), fdatasync(2) or fallocate(2).
+///
+/// # Safety
+/// As [`Source::perform`].
+pub(super) unsafe fn perform_on(file: &File, job: Job) -> i32 {
+    let fd = file.as_raw_fd();
+    let allocate = |offset: u64, len: u64, unmap| {
+        // SAFETY: no memory is involved, and the descriptor is the image's.
+        unsafe { libc::fallocate(fd, fallocate_mode(unmap), offset as i64, len as i64) as isize }
+    };
+    let result = match job {
+        Job::Read { pieces, offset } => {
+            // SAFETY: the caller promises that the pieces and their memory are valid.
+            unsafe {
+                match pieces.single() {
+                    Some((start, len)) => libc::pread(fd, start.cast(), len as usize, offset as i64),
+                    None => libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64),
+                }
+            }
+        }
+        Job::Write { pieces, offset, durable } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            // SAFETY: as for reading.
+            unsafe {
+                match pieces.single().filter(|_| !durable) {
+                    Some((start, len)) => libc::pwrite(fd, start.cast(), len as usize, offset as i64),
+                    None => {
+                        libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags)
+                    }
+                }
+            }
+        }
+        // SAFETY: no memory is involved, and the descriptor is the image's.
+        Job::Flush => unsafe { libc::fdatasync(fd) as isize },
+        Job::Discard { offset, len } => allocate(offset, len, true),
+        Job::Zeroes { offset, len, unmap } => allocate(offset, len, unmap),
+    };
+    if result < 0 {
+        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    }
+    // The kernel transfers less than 2 GiB at a time.
+    i32::try_from(result).unwrap_or(i32::MAX)
+}

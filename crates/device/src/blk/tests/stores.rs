@@ -1,0 +1,245 @@
+//! Images in stores that are no files.
+use super::model::{DISK, Model, SECTORS, op};
+use super::*;
+use crate::blk::source::perform_on;
+use crate::blk::{Format, Layer, LayerSource, OpenError};
+use crate::{Device, blk::tests::qcow2 as qcow2_tests};
+use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
+use proptest::prelude::*;
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A store on a file: jobs end in the opposite order, and transfers are short.
+#[derive(Debug)]
+struct TestStore {
+    file: Arc<File>,
+    limits: StoreLimits,
+    size: AtomicU64,
+}
+
+const LIMITS: StoreLimits =
+    StoreLimits { read_only: false, block: 1, physical_block: 4096, discard: true, zeroes: true };
+
+impl TestStore {
+    fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
+        let file = File::options().read(true).write(true).open(file).unwrap();
+        let size = file.metadata().unwrap().len().into();
+        Arc::new(Self { file: file.into(), limits, size })
+    }
+}
+
+/// Does a job on the file, as far as the limits allow it.
+///
+/// # Safety
+/// As [`perform_on`].
+unsafe fn perform(file: &File, limits: &StoreLimits, job: Job) -> i32 {
+    match job {
+        Job::Zeroes { .. } if !limits.zeroes => -libc::EOPNOTSUPP,
+        Job::Discard { .. } if !limits.discard => -libc::EOPNOTSUPP,
+        // SAFETY: the caller's promise.
+        job => unsafe { perform_on(file, job) },
+    }
+}
+
+/// Whether a job writes beyond the end.
+fn is_outside(job: Job, size: u64) -> bool {
+    // SAFETY: the list is valid while the job is.
+    let len = |pieces: Pieces| unsafe { pieces.slices() }.iter().map(|piece| piece.len as u64).sum::<u64>();
+    match job {
+        Job::Write { pieces, offset, .. } => offset + len(pieces) > size,
+        Job::Zeroes { offset, len, .. } | Job::Discard { offset, len } => offset + len > size,
+        Job::Read { .. } | Job::Flush => false,
+    }
+}
+
+impl Store for TestStore {
+    fn queue(&self, _jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
+        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK)?;
+        let (file, limits) = (self.file.clone(), self.limits);
+        Ok(Box::new(TestQueue { file, limits, jobs: Vec::new(), done: Vec::new(), event }))
+    }
+
+    unsafe fn perform(&self, job: Job) -> i32 {
+        if is_outside(job, self.size()) {
+            return -libc::ENOSPC;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { perform(&self.file, &self.limits, job) }
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    fn set_size(&self, size: u64) -> io::Result<()> {
+        self.file.set_len(size)?;
+        self.size.store(size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn limits(&self) -> StoreLimits {
+        self.limits
+    }
+
+    fn status(&self) -> StoreStatus {
+        StoreStatus { location: "test://host/vm0".into(), ..StoreStatus::default() }
+    }
+}
+
+#[derive(Debug)]
+struct TestQueue {
+    file: Arc<File>,
+    limits: StoreLimits,
+    jobs: Vec<(u16, Job)>,
+    done: Vec<Outcome>,
+    event: OwnedFd,
+}
+
+impl StoreQueue for TestQueue {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    fn listen(&mut self) -> bool {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        !self.done.is_empty()
+    }
+
+    fn has_news(&mut self) -> Option<bool> {
+        Some(!self.done.is_empty())
+    }
+
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+        self.jobs.push((head, job));
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        for (head, job) in self.jobs.drain(..).rev() {
+            // SAFETY: the memory is valid until the outcome is reaped, which is made here, once.
+            self.done.push(unsafe { Outcome::new(head, perform(&self.file, &self.limits, job)) });
+        }
+        rustix::io::write(&self.event, &1u64.to_ne_bytes())?;
+        Ok(())
+    }
+
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        outcomes.extend(self.done.drain(..));
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        self.submit()
+    }
+
+    fn cancel(&mut self) {}
+}
+
+fn over(store: &Arc<TestStore>, config: BlkConfig) -> Result<Blk, OpenError> {
+    Blk::over(store.clone(), config)
+}
+
+fn qcow2() -> BlkConfig {
+    BlkConfig { format: Format::Qcow2, ..BlkConfig::new("") }
+}
+
+fn agrees(ops: &[super::model::Op], limits: StoreLimits, features: impl Fn(u64) -> u64) {
+    let file = image(&pattern(DISK, 1));
+    let disk = over(&TestStore::new(file.path(), limits), BlkConfig::new("")).unwrap();
+    let features = features(disk.features());
+    let mut rig = Rig::with_features(disk, features);
+    let mut model = Model { bytes: pattern(DISK, 1), unknown: vec![false; DISK] };
+    for op in ops {
+        model.apply(op, &mut rig);
+    }
+    drop(rig);
+    for (at, byte) in content(&file).into_iter().enumerate() {
+        assert!(model.unknown[at] || model.bytes[at] == byte, "byte {at} of the file");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_disk_in_a_store_is_an_array_of_bytes(
+        ops in prop::collection::vec(op(), 1..40),
+        (zeroes, discard, flush) in any::<(bool, bool, bool)>(),
+    ) {
+        let refused = if flush { 0 } else { blk::F_FLUSH };
+        agrees(&ops, StoreLimits { zeroes, discard, ..LIMITS }, |offered| offered & !refused);
+    }
+
+    #[test]
+    fn a_qcow2_image_in_a_store_is_one_too(ops in prop::collection::vec(op(), 1..40), zeroes in any::<bool>()) {
+        let Some(folder) = qcow2_tests::folder("a_qcow2_image_in_a_store_is_one_too") else { return Ok(()) };
+        let path = qcow2_tests::create(&folder, "model.qcow2", DISK as u64, "");
+        let store = TestStore::new(&path, StoreLimits { zeroes, ..LIMITS });
+        let mut rig = Rig::new(over(&store, qcow2()).unwrap());
+        let mut model = Model { bytes: vec![0; DISK], unknown: vec![false; DISK] };
+        for op in &ops {
+            model.apply(op, &mut rig);
+        }
+        let end = rig.read(0, DISK);
+        for (at, byte) in end.iter().enumerate() {
+            prop_assert!(model.unknown[at] || model.bytes[at] == *byte, "byte {}", at);
+        }
+        drop(rig);
+        qcow2_tests::check(&path);
+        qcow2_tests::compare(&path, &end);
+    }
+}
+
+#[test]
+fn an_overlay_on_a_base_in_a_store_keeps_the_base() {
+    let test = "an_overlay_on_a_base_in_a_store_keeps_the_base";
+    let Some(folder) = qcow2_tests::folder(test) else { return };
+    let base = image(&pattern(DISK, 5));
+    let top = qcow2_tests::create_on(&folder, "top.qcow2", base.path(), "raw", DISK as u64);
+    let store = TestStore::new(base.path(), StoreLimits { read_only: true, ..LIMITS });
+    let backing = vec![Layer { source: LayerSource::Store(store), format: Format::Raw }];
+    let disk = Blk::open(BlkConfig { backing, ..qcow2_tests::disk(&top) }).unwrap();
+    let mut rig = Rig::new(disk);
+    assert_eq!(rig.read(0, DISK), pattern(DISK, 5));
+    assert_eq!(rig.status(blk::T_OUT, 7, &pattern(512, 6)), blk::S_OK);
+    assert_eq!(rig.read(7, 512), pattern(512, 6));
+    assert_eq!(rig.read(8, 512), pattern(DISK, 5)[8 * 512..9 * 512]);
+    assert!(content(&base) == pattern(DISK, 5));
+}
+
+#[test]
+fn what_a_store_cannot_do_is_refused() {
+    let file = image(&pattern(DISK, 1));
+    let read_only = TestStore::new(file.path(), StoreLimits { read_only: true, ..LIMITS });
+    let refused = |config| over(&read_only, config).unwrap_err();
+    assert!(matches!(refused(BlkConfig::new("")), OpenError::ReadOnly { .. }));
+    let read = BlkConfig { read_only: true, ..BlkConfig::new("") };
+    let engine = EngineChoice::Threads;
+    assert!(matches!(refused(BlkConfig { engine, ..read.clone() }), OpenError::EngineOfStore { .. }));
+    assert!(matches!(refused(BlkConfig { direct: true, ..read.clone() }), OpenError::Direct { .. }));
+    let disk = over(&read_only, read).unwrap();
+    assert_eq!((disk.engine().as_str(), disk.size()), ("queues of the store", DISK as u64));
+    assert!(disk.image().is_err());
+    let empty = image(&[1; 511]);
+    let store = TestStore::new(empty.path(), LIMITS);
+    assert!(matches!(over(&store, BlkConfig::new("")).unwrap_err(), OpenError::Empty { .. }));
+}
+
+#[test]
+fn a_disk_in_a_store_follows_its_size_and_block() {
+    let file = image(&pattern(DISK + 100, 1));
+    let store = TestStore::new(file.path(), StoreLimits { block: 4096, ..LIMITS });
+    let mut disk = over(&store, BlkConfig::new("")).unwrap();
+    assert_eq!(disk.size(), SECTORS * 512);
+    let mut config = [0; 24];
+    disk.read_config(0, &mut config);
+    assert_eq!(config[20..24], 4096_u32.to_le_bytes());
+    store.set_size(2 * DISK as u64).unwrap();
+    assert!(disk.refresh().unwrap());
+    assert_eq!(disk.size(), 2 * DISK as u64);
+    assert!(disk.resizer().resize(DISK as u64).unwrap());
+    assert_eq!(file.as_file().metadata().unwrap().len(), DISK as u64);
+}
