@@ -17,13 +17,16 @@
 //! | `store` | [`Store`] and [`StoreQueue`]: the cut |
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
 //! | `location` | [`Location`]: paths and URLs |
+//! | `open` | [`open()`]: a location becomes a store |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
 mod connect;
 mod job;
 mod location;
+mod open;
 mod store;
 
 pub use connect::{Connector, Direct, Target};
 pub use job::{Job, Outcome, Pieces};
 pub use location::{Location, LocationError, NbdLocation, RbdLocation, S3Location, TlsFiles};
+pub use open::{OpenOptions, StoreError, open};
 pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};

@@ -1,7 +1,8 @@
 //! Where an image lies: a path, or a URL.
 use crate::Target;
+use std::ffi::OsStr;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use thiserror::Error;
 use url::Url;
@@ -97,9 +98,33 @@ pub struct LocationError {
 }
 
 impl Location {
+    /// Reads a location; what is not UTF-8 is a path.
+    ///
+    /// # Errors
+    /// A URL is malformed.
+    pub fn from_os(text: &OsStr) -> Result<Self, LocationError> {
+        text.to_str().map_or_else(|| Ok(Self::File(text.into())), str::parse)
+    }
+
+    /// Makes relative paths in it relative to `base`.
+    pub fn resolve(&mut self, base: &Path) {
+        let join = |path: &mut PathBuf| *path = base.join(&path);
+        match self {
+            Self::File(path) => join(path),
+            Self::Nbd(nbd) => {
+                if let Target::Unix(path) = &mut nbd.target {
+                    join(path);
+                }
+                nbd.tls.iter_mut().filter_map(|tls| tls.folder.as_mut()).for_each(join);
+            }
+            Self::Rbd(rbd) => rbd.conf.iter_mut().for_each(join),
+            Self::Http(_) | Self::S3(_) => {}
+        }
+    }
+
     /// The path, if it is a file.
     #[must_use]
-    pub fn path(&self) -> Option<&std::path::Path> {
+    pub fn path(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
             _ => None,
@@ -400,6 +425,24 @@ mod tests {
         }
         let signed: Location = "https://host/a.img?signature=secret".parse().unwrap();
         assert_eq!(signed.to_string(), "https://host/a.img");
+    }
+
+    #[test]
+    fn relative_paths_are_relative_to_a_folder() {
+        let resolved = |text: &str| {
+            let mut location: Location = text.parse().unwrap();
+            location.resolve(Path::new("/etc/p"));
+            location
+        };
+        assert_eq!(resolved("a.img"), Location::File("/etc/p/a.img".into()));
+        let Location::Nbd(nbd) = resolved("nbds+unix:///x?socket=s&tls-certificates=/pki&tls-hostname=h")
+        else {
+            panic!()
+        };
+        assert_eq!(nbd.target, Target::Unix("/etc/p/s".into()));
+        assert_eq!(nbd.tls.unwrap().folder, Some("/pki".into()));
+        let Location::Rbd(rbd) = resolved("rbd:a/b:conf=c") else { panic!() };
+        assert_eq!(rbd.conf, Some("/etc/p/c".into()));
     }
 
     #[test]
