@@ -31,6 +31,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),
+    /// Connect to servers for a daemon, which starts this
+    #[command(hide = true)]
+    Broker,
     #[command(hide = true)]
     Manuals(FolderArgs),
     #[command(hide = true)]

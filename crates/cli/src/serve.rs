@@ -8,6 +8,7 @@
 //!                                                            reporter, connections: control (status), metrics
 //! ```
 pub(crate) mod args;
+pub(crate) mod broker;
 pub(crate) mod config;
 mod connections;
 pub(crate) mod control;
@@ -38,11 +39,13 @@ use crate::failure::{self, Failure};
 use crate::{log, output};
 use anyhow::{Context, anyhow};
 use args::{DaemonArgs, Format, LogFormat, ServeArgs};
+use broker::Broker;
 use config::Config;
 use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
-use open::{LinkEnds, Opening};
+use open::{LinkEnds, OpenContext, Opening};
+use paravane_store::{Connector, Direct};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
@@ -218,6 +221,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     };
     let process = Arc::new(ProcessFiles::open());
 
+    let connector = connector(args, daemon, &devices)?;
     let allowed = if daemon.no_sandbox {
         tracing::warn!(
             "running without a sandbox: a guest that takes over this process has all rights of its user"
@@ -238,7 +242,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let take = |(name, session): (&String, &mut KeptSession)| (name.clone(), session.kept.take_device_fds());
     let fds = sessions.iter_mut().map(take).collect();
-    let Some(opened) = open_all(devices, allowed.clone(), &signals, args.take_over, fds)? else {
+    let opening = OpenContext { allowed: allowed.clone(), connector };
+    let Some(opened) = open_all(devices, opening.clone(), &signals, args.take_over, fds)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
@@ -267,7 +272,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let sealed = allowed.is_some() && args.config.is_none();
     let is_kept = shelf.is_some();
     let threads = Threads::start(threads::count(daemon).map_err(Failure::request)?)?;
-    let context = ExportContext { sockets, allowed, stop_timeout, pool, shelf: shelf.clone(), threads };
+    let context = ExportContext { sockets, opening, stop_timeout, pool, shelf: shelf.clone(), threads };
     let mut take_overs = 0;
     let exports = match taker {
         Some(taker) => {
@@ -344,7 +349,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
 /// `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
-    allowed: Option<Arc<AllowedPaths>>,
+    context: OpenContext,
     signals: &Signals,
     take_over: bool,
     mut fds: HashMap<String, Vec<OwnedFd>>,
@@ -356,10 +361,10 @@ fn open_all(
         let mut link_ends = LinkEnds::default();
         let open = |spec: DeviceSpec| {
             let device = match take_over {
-                true => exports::prepare_one(&spec, &mut link_ends, allowed.as_deref()),
+                true => exports::prepare_one(&spec, &mut link_ends, &context),
                 false => {
                     let kept = fds.remove(&spec.name).unwrap_or_default();
-                    exports::open_with(&spec, &mut link_ends, allowed.as_deref(), kept)
+                    exports::open_with(&spec, &mut link_ends, &context, kept)
                 }
             };
             let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
@@ -602,6 +607,20 @@ impl Reading {
     }
 }
 
+/// Makes the connections to the servers of images: another process, if this one has a sandbox.
+fn connector(
+    args: &ServeArgs,
+    daemon: &DaemonArgs,
+    devices: &[DeviceSpec],
+) -> Result<Arc<dyn Connector>, anyhow::Error> {
+    let locations = devices.iter().flat_map(DeviceSpec::locations);
+    let targets: Vec<_> = locations.filter_map(broker::target_of).collect();
+    Ok(match targets.is_empty() || daemon.no_sandbox {
+        true => Arc::new(Direct),
+        false => Arc::new(Broker::start(&targets, args.config.as_deref(), daemon.user.as_deref())?),
+    })
+}
+
 /// The files and directories that the daemon needs.
 fn allowed_paths(
     args: &ServeArgs,
@@ -631,8 +650,11 @@ fn allowed_paths(
                     (false, Format::Raw) => ImageAccess::Write,
                     (false, Format::Qcow2) => ImageAccess::Grow,
                 };
-                allowed.image(&blk.image, access, more);
-                blk.backing.iter().for_each(|layer| allowed.image(&layer.path, ImageAccess::Read, more));
+                if let Some(image) = blk.image.path() {
+                    allowed.image(image, access, more);
+                }
+                let layers = blk.backing.iter().filter_map(|layer| layer.location.path());
+                layers.for_each(|layer| allowed.image(layer, ImageAccess::Read, more));
             }
             Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => allowed.taps(),
             _ => {}

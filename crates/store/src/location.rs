@@ -22,7 +22,7 @@ const NBD_PORT: u16 = 10809;
 /// assert_eq!(file.path(), Some(Path::new("images/vm0.img")));
 /// # Ok::<(), paravane_store::LocationError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
     /// A file or block device of this host.
     File(PathBuf),
@@ -37,7 +37,7 @@ pub enum Location {
 }
 
 /// An export of an NBD server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NbdLocation {
     /// The server.
     pub target: Target,
@@ -48,7 +48,7 @@ pub struct NbdLocation {
 }
 
 /// Where the keys and certificates of TLS lie.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TlsFiles {
     /// Folder with `ca-cert.pem`, `client-cert.pem` and `client-key.pem` [the authorities of this
     /// host, no certificate of the client].
@@ -58,7 +58,7 @@ pub struct TlsFiles {
 }
 
 /// An image of a Ceph cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RbdLocation {
     /// Name of the pool.
     pub pool: String,
@@ -75,7 +75,7 @@ pub struct RbdLocation {
 }
 
 /// An object of a store that speaks S3.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct S3Location {
     /// Name of the bucket.
     pub bucket: String,

@@ -30,23 +30,23 @@ impl Default for OpenOptions {
 pub enum StoreError {
     /// It is a file, which is opened otherwise.
     #[error("{0}: is a file")]
-    File(Location),
+    File(String),
     /// This program was built without it.
     #[error("{location}: this program is built without {what}")]
     NotBuilt {
         /// The location.
-        location: Location,
+        location: String,
         /// The kind of store.
         what: &'static str,
     },
     /// The store takes no writes.
     #[error("{0}: is read-only; serve it with --read-only")]
-    ReadOnly(Location),
+    ReadOnly(String),
     /// The store cannot be used.
     #[error("{location}: {source}")]
     Unusable {
         /// The location.
-        location: Location,
+        location: String,
         /// Cause.
         source: Box<dyn Error + Send + Sync>,
     },
@@ -64,11 +64,11 @@ pub fn open(
     connector: Arc<dyn Connector>,
 ) -> Result<Arc<dyn Store>, StoreError> {
     let _ = connector;
-    let not_built = |what| Err(StoreError::NotBuilt { location: location.clone(), what });
+    let not_built = |what| Err(StoreError::NotBuilt { location: location.to_string(), what });
     match location {
-        Location::File(_) => Err(StoreError::File(location.clone())),
+        Location::File(_) => Err(StoreError::File(location.to_string())),
         Location::Http(_) | Location::S3(_) if !options.read_only => {
-            Err(StoreError::ReadOnly(location.clone()))
+            Err(StoreError::ReadOnly(location.to_string()))
         }
         Location::Nbd(_) => not_built("NBD"),
         Location::Rbd(_) => not_built("Ceph RBD"),

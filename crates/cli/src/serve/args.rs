@@ -4,7 +4,9 @@
 use crate::engine::Engine;
 use crate::net::mac;
 use crate::size::Size;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+use paravane_store::{Location, LocationError};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -236,16 +238,19 @@ pub(crate) struct LimitArgs {
 /// never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct BlkArgs {
-    /// Disk image or block device
-    #[arg(long, visible_alias = "blk-file", value_name = "PATH")]
-    pub(crate) image: PathBuf,
+    /// Disk image: a file, a block device, or a URL
+    ///
+    /// nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are exports of an NBD server, with
+    /// TLS as nbds. A path that begins like a URL needs ./ before it.
+    #[arg(long, visible_alias = "blk-file", value_name = "LOCATION", value_parser = location())]
+    pub(crate) image: Location,
     /// Format of the image [default: raw]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
-    /// Backing file as FORMAT:PATH; repeat per layer, top first
+    /// Backing file as FORMAT:LOCATION; repeat per layer, top first
     ///
-    /// FORMAT is raw or qcow2. File names stored in images are ignored.
-    #[arg(long, value_name = "FORMAT:PATH")]
+    /// FORMAT is raw or qcow2; LOCATION is as in --image. File names stored in images are ignored.
+    #[arg(long, value_name = "FORMAT:LOCATION")]
     pub(crate) backing: Vec<Backing>,
     /// Open the image read-only and offer a read-only disk
     #[arg(long)]
@@ -268,6 +273,11 @@ pub(crate) struct BlkArgs {
     /// longer belong to the guest.
     #[arg(long)]
     pub(crate) registered_buffers: bool,
+    /// Time that requests wait for a lost server before they fail [default: 60]
+    ///
+    /// For images at a URL. The daemon connects again meanwhile.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) store_timeout: Option<u32>,
     /// Serial number, at most 20 ASCII characters [default: from the file name of the image]
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,
@@ -306,7 +316,15 @@ pub(crate) enum Format {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Backing {
     pub(crate) format: Format,
-    pub(crate) path: PathBuf,
+    pub(crate) location: Location,
+}
+
+/// Parses a path or a URL.
+fn location() -> impl TypedValueParser<Value = Location> {
+    OsStringValueParser::new().try_map(|text| match text.is_empty() {
+        true => Err("empty path".to_owned()),
+        false => Location::from_os(&text).map_err(|error| error.reason),
+    })
 }
 
 impl std::str::FromStr for Backing {
@@ -316,11 +334,11 @@ impl std::str::FromStr for Backing {
         let (format, path) = match text.split_once(':') {
             Some(("raw", path)) => (Format::Raw, path),
             Some(("qcow2", path)) => (Format::Qcow2, path),
-            _ => return Err("missing format: write raw:PATH or qcow2:PATH".to_owned()),
+            _ => return Err("missing format: write raw:LOCATION or qcow2:LOCATION".to_owned()),
         };
         match path {
             "" => Err("empty path".to_owned()),
-            path => Ok(Self { format, path: path.into() }),
+            path => Ok(Self { format, location: path.parse().map_err(|error: LocationError| error.reason)? }),
         }
     }
 }

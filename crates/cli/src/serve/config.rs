@@ -152,10 +152,8 @@ fn absolute(device: &mut DeviceSpec, base: &Path) {
         *path = base.join(&path);
     }
     if let Kind::Blk(blk) = &mut device.kind {
-        blk.image = base.join(&blk.image);
-        for layer in &mut blk.backing {
-            layer.path = base.join(&layer.path);
-        }
+        blk.image.resolve(base);
+        blk.backing.iter_mut().for_each(|layer| layer.location.resolve(base));
     }
 }
 

@@ -28,9 +28,9 @@ mod served;
 pub(crate) use arrival::{Arrivals, prepare_one};
 pub(crate) use served::{open_one, open_with};
 
-use super::open::{LinkEnds, Opening, UnlockedDisk};
+use super::open::{LinkEnds, OpenContext, Opening, UnlockedDisk};
 use super::report::{self, Report};
-use super::sandbox::paths::AllowedPaths;
+
 use super::shelf::Shelf;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
@@ -56,8 +56,7 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Resources that devices share.
 pub(crate) struct ExportContext {
     pub(crate) sockets: Sockets,
-    /// `None`: no sandbox.
-    pub(crate) allowed: Option<Arc<AllowedPaths>>,
+    pub(crate) opening: OpenContext,
     /// Maximum time that a device takes to stop.
     pub(crate) stop_timeout: Duration,
     /// Limits on memory mapped for VMMs.
@@ -137,7 +136,7 @@ impl Exports {
             let device = match opening {
                 Opening::Device(device) => device,
                 // Of a take-over only.
-                Opening::Late => open_one(&spec, &mut LinkEnds::default(), None)?.opened()?,
+                Opening::Late => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
                 Opening::Unlocked(disk) => {
                     unlocked.insert(spec.name, disk);
                     continue;
@@ -299,14 +298,14 @@ impl Exports {
     /// `unlocked`: the disk of the group, if it is open already.
     fn open(&self, specs: &[DeviceSpec], mut unlocked: Option<Box<UnlockedDisk>>, wait: &LockWait) -> Start {
         let context = &self.0.context;
-        let ExportContext { allowed, pool, .. } = context;
+        let ExportContext { opening, pool, .. } = context;
         let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
         let mut link_ends = LinkEnds::default();
         let mut members = Vec::new();
         for (spec, quota) in specs.iter().zip(quotas) {
             let opened = match unlocked.take() {
                 Some(disk) => Ok(Opening::Unlocked(disk)),
-                None => open_one(spec, &mut link_ends, allowed.as_deref()),
+                None => open_one(spec, &mut link_ends, opening),
             };
             let opened = opened.and_then(|opening| {
                 let _named = LogDevice::enter(Some(spec.name.as_str().into()));

@@ -1,14 +1,16 @@
 //! Opens devices by their specifications.
 use super::args::{Backing, Format};
+use super::sandbox::paths::AllowedPaths;
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{
-    self, BlkConfig, EngineChoice, Layer, OpenError, Resizer, StorageErrors, UnlockedBlk,
+    self, BlkConfig, EngineChoice, Layer, LayerSource, OpenError, Resizer, StorageErrors, UnlockedBlk,
 };
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
+use paravane_store::{Connector, Direct, OpenOptions, Store};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -40,6 +42,7 @@ pub(crate) struct UnlockedDisk {
     disk: UnlockedBlk,
     image: PathBuf,
     limiter: Option<Arc<Limiter>>,
+    stores: Vec<Arc<dyn Store>>,
 }
 
 impl From<Opened> for Opening {
@@ -68,16 +71,12 @@ impl UnlockedDisk {
     /// # Errors
     /// The image cannot be locked, or not be used.
     pub(crate) fn lock(self) -> Result<Opening, anyhow::Error> {
-        let Self { disk, image, limiter } = self;
+        let Self { disk, image, limiter, stores } = self;
         let device = match disk.lock()? {
             Ok(device) => device,
-            Err(disk) => return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter }))),
+            Err(disk) => return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter, stores }))),
         };
-        let back_end = format!("{} ({})", image.display(), device.engine());
-        let resizer = Some(device.resizer());
-        let (storage, limiters) = (Some(device.errors()), Vec::from_iter(limiter));
-        let figures = Figures { storage, limiters, ..Figures::default() };
-        Ok(Opened { device: Box::new(device), figures, resizer, back_end }.into())
+        Ok(opened(device, &image.display().to_string(), limiter, stores).into())
     }
 }
 
@@ -90,6 +89,23 @@ pub(crate) struct Figures {
     pub(crate) storage: Option<Arc<StorageErrors>>,
     /// Rate limiters.
     pub(crate) limiters: Vec<Arc<Limiter>>,
+    /// Stores of a disk that are no files, top first.
+    pub(crate) stores: Vec<Arc<dyn Store>>,
+}
+
+/// What devices are opened with.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenContext {
+    /// `None`: no sandbox.
+    pub(crate) allowed: Option<Arc<AllowedPaths>>,
+    /// Connects to the servers of images.
+    pub(crate) connector: Arc<dyn Connector>,
+}
+
+impl Default for OpenContext {
+    fn default() -> Self {
+        Self { allowed: None, connector: Arc::new(Direct) }
+    }
 }
 
 /// Unclaimed ends of links whose other end is in use, by link name.
@@ -106,12 +122,13 @@ pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 pub(crate) fn open(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
+    context: &OpenContext,
     kept: Vec<OwnedFd>,
 ) -> Result<Opening, anyhow::Error> {
     // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
-        Kind::Blk(blk) => disk(&spec.name, blk),
+        Kind::Blk(blk) => disk(&spec.name, blk, context),
         Kind::Net(net) => match &net.network {
             Network::Tap(name) => {
                 let resumed = (kept.len() == usize::from(net.queues)).then(|| Tap::resume(name, kept));
@@ -162,7 +179,7 @@ pub(crate) fn open(
 ///
 /// # Errors
 /// The image cannot be opened.
-pub(crate) fn prepare(spec: &DeviceSpec) -> Result<Option<Opening>, anyhow::Error> {
+pub(crate) fn prepare(spec: &DeviceSpec, context: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     let is_block_device = |path: &Path| {
         let is = |file: std::fs::Metadata| FileTypeExt::is_block_device(&file.file_type());
@@ -170,8 +187,13 @@ pub(crate) fn prepare(spec: &DeviceSpec) -> Result<Option<Opening>, anyhow::Erro
     };
     Ok(match &spec.kind {
         // Claimed by the daemon that serves it.
-        Kind::Blk(blk) if is_block_device(&blk.image) => Some(Opening::Late),
-        Kind::Blk(blk) => Some(Opening::Unlocked(Box::new(unlocked(&spec.name, blk)?))),
+        Kind::Blk(blk) => match blk.image.path() {
+            Some(image) if !is_block_device(image) => {
+                Some(Opening::Unlocked(Box::new(unlocked(&spec.name, blk, context, image)?)))
+            }
+            // A server may take one client at a time, and would do the old one's requests later.
+            Some(_) | None => Some(Opening::Late),
+        },
         Kind::Net(Net { network: Network::Tap(_), .. }) => Some(Opening::Late),
         Kind::Net(_) | Kind::Rng => None,
     })
@@ -188,17 +210,73 @@ pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConf
     config
 }
 
-fn disk(name: &str, blk: &Blk) -> Result<Opening, anyhow::Error> {
-    unlocked(name, blk)?.lock()
+fn disk(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow::Error> {
+    if let Some(image) = blk.image.path() {
+        return unlocked(name, blk, context, image)?.lock();
+    }
+    let limiter = limiter(blk.limit);
+    let options = OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk) };
+    let store = paravane_store::open(&blk.image, &options, context.connector.clone())?;
+    let (config, layers) = disk_config(name, blk, context, &limiter)?;
+    let device = blk::Blk::over(store.clone(), config)?;
+    Ok(opened(device, &blk.image.to_string(), limiter, [vec![store], layers].concat()).into())
 }
 
-fn unlocked(name: &str, blk: &Blk) -> Result<UnlockedDisk, anyhow::Error> {
-    let layer = |layer: &Backing| Layer { path: layer.path.clone(), format: format(layer.format) };
+/// How the stores of a disk are opened.
+fn store_options(blk: &Blk) -> OpenOptions {
+    OpenOptions { connections: blk.queues, timeout: blk.store_timeout, ..OpenOptions::default() }
+}
+
+/// An open disk.
+fn opened(
+    device: blk::Blk,
+    image: &str,
+    limiter: Option<Arc<Limiter>>,
+    stores: Vec<Arc<dyn Store>>,
+) -> Opened {
+    let back_end = format!("{image} ({})", device.engine());
+    let resizer = Some(device.resizer());
+    let (storage, limiters) = (Some(device.errors()), Vec::from_iter(limiter));
+    let figures = Figures { storage, limiters, stores, ..Figures::default() };
+    Opened { device: Box::new(device), figures, resizer, back_end }
+}
+
+fn unlocked(
+    name: &str,
+    blk: &Blk,
+    context: &OpenContext,
+    image: &Path,
+) -> Result<UnlockedDisk, anyhow::Error> {
     let limiter = limiter(blk.limit);
+    let (config, stores) = disk_config(name, blk, context, &limiter)?;
+    let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
+    Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores })
+}
+
+/// The configuration of a disk without its path, and the stores of its layers.
+fn disk_config(
+    name: &str,
+    blk: &Blk,
+    context: &OpenContext,
+    limiter: &Option<Arc<Limiter>>,
+) -> Result<(BlkConfig, Vec<Arc<dyn Store>>), anyhow::Error> {
+    let mut stores = Vec::new();
+    let mut layer = |layer: &Backing| {
+        let source = match layer.location.path() {
+            Some(path) => LayerSource::Path(path.to_owned()),
+            None => {
+                let options = OpenOptions { read_only: true, ..store_options(blk) };
+                let store = paravane_store::open(&layer.location, &options, context.connector.clone())?;
+                stores.push(store.clone());
+                LayerSource::Store(store)
+            }
+        };
+        Ok::<_, anyhow::Error>(Layer { source, format: format(layer.format) })
+    };
     let config = BlkConfig {
         name: Some(name.to_owned()),
         format: format(blk.format),
-        backing: blk.backing.iter().map(layer).collect(),
+        backing: blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?,
         read_only: blk.read_only,
         lock: blk.lock,
         direct: blk.direct,
@@ -213,10 +291,9 @@ fn unlocked(name: &str, blk: &Blk) -> Result<UnlockedDisk, anyhow::Error> {
         },
         serial: blk.serial.clone(),
         limiter: limiter.clone(),
-        ..BlkConfig::new(&blk.image)
+        ..BlkConfig::new("")
     };
-    let disk = blk::Blk::prepare(config)?;
-    Ok(UnlockedDisk { disk, image: blk.image.clone(), limiter })
+    Ok((config, stores))
 }
 
 fn format(format: Format) -> blk::Format {

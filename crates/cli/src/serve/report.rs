@@ -3,6 +3,7 @@
 //! Names are stable; fields may be added.
 use paravane_device::blk::{ErrorTotals, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
+use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
@@ -152,6 +153,9 @@ pub(crate) struct Device {
     /// Disks: the image was unlinked; its data are lost when the device stops.
     #[serde(default)]
     pub(crate) image_deleted: bool,
+    /// Disks: image and backing files that are no files of this host, top first.
+    #[serde(default)]
+    pub(crate) stores: Vec<Store>,
     /// The device was removed or changed in the file, and stops.
     #[serde(default)]
     pub(crate) stopping: Option<Stopping>,
@@ -376,6 +380,73 @@ pub(crate) struct Failed {
     pub(crate) why: String,
 }
 
+/// An image or backing file that is no file of this host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Store {
+    /// URL without secrets.
+    pub(crate) location: String,
+    /// "up", "reconnecting" (requests wait), "down" (requests fail) or "unusable" (until a restart).
+    pub(crate) link: String,
+    /// Number of connections that are up.
+    pub(crate) connections: u32,
+    /// Number of connections that were made again.
+    pub(crate) reconnects: u64,
+    /// Number of requests that wait for a connection.
+    pub(crate) waiting: u32,
+    /// The last error, which may be over.
+    pub(crate) error: Option<String>,
+    /// Its cache on this host, if it has one.
+    pub(crate) cache: Option<Cache>,
+}
+
+/// A cache on this host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Cache {
+    /// Bytes of chunks that requests found.
+    pub(crate) hit_bytes: u64,
+    /// Bytes of chunks that were fetched for a request.
+    pub(crate) miss_bytes: u64,
+    /// Bytes of chunks that were fetched ahead.
+    pub(crate) read_ahead_bytes: u64,
+    /// Bytes that it holds.
+    pub(crate) used_bytes: u64,
+    /// Most bytes that it holds.
+    pub(crate) limit_bytes: u64,
+    /// Number of chunks that were evicted.
+    pub(crate) evicted: u64,
+    /// Number of chunks that could not be kept.
+    pub(crate) not_kept: u64,
+}
+
+impl From<StoreStatus> for Store {
+    fn from(status: StoreStatus) -> Self {
+        let cache = |cache: CacheStatus| Cache {
+            hit_bytes: cache.hit_bytes,
+            miss_bytes: cache.miss_bytes,
+            read_ahead_bytes: cache.read_ahead_bytes,
+            used_bytes: cache.used_bytes,
+            limit_bytes: cache.limit_bytes,
+            evicted: cache.evicted,
+            not_kept: cache.not_kept,
+        };
+        let link = match status.link {
+            Link::Up => "up",
+            Link::Reconnecting => "reconnecting",
+            Link::Down => "down",
+            Link::Unusable => "unusable",
+        };
+        Self {
+            location: status.location,
+            link: link.to_owned(),
+            connections: status.connections,
+            reconnects: status.reconnects,
+            waiting: status.waiting,
+            error: status.error,
+            cache: status.cache.map(cache),
+        }
+    }
+}
+
 /// State of a stopping device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Stopping {
@@ -423,6 +494,7 @@ impl Device {
             || self.stopping.is_some()
             || self.size_error.is_some()
             || self.image_deleted
+            || self.stores.iter().any(|store| store.link != "up")
             || self.errors() > 0
     }
 

@@ -56,6 +56,39 @@ pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
     calls::restrict(&calls::HOLDER)
 }
 
+/// Directories that name resolution reads.
+const RESOLVER: [&str; 5] = ["/etc", "/usr", "/lib", "/lib64", "/run"];
+/// Port of name servers, which long answers come from by TCP.
+const DNS: u16 = 53;
+
+/// The sandbox of the broker: it reads what resolves names, and connects to servers.
+///
+/// `ports`: those of the servers. With a file of devices, which may get more, all are allowed.
+/// The calling thread must be the only one.
+///
+/// # Errors
+/// The kernel lacks Landlock. The process must not continue.
+pub(crate) fn enter_broker(
+    ports: impl Iterator<Item = u16>,
+    config: Option<&Path>,
+    user: Option<&Target>,
+) -> Result<(), SandboxError> {
+    let mut allowed = AllowedPaths::default();
+    RESOLVER.iter().for_each(|directory| allowed.read(Path::new(directory)));
+    ports.chain([DNS]).for_each(|port| allowed.port(port));
+    if let Some(config) = config {
+        allowed.config(config);
+        allowed.all_ports();
+    }
+    paths::restrict(&allowed)?;
+    capabilities::empty_bounding_set()?;
+    if let Some(user) = user {
+        user.become_user()?;
+    }
+    // Sockets and the file of other users.
+    capabilities::keep(if user.is_some() { CapabilitySet::empty() } else { CapabilitySet::DAC_OVERRIDE })
+}
+
 /// Drops the capabilities of the calling thread except `kept`.
 ///
 /// With `user`, becomes that user and keeps none.

@@ -6,6 +6,7 @@ use super::take_over::Offered;
 use crate::engine::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
+use paravane_store::Location;
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU64;
@@ -25,6 +26,8 @@ const MAX_QUEUES: u16 = 256;
 ///
 /// A request without an indirect table takes three descriptors or more.
 const QUEUE_SIZE: u16 = 1024;
+/// Default of --store-timeout.
+const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Length of a disk's serial number (virtio specification, section 5.2.6).
 const SERIAL_LEN: usize = paravane_spec::blk::ID_LEN;
 
@@ -67,14 +70,14 @@ impl fmt::Display for Endpoint {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    Blk(Blk),
+    Blk(Box<Blk>),
     Net(Net),
     Rng,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blk {
-    pub(crate) image: PathBuf,
+    pub(crate) image: Location,
     pub(crate) format: Format,
     /// Backing files, top first.
     pub(crate) backing: Vec<Backing>,
@@ -82,6 +85,8 @@ pub(crate) struct Blk {
     pub(crate) lock: bool,
     pub(crate) direct: bool,
     pub(crate) registered_buffers: bool,
+    /// How long requests wait for a lost server.
+    pub(crate) store_timeout: Duration,
     pub(crate) serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
@@ -161,7 +166,7 @@ impl DeviceSpec {
         }
         let endpoint = endpoint(common);
         let kind = match command {
-            DeviceCommand::Blk(blk) => Kind::Blk(Blk::new(blk)?),
+            DeviceCommand::Blk(blk) => Kind::Blk(Box::new(Blk::new(blk)?)),
             DeviceCommand::Net(net) => Kind::Net(Net::new(net, &name, &endpoint)?),
             DeviceCommand::Rng(_) => Kind::Rng,
         };
@@ -186,14 +191,18 @@ impl DeviceSpec {
     }
 
     /// The disk's image and its backing files.
-    pub(crate) fn images(&self) -> Vec<&Path> {
+    pub(crate) fn locations(&self) -> Vec<&Location> {
         match &self.kind {
             Kind::Blk(blk) => {
-                let layers = blk.backing.iter().map(|layer| layer.path.as_path());
-                std::iter::once(blk.image.as_path()).chain(layers).collect()
+                std::iter::once(&blk.image).chain(blk.backing.iter().map(|layer| &layer.location)).collect()
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Those that are files.
+    pub(crate) fn images(&self) -> Vec<&Path> {
+        self.locations().into_iter().filter_map(Location::path).collect()
     }
 
     /// The name of the card's TAP device.
@@ -276,6 +285,9 @@ impl Blk {
             return Err(("direct", "needs a raw image: qcow2 images use the page cache".to_owned()));
         }
         let engine = args.engine.unwrap_or(Engine::Auto);
+        if args.image.path().is_none() {
+            Self::check_store(args, engine)?;
+        }
         let has_rings = format == Format::Raw && matches!(engine, Engine::Auto | Engine::IoUring);
         if args.registered_buffers && !has_rings {
             return Err(("registered-buffers", "needs a raw image and the io_uring engine".to_owned()));
@@ -289,6 +301,7 @@ impl Blk {
         }
         Ok(Self {
             image: args.image.clone(),
+            store_timeout: args.store_timeout.map_or(STORE_TIMEOUT, |time| Duration::from_secs(time.into())),
             format,
             backing: args.backing.clone(),
             read_only: args.read_only,
@@ -303,6 +316,31 @@ impl Blk {
             slow,
             limit: limit(&args.limit)?,
         })
+    }
+}
+
+impl Blk {
+    /// Checks what only files have.
+    fn check_store(args: &BlkArgs, engine: Engine) -> Result<(), OptionError> {
+        let only = |option, is_on: bool| match is_on {
+            true => Err((option, format!("is for files: {} is none", args.image))),
+            false => Ok(()),
+        };
+        only("direct", args.direct)?;
+        only("registered-buffers", args.registered_buffers)?;
+        only("engine", engine != Engine::Auto)?;
+        let fixed = match &args.image {
+            Location::Http(_) | Location::S3(_) => true,
+            Location::Rbd(rbd) => rbd.snapshot.is_some(),
+            Location::File(_) | Location::Nbd(_) => false,
+        };
+        if fixed && !args.read_only {
+            return Err((
+                "image",
+                format!("{}: is read-only: add --read-only, or make it a backing file", args.image),
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -366,7 +404,7 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
     let mut names = HashMap::new();
     let mut sockets = HashMap::new();
     // Whether all users of an image can share it.
-    let mut images: HashMap<PathBuf, bool> = HashMap::new();
+    let mut images: HashMap<Location, bool> = HashMap::new();
     let mut taps = HashMap::new();
     let mut links: HashMap<&str, Vec<(usize, &Net)>> = HashMap::new();
     for (device, spec) in devices.iter().enumerate() {
@@ -383,17 +421,17 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
         }
         match &spec.kind {
             Kind::Blk(blk) => {
-                let layers = blk.backing.iter().map(|layer| ("backing", &layer.path, true));
-                for (option, path, shares) in
+                let layers = blk.backing.iter().map(|layer| ("backing", &layer.location, true));
+                for (option, location, shares) in
                     [("image", &blk.image, blk.read_only || !blk.lock)].into_iter().chain(layers)
                 {
                     // Read-only and unlocked users share an image.
-                    if let Some(others_share) = images.insert(real_path(path), shares)
+                    if let Some(others_share) = images.insert(real_location(location), shares)
                         && !(others_share && shares)
                     {
                         return fault(
                             option,
-                            format!("{} is used twice: images are shared read-only", path.display()),
+                            format!("{location} is used twice: images are shared read-only"),
                         );
                     }
                 }
@@ -430,6 +468,11 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
         }
     }
     Ok(())
+}
+
+/// The location; of a file by its canonical path.
+fn real_location(location: &Location) -> Location {
+    location.path().map_or_else(|| location.clone(), |path| real_path(path).into())
 }
 
 /// The canonical path; of a missing file, that of its directory and its name.

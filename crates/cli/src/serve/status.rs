@@ -201,6 +201,15 @@ fn problems(device: &Device, out: &mut String) {
     if device.image_deleted {
         line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));
     }
+    for store in device.stores.iter().filter(|store| store.link != "up") {
+        let what = match store.link.as_str() {
+            "reconnecting" => format!("connecting again: {} requests wait", store.waiting),
+            "down" => "unreachable: requests fail".to_owned(),
+            _ => "unusable: requests fail until the device is restarted".to_owned(),
+        };
+        let error = store.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        line(out, &format!("  ! {name}: {} {what}{error}", store.location));
+    }
     if let Some(Stopping { seconds, in_flight }) = &device.stopping {
         line(out, &format!("  ! {name}: stopping for {seconds:.0} s: {in_flight} requests in flight"));
     }

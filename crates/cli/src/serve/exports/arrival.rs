@@ -8,7 +8,7 @@
 //! ```
 //! A session arrives from a running daemon, or is there from the start: a daemon that has ended had
 //! it kept.
-use super::super::open::{self, LinkEnds, Opening};
+use super::super::open::{self, LinkEnds, OpenContext, Opening};
 use super::super::report;
 use super::super::shelf::KeptSession;
 use super::super::spec::DeviceSpec;
@@ -186,7 +186,7 @@ impl Exports {
         let context = &self.0.context;
         let opening = match opening {
             Opening::Late => {
-                let open = || open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref());
+                let open = || open_one(spec, &mut LinkEnds::default(), &context.opening);
                 let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.
                 loop {
@@ -208,7 +208,7 @@ impl Exports {
     fn start_anew(&self, spec: &DeviceSpec, wait: &LockWait) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let start = || {
-            let opening = open_one(spec, &mut LinkEnds::default(), context.allowed.as_deref())?;
+            let opening = open_one(spec, &mut LinkEnds::default(), &context.opening)?;
             let device = wait.wait(&spec.name, opening)?;
             ServedDevice::start(spec.clone(), device, context.pool.quota(), context, &self.0.changed, None)
         };
@@ -310,10 +310,10 @@ impl super::Inner {
 pub(crate) fn prepare_one(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
-    allowed: Option<&super::AllowedPaths>,
+    context: &OpenContext,
 ) -> Result<Opening, anyhow::Error> {
-    match open::prepare(spec)? {
+    match open::prepare(spec, context)? {
         Some(opening) => Ok(opening),
-        None => open_one(spec, link_ends, allowed),
+        None => open_one(spec, link_ends, context),
     }
 }

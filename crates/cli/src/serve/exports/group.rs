@@ -4,8 +4,8 @@ use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
 use super::lock_wait::LockWait;
 use super::served::ServedDevice;
+use paravane_store::Location;
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -93,8 +93,8 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
 ///
 /// They do with the same name, socket, TAP device, or writable image.
 fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
-    let images = one.images();
-    let shares_image = images.iter().any(|image| other.images().contains(image));
+    let images = one.locations();
+    let shares_image = images.iter().any(|image| other.locations().contains(image));
     one.name == other.name
         || (one.socket().is_some() && one.socket() == other.socket())
         || (one.tap().is_some() && one.tap() == other.tap())
@@ -103,9 +103,9 @@ fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
 
 /// Whether `one` writes to an image of `other`.
 fn writes(one: &DeviceSpec, other: &DeviceSpec) -> bool {
-    let image: Option<&Path> = match &one.kind {
+    let image: Option<&Location> = match &one.kind {
         Kind::Blk(blk) if !blk.read_only => Some(&blk.image),
         _ => None,
     };
-    image.is_some_and(|image| other.images().contains(&image))
+    image.is_some_and(|image| other.locations().contains(&image))
 }

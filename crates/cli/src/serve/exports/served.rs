@@ -1,8 +1,7 @@
 //! One served device.
-use super::super::open::{self, Figures, LinkEnds, Opened, Opening};
+use super::super::open::{self, Figures, LinkEnds, OpenContext, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
-use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
@@ -59,19 +58,20 @@ pub(super) enum Sessions {
 pub(crate) fn open_one(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
-    allowed: Option<&AllowedPaths>,
+    context: &OpenContext,
 ) -> Result<Opening, anyhow::Error> {
-    open_with(spec, link_ends, allowed, Vec::new())
+    open_with(spec, link_ends, context, Vec::new())
 }
 
 /// As [`open_one`], with descriptors of the device that an earlier daemon had.
 pub(crate) fn open_with(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
-    allowed: Option<&AllowedPaths>,
+    context: &OpenContext,
     kept: Vec<OwnedFd>,
 ) -> Result<Opening, anyhow::Error> {
-    open::open(spec, link_ends, kept).map_err(|error| match (refused_access(&error), allowed) {
+    let allowed = context.allowed.as_deref();
+    open::open(spec, link_ends, context, kept).map_err(|error| match (refused_access(&error), allowed) {
         (true, Some(_)) if spec.tap().is_some() => anyhow!(
             "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",
             one_line(&error)
@@ -168,6 +168,7 @@ impl ServedDevice {
     pub(super) fn begin_hand_over(&mut self) {
         (self.stopping, self.handing_over) = (Some(Instant::now()), true);
         self.resizer = None;
+        self.figures.stores.clear();
         if let Some(trace) = &self.trace {
             trace.end();
         }
@@ -191,6 +192,7 @@ impl ServedDevice {
         tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
         self.resizer = None;
+        self.figures.stores.clear();
         if let Some(trace) = &self.trace {
             trace.end();
         }
@@ -308,6 +310,7 @@ impl ServedDevice {
             storage_errors: storage.as_ref().map(report::StorageErrors::new),
             rejected_requests: storage.as_ref().map(|totals| totals.rejected),
             size_error: self.resizer.as_ref().and_then(Resizer::error),
+            stores: self.figures.stores.iter().map(|store| store.status().into()).collect(),
             image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),
             net: self.figures.net.as_ref().map(|counters| {
                 let totals = counters.totals();

@@ -1,4 +1,4 @@
-use super::super::open::{Figures, Opened};
+use super::super::open::{Figures, OpenContext, Opened};
 use super::super::spec::{Endpoint, Kind};
 use super::*;
 use paravane_device::{Device, QueueHandler};
@@ -48,7 +48,7 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
 fn context() -> ExportContext {
     ExportContext {
         sockets: Sockets::default(),
-        allowed: None,
+        opening: OpenContext::default(),
         stop_timeout: Duration::from_secs(10),
         pool: MappingPool::new(MappingLimits::of_host()),
         shelf: None,
@@ -84,7 +84,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
     let members = vec![
         (faulty.clone(), opened.into()),
-        (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
+        (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
     ];
     let exports = Exports::start(members, context()).unwrap();
     let _good_client = UnixStream::connect(&good_socket).unwrap();
@@ -158,7 +158,7 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
     let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "slow".into() };
     let members = vec![
         (slow.clone(), opened.into()),
-        (good.clone(), open_one(&good, &mut LinkEnds::default(), None).unwrap()),
+        (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
     ];
     let exports = Exports::start(members, context()).unwrap();
     let clients = [&slow_socket, &good_socket].map(|socket| UnixStream::connect(socket).unwrap());

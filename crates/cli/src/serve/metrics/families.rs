@@ -1,7 +1,7 @@
 //! The metrics, and their values from a report.
 use super::buckets::{self, Bounds};
 use super::exposition::{Exposition, Kind, labels};
-use crate::serve::report::{Device, Distribution, Report, Thread};
+use crate::serve::report::{Cache, Device, Distribution, Report, Store, Thread};
 
 /// A metric of the daemon: name without suffix, kind, help, value.
 type DaemonMetric = (&'static str, Kind, &'static str, fn(&Report) -> Option<f64>);
@@ -72,7 +72,7 @@ const DAEMON: [DaemonMetric; 16] = [
 /// A metric of each device: name without suffix, help, kind, value.
 type DeviceMetric = (&'static str, &'static str, Kind, fn(&Device) -> Option<u64>);
 
-const DEVICE: [DeviceMetric; 27] = [
+const DEVICE: [DeviceMetric; 33] = [
     (
         "paravane_device_kept",
         "Whether the next daemon can resume the session if this one dies (0 or 1)",
@@ -163,6 +163,39 @@ const DEVICE: [DeviceMetric; 27] = [
         Kind::Gauge,
         |device| device.size.map(|_| device.image_deleted.into()),
     ),
+    (
+        "paravane_blk_store_up",
+        "Whether all servers of the disk's images answer (0 or 1)",
+        Kind::Gauge,
+        |device| of_stores(device, |stores| stores.iter().all(|store| store.link == "up").into()),
+    ),
+    (
+        "paravane_blk_store_waiting",
+        "Requests that wait for a connection to a server",
+        Kind::Gauge,
+        |device| of_stores(device, |stores| stores.iter().map(|store| u64::from(store.waiting)).sum()),
+    ),
+    (
+        "paravane_blk_store_reconnects",
+        "Connections to servers that were made again",
+        Kind::Counter,
+        |device| of_stores(device, |stores| stores.iter().map(|store| store.reconnects).sum()),
+    ),
+    (
+        "paravane_blk_cache_hit_bytes",
+        "Bytes of chunks that requests found in caches",
+        Kind::Counter,
+        |device| of_caches(device, |cache| cache.hit_bytes),
+    ),
+    (
+        "paravane_blk_cache_miss_bytes",
+        "Bytes of chunks that were fetched for requests",
+        Kind::Counter,
+        |device| of_caches(device, |cache| cache.miss_bytes),
+    ),
+    ("paravane_blk_cache_used_bytes", "Bytes that caches hold", Kind::Gauge, |device| {
+        of_caches(device, |cache| cache.used_bytes)
+    }),
     ("paravane_net_transmitted_frames", "Frames from the guest", Kind::Counter, |device| {
         Some(device.net.as_ref()?.transmitted_frames)
     }),
@@ -182,6 +215,18 @@ const DEVICE: [DeviceMetric; 27] = [
         |device| Some(device.net.as_ref()?.unusable_buffers),
     ),
 ];
+
+/// A figure of the stores of a disk; `None`: it has none.
+fn of_stores(device: &Device, figure: fn(&[Store]) -> u64) -> Option<u64> {
+    (!device.stores.is_empty()).then(|| figure(&device.stores))
+}
+
+/// Sum of a figure over the caches of a disk; `None`: it has none.
+fn of_caches(device: &Device, figure: fn(&Cache) -> u64) -> Option<u64> {
+    let mut caches = device.stores.iter().filter_map(|store| store.cache.as_ref()).peekable();
+    caches.peek()?;
+    Some(caches.map(figure).sum())
+}
 
 /// Counts of a device by the values of a further label.
 type Labelled = fn(&Device) -> Vec<(&str, f64)>;

@@ -15,7 +15,7 @@
 use super::error::SandboxError;
 use crate::engine::Engine;
 use crate::serve::args::Format;
-use crate::serve::spec::{Blk, DeviceSpec, Kind};
+use crate::serve::spec::{DeviceSpec, Kind};
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
@@ -27,7 +27,9 @@ use rustix::thread::{
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
-        Kind::Blk(Blk { engine: Engine::Auto | Engine::IoUring, format: Format::Raw, .. }) => {
+        Kind::Blk(blk)
+            if blk.format == Format::Raw && matches!(blk.engine, Engine::Auto | Engine::IoUring) =>
+        {
             CapabilitySet::IPC_LOCK
         }
         _ => CapabilitySet::empty(),

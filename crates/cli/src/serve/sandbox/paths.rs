@@ -6,10 +6,10 @@
 use super::error::SandboxError;
 use crate::serve::process::TASKS;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// All rights of this version are restricted, as far as the kernel supports them.
@@ -57,6 +57,21 @@ pub(crate) fn landlock_version() -> std::io::Result<u32> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AllowedPaths {
     rules: BTreeMap<PathBuf, BitFlags<AccessFs>>,
+    /// TCP ports of servers.
+    ports: Ports,
+}
+
+/// TCP ports to which connections are allowed.
+#[derive(Clone, Debug)]
+enum Ports {
+    These(BTreeSet<u16>),
+    All,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self::These(BTreeSet::new())
+    }
 }
 
 impl AllowedPaths {
@@ -100,6 +115,25 @@ impl AllowedPaths {
         }
     }
 
+    /// Allows to read files in a directory.
+    pub(crate) fn read(&mut self, path: &Path) {
+        if path.exists() {
+            self.allow(path, AccessFs::from_read(KNOWN));
+        }
+    }
+
+    /// Allows connections to a TCP port.
+    pub(crate) fn port(&mut self, port: u16) {
+        if let Ports::These(ports) = &mut self.ports {
+            ports.insert(port);
+        }
+    }
+
+    /// Allows connections to all TCP ports.
+    pub(crate) fn all_ports(&mut self) {
+        self.ports = Ports::All;
+    }
+
     /// Allows to open TAP devices.
     pub(crate) fn taps(&mut self) {
         if Path::new(TUN).exists() {
@@ -141,7 +175,10 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(KNOWN))
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(KNOWN)))
+        .and_then(|rules| match allowed.ports {
+            Ports::These(_) => rules.handle_access(AccessNet::from_all(KNOWN)),
+            Ports::All => rules.handle_access(AccessNet::BindTcp),
+        })
         .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
         .and_then(Ruleset::create)
         .map_err(failed)?;
@@ -156,6 +193,11 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
         let is_directory = path.is_dir();
         let access = if is_directory { *access } else { *access & AccessFs::from_file(KNOWN) };
         rules = rules.add_rule(PathBeneath::new(file, access)).map_err(failed)?;
+    }
+    if let Ports::These(ports) = &allowed.ports {
+        for port in ports {
+            rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp)).map_err(failed)?;
+        }
     }
     let status = rules.restrict_self().map_err(failed)?;
     match status.ruleset {

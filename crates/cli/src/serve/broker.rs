@@ -1,0 +1,147 @@
+//! Connections to the servers of images, made outside of the sandbox.
+//!
+//! ```text
+//!  daemon: start --allow TARGET*, sealed--> broker: a process of its own, without device code
+//!    | sandbox: no TCP, no names
+//!    '-- Broker::connect --TARGET, a socket for the answer--> is it allowed? --> connect(2) --> descriptor, or an error
+//! ```
+//! The broker resolves names and connects, and does nothing else: no byte from a server passes it,
+//! nor one of a guest. It connects only to targets that the daemon named before it entered its
+//! sandbox, or that the file of devices names: it reads that file itself, so a daemon that a guest
+//! has taken over cannot add a target. It ends with the daemon.
+mod message;
+mod process;
+
+use anyhow::Context;
+use message::{Message, PATIENCE, receive, send};
+use paravane_store::{Connector, Target};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+pub(crate) use message::target_of;
+pub(crate) use process::main;
+
+/// The daemon's end.
+#[derive(Debug)]
+pub(crate) struct Broker {
+    socket: OwnedFd,
+}
+
+impl Broker {
+    /// Starts the process. `config`: the file of devices, which may get more targets.
+    ///
+    /// # Errors
+    /// The host refuses a process.
+    pub(crate) fn start(
+        targets: &[Target],
+        config: Option<&Path>,
+        user: Option<&str>,
+    ) -> Result<Self, anyhow::Error> {
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (near, far) = pair().context("cannot create a socket")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("broker").stdin(Stdio::from(far)).stdout(Stdio::null());
+        // It ends when the socket is closed, and is not waited for.
+        command.spawn().context("cannot start the process that connects to servers")?;
+        for target in targets {
+            send(&near, &Message::Allow(target.into()), None)?;
+        }
+        let (config, user) = (config.map(Path::to_owned), user.map(ToOwned::to_owned));
+        send(&near, &Message::Sealed { config, user }, None)?;
+        Ok(Self { socket: near })
+    }
+}
+
+impl Connector for Broker {
+    fn connect(&self, target: &Target, timeout: Duration) -> io::Result<OwnedFd> {
+        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&near, sockopt::Timeout::Recv, Some(timeout + PATIENCE))?;
+        let millis = timeout.as_millis().try_into().unwrap_or(u64::MAX);
+        send(&self.socket, &Message::Connect { target: target.into(), millis }, Some(far.as_fd()))
+            .map_err(ended)?;
+        drop(far);
+        match receive(&near)? {
+            Some((Message::Connected, Some(stream))) => Ok(stream),
+            Some((Message::Failed { error, number }, _)) => Err(match number {
+                Some(number) => io::Error::from_raw_os_error(number),
+                None => io::Error::other(error),
+            }),
+            Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "the broker has sent no answer")),
+            None => Err(ended(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+}
+
+/// The broker has died: nothing but a new daemon starts another one.
+fn ended(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            io::Error::new(error.kind(), "the process that connects to servers has ended: restart the daemon")
+        }
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use message::Targets;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixStream;
+
+    /// A broker in a thread.
+    fn broker(targets: Vec<Target>, config: Option<&Path>) -> Broker {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let allowed = Targets::new(targets, config.map(Path::to_owned));
+        std::thread::spawn(move || process::serve(&far, allowed));
+        Broker { socket: near }
+    }
+
+    #[test]
+    fn only_named_targets_are_connected_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let target = |port| Target::Tcp { host: "127.0.0.1".into(), port };
+        let broker = broker(vec![target(port)], None);
+        let stream = broker.connect(&target(port), Duration::from_secs(20)).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        far.write_all(b"x").unwrap();
+        assert_eq!(std::fs::File::from(stream).read(&mut [0; 8]).unwrap(), 1);
+        let error = broker.connect(&target(port ^ 1), Duration::from_secs(20)).unwrap_err();
+        assert!(error.to_string().contains("is not configured"), "{error}");
+        drop(listener);
+        let error = broker.connect(&target(port), Duration::from_secs(20)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_file_of_devices_may_get_more_targets() {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, socket) = (folder.path().join("devices.toml"), folder.path().join("server.sock"));
+        std::fs::write(&config, "").unwrap();
+        let broker = broker(Vec::new(), Some(&config));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let target = Target::Unix(socket);
+        assert!(broker.connect(&target, Duration::from_secs(20)).is_err());
+        let text = "[[blk]]\nname = \"a\"\nimage = \"nbd+unix:///x?socket=server.sock\"\nsocket = \"/s\"\n";
+        std::fs::write(&config, text).unwrap();
+        let stream = broker.connect(&target, Duration::from_secs(20)).unwrap();
+        assert!(UnixStream::from(stream).peer_addr().is_ok());
+    }
+
+    #[test]
+    fn a_broker_that_has_ended_is_named() {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        drop(far);
+        let target = Target::Unix("/x".into());
+        let error = Broker { socket: near }.connect(&target, Duration::from_secs(20)).unwrap_err();
+        assert!(error.to_string().contains("restart the daemon"), "{error}");
+    }
+}

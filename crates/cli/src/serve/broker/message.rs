@@ -1,0 +1,141 @@
+//! Messages between daemon and broker: JSON in packets, with at most one descriptor.
+use crate::serve::config::Config;
+use paravane_store::{Location, Target};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long an answer may take beyond the time to connect.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Most bytes of a packet. A path has at most 4096.
+const MOST: usize = 64 << 10;
+
+/// One packet.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Message {
+    /// The daemon may ask for it.
+    Allow(Place),
+    /// No more targets, except those of the file; the user to become.
+    Sealed { config: Option<PathBuf>, user: Option<String> },
+    /// Connect, and answer on the socket that comes along.
+    Connect { target: Place, millis: u64 },
+    /// Done: the descriptor comes along.
+    Connected,
+    /// Not done.
+    Failed { error: String, number: Option<i32> },
+}
+
+/// A target, in a message.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Place {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+impl From<&Target> for Place {
+    fn from(target: &Target) -> Self {
+        match target {
+            Target::Tcp { host, port } => Self::Tcp { host: host.clone(), port: *port },
+            Target::Unix(path) => Self::Unix(path.clone()),
+        }
+    }
+}
+
+impl From<Place> for Target {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Tcp { host, port } => Self::Tcp { host, port },
+            Place::Unix(path) => Self::Unix(path),
+        }
+    }
+}
+
+/// Sends a message.
+pub(super) fn send(socket: &OwnedFd, message: &Message, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let fds: Vec<_> = fd.into_iter().collect();
+    loop {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        match sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent.map(drop)?),
+        }
+    }
+}
+
+/// Receives a message. `None`: the other side has closed its end.
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
+    let mut text = vec![0; MOST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut slices = [IoSliceMut::new(&mut text)];
+        match recvmsg(socket.as_fd(), &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
+            received => break received?,
+        }
+    };
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let mut found = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            found = fds.last();
+        }
+    }
+    let message = serde_json::from_slice(&text[..received.bytes])?;
+    Ok(Some((message, found)))
+}
+
+/// What the broker may connect to.
+#[derive(Debug)]
+pub(super) struct Targets {
+    named: HashSet<Target>,
+    /// Names more.
+    config: Option<PathBuf>,
+}
+
+impl Targets {
+    pub(super) fn new(named: Vec<Target>, config: Option<PathBuf>) -> Self {
+        Self { named: named.into_iter().collect(), config }
+    }
+
+    /// Whether a target is configured; reads the file again if it is not known.
+    pub(super) fn has(&mut self, target: &Target) -> bool {
+        if !self.named.contains(target)
+            && let Some(config) = &self.config
+            && let Ok(Config { devices, .. }) = Config::read(config)
+        {
+            self.named.extend(devices.iter().flat_map(|device| device.locations()).filter_map(target_of));
+        }
+        self.named.contains(target)
+    }
+}
+
+/// The server of a location.
+pub(crate) fn target_of(location: &Location) -> Option<Target> {
+    match location {
+        Location::Nbd(nbd) => Some(nbd.target.clone()),
+        // Files have none, and librbd connects by itself.
+        Location::File(_) | Location::Rbd(_) => None,
+        Location::Http(_) | Location::S3(_) => None,
+    }
+}

@@ -1,0 +1,94 @@
+//! The broker's process: `paravane broker`, started by the daemon with a socket as its stdin.
+use super::message::{Message, Targets, receive, send};
+use crate::failure::Failure;
+use crate::log;
+use crate::serve::sandbox::{self, user::Target as User};
+use crate::serve::signals::Signals;
+use anyhow::{Context, anyhow};
+use paravane_store::{Connector, Direct, Target};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Most connections that are being made at once.
+const MOST: usize = 64;
+/// Longest time for one.
+const LONGEST: Duration = Duration::from_secs(60);
+
+pub(crate) fn main() -> Result<ExitCode, Failure> {
+    log::set_up(log::Settings { base: log::Level::Warn, verbose: 0, json: false, rate: None });
+    // It ends with the daemon, which signals to the process group must not precede.
+    let _blocked = Signals::take().context("cannot block signals")?;
+    let socket = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
+    let (mut named, mut sealed) = (Vec::new(), None);
+    while sealed.is_none() {
+        match receive(&socket).context("stdin is not the socket of a daemon")? {
+            Some((Message::Allow(target), _)) => named.push(Target::from(target)),
+            Some((Message::Sealed { config, user }, _)) => sealed = Some((config, user)),
+            Some(_) => return Err(Failure::request(anyhow!("unexpected message"))),
+            None => return Ok(ExitCode::SUCCESS),
+        }
+    }
+    let (config, user) = sealed.unwrap_or_default();
+    let user = user.as_deref().map(User::find).transpose().map_err(Failure::request)?;
+    let ports = named.iter().filter_map(|target| match target {
+        Target::Tcp { port, .. } => Some(*port),
+        Target::Unix(_) => None,
+    });
+    sandbox::enter_broker(ports, config.as_deref(), user.as_ref())?;
+    serve(&socket, Targets::new(named, config));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Answers until the daemon has gone.
+pub(super) fn serve(socket: &OwnedFd, targets: Targets) {
+    let (targets, busy) = (Arc::new(Mutex::new(targets)), Arc::new(AtomicUsize::new(0)));
+    loop {
+        let (target, millis, answer) = match receive(socket) {
+            Ok(Some((Message::Connect { target, millis }, Some(answer)))) => {
+                (Target::from(target), millis, answer)
+            }
+            Ok(Some(_)) => continue,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read a message of the daemon");
+                return;
+            }
+        };
+        let timeout = Duration::from_millis(millis).min(LONGEST);
+        // Relaxed: a limit, with nothing to order.
+        if busy.fetch_add(1, Ordering::Relaxed) >= MOST {
+            busy.fetch_sub(1, Ordering::Relaxed);
+            fail(&answer, "too many connections are being made", None);
+            continue;
+        }
+        let (targets, done) = (targets.clone(), busy.clone());
+        let connect = move || {
+            connect(&targets, &target, timeout, &answer);
+            done.fetch_sub(1, Ordering::Relaxed);
+        };
+        // The answer's socket is closed if there is no thread.
+        if let Err(error) = std::thread::Builder::new().name("connect".into()).spawn(connect) {
+            busy.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "cannot start a thread");
+        }
+    }
+}
+
+fn connect(targets: &Mutex<Targets>, target: &Target, timeout: Duration, answer: &OwnedFd) {
+    if !targets.lock().unwrap_or_else(PoisonError::into_inner).has(target) {
+        return fail(answer, &format!("{target} is not configured"), None);
+    }
+    match Direct.connect(target, timeout) {
+        // The daemon may wait no longer.
+        Ok(stream) => drop(send(answer, &Message::Connected, Some(stream.as_fd()))),
+        Err(error) => fail(answer, &error.to_string(), error.raw_os_error()),
+    }
+}
+
+fn fail(answer: &OwnedFd, error: &str, number: Option<i32>) {
+    drop(send(answer, &Message::Failed { error: error.to_owned(), number }, None));
+}
