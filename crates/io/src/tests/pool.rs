@@ -115,6 +115,53 @@ fn a_device_with_its_own_threads_keeps_them() {
     assert_eq!(device.ids(0..0), pool.ids());
 }
 
+/// Has work without end, and notes whose turn it was.
+struct Turns {
+    number: u16,
+    turns: Arc<Mutex<Vec<u16>>>,
+}
+
+impl QueueHandler for Turns {
+    fn serve(&mut self, _queue: &mut MappedQueue) -> Result<Served, ServeError> {
+        self.turns.lock().unwrap().push(self.number);
+        Ok(Served { taken: 1, completed: 1, ..Served::default() })
+    }
+
+    fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
+        Served::default()
+    }
+}
+
+#[test]
+fn busy_queues_of_a_thread_take_turns() {
+    let pool = Arc::new(IoPool::shared(1, Duration::ZERO).unwrap());
+    let devices: Vec<_> = (0..3).map(|_| pool.device(|| ())).collect();
+    let (events, turns) = (Arc::default(), Arc::new(Mutex::new(Vec::new())));
+    for (number, device) in (0..).zip(&devices) {
+        let handler = Turns { number, turns: Arc::clone(&turns) };
+        assert!(device.put_on(on(device, 0, handler, &events).0).is_ok());
+    }
+    wait_until("all have turns", || {
+        let turns = turns.lock().unwrap();
+        (0..3).all(|number| turns.iter().filter(|turn| **turn == number).count() > 1000)
+    });
+    let mut turns = turns.lock().unwrap().clone();
+    for device in &devices {
+        device.take_off(device.key(0)).unwrap().stop(true);
+    }
+    let start = turns.iter().position(|turn| *turn == 2).unwrap();
+    // A queue may be served several times a turn, for as long as that lasts.
+    turns.drain(..start);
+    turns.dedup();
+    assert!(turns.len() > 3, "{turns:?}");
+    let unfair = turns.chunks_exact(3).find(|three| {
+        let mut three = three.to_vec();
+        three.sort_unstable();
+        three != [0, 1, 2]
+    });
+    assert_eq!(unfair, None);
+}
+
 #[test]
 fn two_busy_queues_leave_each_other() {
     let pool = Arc::new(IoPool::shared(2, Duration::ZERO).unwrap());

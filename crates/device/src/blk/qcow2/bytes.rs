@@ -232,7 +232,9 @@ impl Storage for Bytes {
             Self::File(file) => unsafe { file.pure_discard(offset, length) },
             Self::Store(bytes) if offset >= bytes.store.size() => Ok(()),
             Self::Store(bytes) => {
-                match bytes.run(Job::Discard { offset, len: length.min(bytes.store.size().saturating_sub(offset)) }) {
+                match bytes
+                    .run(Job::Discard { offset, len: length.min(bytes.store.size().saturating_sub(offset)) })
+                {
                     // A hint.
                     Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
                     done => done,

@@ -166,3 +166,36 @@ fn a_retired_disk_holds_no_lock() {
     assert!(is_mapped(&disk) && disk.retire().is_none());
     drop(Blk::open(config()).unwrap());
 }
+
+#[test]
+fn a_disk_on_a_shared_thread_copies_a_little_at_a_time() {
+    // 32 reads of 128 KiB are there at once, as from a guest that reads without a pause.
+    const READS: u64 = 32;
+    const LEN: usize = 128 << 10;
+    let takes = |shares: bool| {
+        let (_memory, mut rig) = disk();
+        rig.live.share_thread(shares);
+        let mut takes = Vec::new();
+        for round in 0..2 {
+            for read in 0..READS {
+                rig.poke(HEADER + 16 * read, &header(blk::T_IN, 0));
+                let room = [segment(ROOM, LEN), segment(STATUS + read, 1)];
+                rig.driver.add(&[segment(HEADER + 16 * read, 16)], &room).unwrap();
+            }
+            rig.driver.publish();
+            let mut done = 0;
+            while done < READS {
+                let served = rig.serve().unwrap();
+                assert_eq!(served.taken, served.completed);
+                done += u64::from(served.taken);
+                takes.push(served.taken);
+            }
+            while rig.driver.pop_used().unwrap().is_some() {}
+            assert_eq!(done, READS, "round {round}");
+        }
+        takes
+    };
+    // The first turn cannot know how large requests are.
+    assert_eq!(takes(false), [32, 32]);
+    assert!(takes(true)[1..].iter().all(|taken| *taken == 2), "{:?}", takes(true));
+}
