@@ -18,10 +18,12 @@
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
+//! | [`nbd`] | a store behind an NBD server |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
 mod connect;
 mod job;
 mod location;
+pub mod nbd;
 mod open;
 mod store;
 

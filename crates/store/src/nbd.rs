@@ -1,0 +1,360 @@
+//! A store behind an NBD server.
+//!
+//! ```text
+//!   NbdLocation --Nbd::open--> Nbd --queue()--> queue: one of a virtqueue    (queue)
+//!                               |                 | jobs in, outcomes out
+//!                               |                 v
+//!                               '--------> channel: a connection over its losses   (channel)
+//!                                            | session: requests out, replies in    (session)
+//!                                            |    task: jobs and their requests, reply: the decoder
+//!                                            '-- lost: a thread connects again      (reconnect)
+//! ```
+//! A server that offers `CAN_MULTI_CONN` gets one connection for each queue, up to
+//! [`NbdOptions::connections`]; with any other server all queues share one. Requests are pipelined:
+//! a system call sends many, with their data straight from the pieces of the jobs. Large replies go
+//! straight to the pieces, small ones over a buffer that one system call fills with many.
+//!
+//! # A lost connection
+//!
+//! ```text
+//!   Up --closed, time-out, broken protocol--> Reconnecting --request_timeout--> Down: jobs fail
+//!    ^                                          |      '--the export has changed--> Unusable: jobs fail
+//!    '--- in-flight requests are sent again ----+---------------<----------------------'
+//! ```
+//! Requests wait while the connection is made again, and what was in flight is sent again, in the
+//! order in which it was sent first and before anything new. A read is read again as a whole. A
+//! job has its outcome once, when no connection can access its memory any more.
+//!
+//! An acknowledged write is safe from this:
+//!
+//! - It is never sent again.
+//! - A write that is sent twice has the same offset and length, and an owner that does not change
+//!   the memory of a write in flight (virtio drivers do not) sends the same data.
+//! - The danger is the *first* copy of a write: a server that is slow rather than dead could do it
+//!   late, after a newer write to the same place was acknowledged. So the old connection is
+//!   **fenced** first: this side ends it, then waits until the server has closed it, too. A server
+//!   closes a connection when it has done or dropped all requests of it, and the kernel closes
+//!   those of a process when the last of its threads has left its last system call.
+//!
+//! The fence is exact where the server ends the connection: a crash, a restart, a fail-over with a
+//! reset. It waits 5 s where this side ends it, which happens after a broken protocol, a new size,
+//! or [`NbdOptions::stall_timeout`]. If the server has not closed it by then, requests are sent
+//! again nevertheless, and the status tells so. What remains for the operator: do not set
+//! `stall_timeout` for a server that hangs for longer than this and then goes on, and do not let
+//! two servers write to one image, of which one is cut off rather than dead. NBD has no means to
+//! lock out an old server.
+//!
+//! What was acknowledged but not flushed is the server's to keep. One that caches writes in its own
+//! memory (`qemu-nbd` with qcow2 metadata, any server whose host crashes) may lose them when it is
+//! killed, and NBD tells nobody. [`NbdOptions::write_through`] has each write made durable before
+//! it is acknowledged.
+//!
+//! # What is mapped to what
+//!
+//! | job | request |
+//! |---|---|
+//! | read | `READ` |
+//! | write | `WRITE`; durable: with `FUA`, or a `FLUSH` behind it |
+//! | flush | `FLUSH`; done at once if the server has none: it keeps no cache |
+//! | discard | `TRIM`; done at once if the server has none: it is a hint |
+//! | zeroes | `WRITE_ZEROES`, with `NO_HOLE` unless `unmap`; EOPNOTSUPP if the server has none |
+
+// Files, lowest first. A file imports only those before it.
+//
+//   proto, coverage, reply          numbers, layouts; what has arrived; the decoder
+//   error, export, handshake        what a server says; the negotiation
+//   tls, wire                       sockets
+//   shared, task, session, channel  a connection and its jobs
+//   dial, reconnect                 how it is made, and made again
+//   queue, blocking                 its users
+mod blocking;
+mod channel;
+mod coverage;
+mod dial;
+mod error;
+mod export;
+mod handshake;
+mod proto;
+mod queue;
+mod reconnect;
+mod reply;
+mod session;
+mod shared;
+mod task;
+#[cfg(feature = "tls")]
+mod tls;
+mod wire;
+
+pub use error::NbdError;
+pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
+
+use crate::{Connector, Job, Link, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
+use blocking::Blocking;
+use channel::{Channel, Launch};
+use dial::Dialer;
+use export::{Export, Opened};
+use handshake::Purpose;
+use proto::flag;
+use shared::{Shared, lock};
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use task::Work;
+
+/// How to use an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NbdOptions {
+    /// Never write to it.
+    pub read_only: bool,
+    /// Most connections; more than one only to servers that allow it. \[4\]
+    pub connections: u16,
+    /// Longest time for a connection and its negotiation. [10 s]
+    pub connect_timeout: Duration,
+    /// How long jobs wait for a connection before they fail with an I/O error. [60 s]
+    pub request_timeout: Duration,
+    /// When a peer that TCP cannot reach counts as dead. [45 s]
+    pub silence: Duration,
+    /// Connect again if requests have had no reply for this time. [never]
+    ///
+    /// A reply may take twice as long. Servers wait for disks, so a short time does harm: see
+    /// [`nbd`](self).
+    pub stall_timeout: Option<Duration>,
+    /// Each write is durable when it is acknowledged.
+    pub write_through: bool,
+}
+
+impl Default for NbdOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            connections: 4,
+            connect_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(60),
+            silence: Duration::from_secs(45),
+            stall_timeout: None,
+            write_through: false,
+        }
+    }
+}
+
+/// A part of an export that is of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it begins.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// It takes no room.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zeroes: bool,
+}
+
+/// An open export of an NBD server.
+#[derive(Debug)]
+pub struct Nbd {
+    dialer: Arc<Dialer>,
+    shared: Arc<Shared>,
+    /// As it was when it was opened.
+    export: Export,
+    channels: Vec<Arc<Channel>>,
+    next: AtomicUsize,
+    blocking: Mutex<Option<Arc<Blocking>>>,
+}
+
+impl Nbd {
+    /// Connects to the server and opens the export.
+    ///
+    /// Blocks up to twice [`NbdOptions::connect_timeout`]. Threads are started by need, later.
+    ///
+    /// # Errors
+    /// The server does not answer, does not speak NBD, or has no such export; the export does not
+    /// fit `options`; a file of TLS is wrong.
+    pub fn open(
+        location: &NbdLocation,
+        options: NbdOptions,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Self, NbdError> {
+        let dialer = Arc::new(Dialer::new(location.clone(), &options, connector)?);
+        let (wire, export) = dialer.dial(Purpose::Transmit)?;
+        let read_only = options.read_only || export.has(flag::READ_ONLY);
+        if read_only && !options.read_only {
+            return Err(NbdError::ReadOnly);
+        }
+        let mut wires = vec![(wire, export)];
+        while export.has(flag::CAN_MULTI_CONN) && wires.len() < usize::from(options.connections) {
+            // A server may take fewer than it says.
+            match dialer.dial(Purpose::Transmit) {
+                Ok((wire, other)) if Export { allocation: export.allocation, ..other } == export => {
+                    wires.push((wire, other));
+                }
+                Ok(_) => break,
+                Err(error) => {
+                    tracing::warn!(%location, %error, connections = wires.len(), "no more connections");
+                    break;
+                }
+            }
+        }
+        let opened =
+            Opened { size: export.usable(), read_only, block: export.block, connections: wires.len() };
+        let shared = Arc::new(Shared::new(options, opened));
+        let channels = wires.into_iter().map(|(wire, export)| {
+            let dialer = dialer.clone();
+            let launch: Box<Launch> =
+                Box::new(move |channel, old| reconnect::launch(dialer.clone(), channel, old));
+            Channel::new(shared.clone(), launch, wire, export).map_err(NbdError::Host)
+        });
+        let channels = channels.collect::<Result<_, _>>()?;
+        Ok(Self { dialer, shared, export, channels, next: 0.into(), blocking: Mutex::new(None) })
+    }
+
+    /// Holes and zeroes in a range, in order and without gaps. May block.
+    ///
+    /// Extents of one kind that follow one another are joined. Without block status, the range is
+    /// one extent of data.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses.
+    pub fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<Extent>> {
+        let end = offset.saturating_add(len).min(self.shared.size());
+        let mut found: Vec<Extent> = Vec::new();
+        let mut add = |offset: u64, len: u64, flags: u32| {
+            let new = Extent { offset, len, hole: flags & 1 != 0, zeroes: flags & 2 != 0 };
+            match found.last_mut() {
+                Some(last) if (last.hole, last.zeroes) == (new.hole, new.zeroes) => last.len += len,
+                _ => found.push(new),
+            }
+        };
+        let mut at = offset;
+        while at < end {
+            // SAFETY: it has no memory.
+            let (result, extents) =
+                unsafe { self.blocking()?.perform(Work::Extents { offset: at, len: end - at }) };
+            match result {
+                0.. => {}
+                error if error == -libc::EOPNOTSUPP => {
+                    add(at, end - at, 0);
+                    break;
+                }
+                error => return Err(io::Error::from_raw_os_error(-error)),
+            }
+            for (len, flags) in extents {
+                let len = len.min(end - at);
+                if len > 0 {
+                    add(at, len, flags);
+                }
+                at += len;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Hints that a range is read soon. May block until the server has taken notice.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses.
+    pub fn prefetch(&self, offset: u64, len: u64) -> io::Result<()> {
+        // SAFETY: it has no memory.
+        let (result, _) = unsafe { self.blocking()?.perform(Work::Cache { offset, len }) };
+        if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+    }
+
+    fn blocking(&self) -> io::Result<Arc<Blocking>> {
+        let mut blocking = lock(&self.blocking);
+        if let Some(blocking) = &*blocking {
+            return Ok(blocking.clone());
+        }
+        let new = Arc::new(Blocking::new(self.channels[0].clone())?);
+        *blocking = Some(new.clone());
+        Ok(new)
+    }
+}
+
+impl Store for Nbd {
+    fn queue(&self, jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
+        let place = self.next.fetch_add(1, Ordering::Relaxed) % self.channels.len();
+        Ok(Box::new(queue::NbdQueue::new(self.channels[place].clone(), jobs)?))
+    }
+
+    unsafe fn perform(&self, job: Job) -> i32 {
+        match self.blocking() {
+            // SAFETY: the caller's promise.
+            Ok(blocking) => unsafe { blocking.perform(Work::Job(job)) }.0,
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.shared.size()
+    }
+
+    fn refresh(&self) -> io::Result<u64> {
+        let (_, export) = self.dialer.dial(Purpose::Look)?;
+        let (known, now) = (self.shared.size(), export.usable());
+        if let Some(why) = export.differs(&self.shared.opened()) {
+            return Err(io::Error::other(why));
+        }
+        if now > known {
+            // A connection keeps the size that it was told at its start.
+            for channel in &self.channels {
+                channel.renew();
+            }
+            self.shared.grow(now);
+        }
+        Ok(self.shared.size())
+    }
+
+    fn set_size(&self, _size: u64) -> io::Result<()> {
+        let text = "NBD cannot resize an export: resize it at the server, then refresh the disk";
+        Err(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
+
+    fn limits(&self) -> StoreLimits {
+        StoreLimits {
+            read_only: self.shared.options.read_only,
+            block: self.export.block,
+            physical_block: self.export.physical_block(),
+            discard: self.export.has(flag::TRIM),
+            zeroes: self.export.has(flag::WRITE_ZEROES),
+        }
+    }
+
+    fn status(&self) -> StoreStatus {
+        let mut status = StoreStatus {
+            location: self.dialer.location().to_string(),
+            reconnects: self.shared.reconnects(),
+            error: self.shared.error(),
+            ..StoreStatus::default()
+        };
+        let rank = |link| match link {
+            Link::Up => 0,
+            Link::Reconnecting => 1,
+            Link::Down => 2,
+            Link::Unusable => 3,
+        };
+        for report in self.channels.iter().map(|channel| channel.report()) {
+            status.connections += u32::from(report.link == Link::Up);
+            status.waiting += report.waiting;
+            status.error = report.error.or(status.error);
+            if rank(report.link) > rank(status.link) {
+                status.link = report.link;
+            }
+        }
+        status
+    }
+
+    fn close(&self) {
+        self.shared.give_up();
+        for channel in &self.channels {
+            channel.give_up();
+        }
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        self.shared.wake();
+    }
+}

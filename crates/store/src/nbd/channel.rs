@@ -1,0 +1,602 @@
+//! A connection over its losses: who uses it, what waits for it, and until when.
+//!
+//! ```text
+//!          lost                      request_timeout
+//!   Up ----------> Reconnecting ------------------------> Down
+//!    ^                |   |                                 |
+//!    '----resume------'   '--the export has changed,        |
+//!    |                       or the protocol is broken--> Unusable
+//!    '----------------------resume, if all is well again----'
+//! ```
+//! Jobs wait while it is reconnecting; they fail while it is down or unusable.
+//!
+//! One lock guards all. It is taken once for a batch of jobs and once for a batch of outcomes. A
+//! member that receives delivers to the others, too.
+use super::export::Export;
+use super::session::{Ended, Lost, Session};
+use super::shared::{OldSocket, Shared, lock};
+use super::task::{Tasks, Work};
+use super::wire::{Wire, timespec};
+use crate::{Link, Outcome};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// Sessions in a row that break the protocol, with no job done: the server is of no use.
+const VIOLATIONS: u32 = 3;
+/// Broken sessions until a job that was in flight in each fails.
+const STRIKES: u8 = 3;
+/// Lost connections until a job that was in flight in each fails: it may be what the server dies of.
+const LOSSES: u8 = 16;
+/// Without a byte for so long, with requests in flight, observers are told.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Starts the thread that makes a connection again.
+pub(super) type Launch = dyn Fn(&Arc<Channel>, Option<OldSocket>) -> io::Result<()> + Send + Sync;
+
+/// Descriptors of a member.
+#[derive(Debug)]
+pub(super) struct Fds {
+    /// Holds the others: readable when there is something to do.
+    pub(super) epoll: OwnedFd,
+    event: OwnedFd,
+}
+
+/// A user of the connection.
+#[derive(Debug)]
+struct Member {
+    fds: Arc<Fds>,
+    /// Jobs that it may have.
+    jobs: usize,
+    is_used: bool,
+    is_signaled: bool,
+    outcomes: VecDeque<Outcome>,
+    extents: Vec<(u16, Vec<(u64, u32)>)>,
+}
+
+/// A connection.
+pub(super) struct Channel {
+    me: Weak<Self>,
+    shared: Arc<Shared>,
+    launch: Box<Launch>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Channel").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    link: Link,
+    session: Option<Session>,
+    tasks: Tasks,
+    to_send: VecDeque<u32>,
+    ended: Vec<Ended>,
+    members: Vec<Member>,
+    /// Who is told when the socket takes more.
+    writer: Option<u16>,
+    timer: OwnedFd,
+    due: Option<Instant>,
+    /// A thread makes the connection again.
+    has_helper: bool,
+    violations: u32,
+    /// Bytes received when the timer was set.
+    heard: u64,
+    /// Bytes received as an observer saw them, and when.
+    seen: Option<(u64, Instant)>,
+}
+
+/// What became of a new connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Resumed {
+    Yes,
+    /// It cannot be used; the link is unusable.
+    Refused,
+}
+
+/// State for observers.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) link: Link,
+    pub(super) waiting: u32,
+    pub(super) error: Option<String>,
+}
+
+impl Channel {
+    /// A channel over a new connection.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        launch: Box<Launch>,
+        wire: Wire,
+        export: Export,
+    ) -> io::Result<Arc<Self>> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        let session = Session::new(wire, export, shared.options.write_through);
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            shared,
+            launch,
+            state: Mutex::new(State {
+                link: Link::Up,
+                session: Some(session),
+                tasks: Tasks::default(),
+                to_send: VecDeque::new(),
+                ended: Vec::new(),
+                members: Vec::new(),
+                writer: None,
+                timer,
+                due: None,
+                has_helper: false,
+                violations: 0,
+                heard: 0,
+                seen: None,
+            }),
+        }))
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Adds a user with room for `jobs` jobs.
+    pub(super) fn join(&self, jobs: usize) -> io::Result<(u16, Arc<Fds>)> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &event, EventData::new_u64(0), EventFlags::IN)?;
+        let mut state = lock(&self.state);
+        epoll::add(&epoll, &state.timer, EventData::new_u64(0), EventFlags::IN)?;
+        if let Some(session) = &state.session {
+            epoll::add(&epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        let fds = Arc::new(Fds { epoll, event });
+        let new = Member {
+            fds: fds.clone(),
+            jobs,
+            is_used: true,
+            is_signaled: false,
+            outcomes: VecDeque::with_capacity(jobs),
+            extents: Vec::new(),
+        };
+        let index = match state.members.iter().position(|member| !member.is_used) {
+            Some(free) => {
+                state.members[free] = new;
+                free
+            }
+            None => {
+                state.members.push(new);
+                state.members.len() - 1
+            }
+        };
+        let all =
+            state.members.iter().filter(|member| member.is_used).map(|member| member.jobs).sum::<usize>();
+        let State { tasks, to_send, ended, .. } = &mut *state;
+        let room = all.saturating_sub(tasks.capacity());
+        tasks.reserve(room);
+        to_send.reserve(all);
+        ended.reserve(all);
+        let index = u16::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::QuotaExceeded))?;
+        Ok((index, fds))
+    }
+
+    /// Removes a user. Its memory is touched no more when this returns.
+    pub(super) fn leave(&self, member: u16) {
+        let mut state = lock(&self.state);
+        let has_begun = state.session.as_ref().is_some_and(Session::has_begun);
+        let front = state.to_send.front().copied().filter(|_| has_begun);
+        let cuts = front.is_some_and(|task| state.tasks.get(task).member == member);
+        if cuts {
+            self.lose(&mut state, Lost::because("a queue has ended in the middle of a request"));
+        }
+        for task in state.tasks.find(|task| task.member == member) {
+            let waits = state.to_send.iter().position(|other| *other == task);
+            match waits {
+                Some(place) => {
+                    state.to_send.remove(place);
+                    state.tasks.remove(task);
+                }
+                // Its reply still comes; data of it is dropped.
+                None => state.tasks.get(task).is_orphan = true,
+            }
+        }
+        self.finish(&mut state, None);
+        let state = &mut *state;
+        if state.writer == Some(member) {
+            state.writer = None;
+        }
+        let left = &mut state.members[usize::from(member)];
+        left.is_used = false;
+        left.outcomes.clear();
+        if let Some(session) = &state.session {
+            let _ = epoll::delete(&left.fds.epoll, &session.wire);
+            if state.writer.is_none() && session.is_blocked {
+                // Another one goes on sending.
+                for other in state.members.iter_mut().filter(|other| other.is_used) {
+                    other.signal();
+                }
+            }
+        }
+    }
+
+    /// Takes jobs over, and sends what can be sent.
+    pub(super) fn submit(&self, member: u16, jobs: &mut Vec<(u16, Work)>) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let fails = matches!(state.link, Link::Down | Link::Unusable);
+        for (head, work) in jobs.drain(..) {
+            let task = state.tasks.add(member, head, work);
+            if fails {
+                state.ended.push(Ended { task, result: -libc::EIO });
+            } else {
+                state.to_send.push_back(task);
+            }
+        }
+        let was_blocked = state.session.as_ref().is_none_or(|session| session.is_blocked);
+        let sent = match &mut state.session {
+            Some(session) if !was_blocked => {
+                session.send(&mut state.tasks, &mut state.to_send, &mut state.ended)
+            }
+            _ => Ok(()),
+        };
+        self.settle(state, sent, member, false);
+    }
+
+    /// Does what can be done without waiting, and moves outcomes of a member to a list.
+    pub(super) fn reap(&self, member: u16, outcomes: &mut VecDeque<Outcome>) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        self.serve(state, member);
+        let mine = &mut state.members[usize::from(member)];
+        mine.clear_signal();
+        outcomes.append(&mut mine.outcomes);
+    }
+
+    /// Whether a member has outcomes.
+    pub(super) fn has_outcomes(&self, member: u16) -> bool {
+        !lock(&self.state).members[usize::from(member)].outcomes.is_empty()
+    }
+
+    /// Waits for nothing: works once. For members that wait on their own.
+    pub(super) fn work(&self, member: u16) {
+        let mut state = lock(&self.state);
+        self.serve(&mut state, member);
+    }
+
+    /// Extents that the job with this head has found.
+    pub(super) fn take_extents(&self, member: u16, head: u16) -> Vec<(u64, u32)> {
+        let mut state = lock(&self.state);
+        let lists = &mut state.members[usize::from(member)].extents;
+        let place = lists.iter().position(|(other, _)| *other == head);
+        place.map(|place| lists.swap_remove(place).1).unwrap_or_default()
+    }
+
+    /// Ends jobs of a member that were never sent, not even in part, and others at once.
+    pub(super) fn cancel(&self, member: u16, pushed: &mut Vec<(u16, Work)>) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        for (head, work) in pushed.drain(..) {
+            let task = state.tasks.add(member, head, work);
+            state.ended.push(Ended { task, result: -libc::ECANCELED });
+        }
+        let State { to_send, tasks, ended, .. } = state;
+        to_send.retain(|index| {
+            let task = tasks.get(*index);
+            let cancels = task.member == member && task.is_untouched();
+            if cancels {
+                ended.push(Ended { task: *index, result: -libc::ECANCELED });
+            }
+            !cancels
+        });
+        self.settle(state, Ok(()), member, false);
+    }
+
+    /// Gives up what waits for a connection, now and later.
+    pub(super) fn give_up(&self) {
+        let mut state = lock(&self.state);
+        if state.session.is_none() {
+            self.go_down(&mut state);
+            self.finish(&mut state, None);
+        } else if state.tasks.count() > 0 {
+            state.heard = state.session.as_ref().map(|session| session.received).unwrap_or_default();
+            self.set_timer(&mut state, Some(self.shared.options.request_timeout));
+        }
+    }
+
+    /// Makes the connection again although it works, so that the server tells its facts anew.
+    pub(super) fn renew(&self) {
+        let mut state = lock(&self.state);
+        if state.session.is_some() {
+            self.lose(&mut state, Lost::because("the export is opened again, to use its new size"));
+            self.finish(&mut state, None);
+        }
+    }
+
+    /// Whether a thread that makes the connection again is to go on.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.shared.gave_up()
+    }
+
+    /// The helper ends without a connection.
+    pub(super) fn helper_ends(&self) {
+        lock(&self.state).has_helper = false;
+    }
+
+    /// Goes on with a new connection. What was in flight is sent first.
+    pub(super) fn resume(&self, wire: Wire, export: Export) -> Resumed {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let mut session = Session::new(wire, export, self.shared.options.write_through);
+        if let Some(why) = export.differs(&self.shared.opened()) {
+            session.say_goodbye();
+            self.unusable(state, why);
+            return Resumed::Refused;
+        }
+        let mut adds = state.members.iter().filter(|member| member.is_used);
+        let added = adds.try_for_each(|member| {
+            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)
+        });
+        if let Err(error) = added {
+            self.shared.note(format!("the host refuses to wait for the server: {error}"));
+            return Resumed::Refused;
+        }
+        self.shared.grow(export.usable());
+        self.shared.count_reconnect();
+        state.has_helper = false;
+        state.link = Link::Up;
+        (state.writer, state.seen, state.heard) = (None, None, 0);
+        tracing::info!(requests = state.to_send.len(), "NBD connection made again");
+        self.set_timer(state, None);
+        let sent = session.send(&mut state.tasks, &mut state.to_send, &mut state.ended);
+        state.session = Some(session);
+        self.after(state, sent, None);
+        Resumed::Yes
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        let Some(session) = &state.session else {
+            let waiting = u32::try_from(state.tasks.count()).unwrap_or(u32::MAX);
+            return Report { link: state.link, waiting, error: None };
+        };
+        let (in_flight, now) = (state.tasks.in_flight(), Instant::now());
+        let mut error = None;
+        match state.seen {
+            Some((received, since)) if in_flight > 0 && received == session.received => {
+                let silence = now - since;
+                if silence >= SILENCE {
+                    let seconds = silence.as_secs();
+                    error = Some(format!("{in_flight} requests have had no reply for {seconds} s"));
+                }
+            }
+            _ => state.seen = Some((session.received, now)),
+        }
+        Report { link: state.link, waiting: 0, error }
+    }
+
+    fn serve(&self, state: &mut State, member: u16) {
+        if state.due.is_some_and(|due| Instant::now() >= due) {
+            self.time_is_over(state);
+        }
+        if state.session.is_none() && !state.has_helper && !self.shared.gave_up() {
+            self.start_helper(state, None);
+        }
+        let mut done = Ok(());
+        if let Some(session) = &mut state.session {
+            done = session.receive(&mut state.tasks, &mut state.to_send, &mut state.ended);
+            if done.is_ok() && (session.is_blocked || !state.to_send.is_empty()) {
+                done = session.send(&mut state.tasks, &mut state.to_send, &mut state.ended);
+            }
+        }
+        self.settle(state, done, member, true);
+    }
+
+    /// Work of a member has ended: outcomes are delivered, a loss is dealt with.
+    fn settle(&self, state: &mut State, done: Result<(), Lost>, member: u16, reaps: bool) {
+        self.after(state, done, Some(member));
+        self.finish(state, Some(member).filter(|_| reaps));
+    }
+
+    fn after(&self, state: &mut State, done: Result<(), Lost>, member: Option<u16>) {
+        match done {
+            Ok(()) => self.watch_socket(state, member),
+            Err(lost) => self.lose(state, lost),
+        }
+        if let Some(stall) = self.shared.options.stall_timeout
+            && state.due.is_none()
+            && state.session.is_some()
+            && state.tasks.in_flight() > 0
+        {
+            state.heard = state.session.as_ref().map(|session| session.received).unwrap_or_default();
+            self.set_timer(state, Some(stall));
+        }
+        if member.is_none() {
+            self.finish(state, None);
+        }
+    }
+
+    /// Watches for room in the socket while a send is incomplete.
+    fn watch_socket(&self, state: &mut State, member: Option<u16>) {
+        let Some(session) = &state.session else { return };
+        let watch = |fds: &Fds, flags| {
+            if let Err(error) = epoll::modify(&fds.epoll, &session.wire, EventData::new_u64(0), flags) {
+                tracing::warn!(%error, "cannot wait for an NBD server");
+            }
+        };
+        let fallback = || state.members.iter().position(|member| member.is_used).map(|index| index as u16);
+        match (session.is_blocked, state.writer) {
+            (true, None) => {
+                if let Some(writer) = member.or_else(fallback) {
+                    watch(&state.members[usize::from(writer)].fds, EventFlags::IN | EventFlags::OUT);
+                    state.writer = Some(writer);
+                }
+            }
+            (false, Some(writer)) => {
+                watch(&state.members[usize::from(writer)].fds, EventFlags::IN);
+                state.writer = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Delivers what has ended.
+    fn finish(&self, state: &mut State, reaps: Option<u16>) {
+        let State { ended, tasks, members, session, violations, .. } = state;
+        for Ended { task, result } in ended.drain(..) {
+            let task = tasks.remove(task);
+            if task.is_orphan {
+                continue;
+            }
+            if result >= 0 {
+                *violations = 0;
+            } else if let Some(text) = session.as_mut().and_then(|session| session.message.take()) {
+                self.shared.note(format!("the server says: {text}"));
+            }
+            let member = &mut members[usize::from(task.member)];
+            if matches!(task.work, Work::Extents { .. }) {
+                member.extents.push((task.head, std::mem::take(&mut task.extents)));
+            }
+            // SAFETY: its request was answered, or its connection is closed or was never made: the
+            // task is gone, and with it the only pointers to its memory.
+            member.outcomes.push_back(unsafe { Outcome::new(task.head, result) });
+            if reaps != Some(task.member) {
+                member.signal();
+            }
+        }
+    }
+
+    /// The connection is of no more use.
+    fn lose(&self, state: &mut State, lost: Lost) {
+        let Some(session) = state.session.take() else { return };
+        for member in state.members.iter().filter(|member| member.is_used) {
+            let _ = epoll::delete(&member.fds.epoll, &session.wire);
+        }
+        state.writer = None;
+        tracing::warn!(reason = lost.reason, "NBD connection lost");
+        state.violations += u32::from(lost.is_violation);
+        state.link = Link::Reconnecting;
+        state.tasks.unsend(&mut state.to_send);
+        for task in state.tasks.find(|task| task.sequence != 0) {
+            let touched = state.tasks.get(task);
+            touched.losses += 1;
+            touched.strikes += u8::from(lost.is_violation);
+            let result = if lost.faulty == Some(task) {
+                -libc::EFAULT
+            } else if touched.is_orphan || touched.losses >= LOSSES || touched.strikes >= STRIKES {
+                -libc::EIO
+            } else {
+                continue;
+            };
+            state.ended.push(Ended { task, result });
+            state.to_send.retain(|other| *other != task);
+        }
+        let old = OldSocket(session.wire.into_socket());
+        if state.violations >= VIOLATIONS {
+            self.unusable(state, lost.reason);
+        } else {
+            self.shared.note(lost.reason);
+            self.set_timer(state, Some(self.shared.options.request_timeout));
+        }
+        if self.shared.gave_up() {
+            self.go_down(state);
+            return;
+        }
+        self.start_helper(state, Some(old));
+    }
+
+    fn start_helper(&self, state: &mut State, old: Option<OldSocket>) {
+        let Some(me) = self.me.upgrade() else { return };
+        match (self.launch)(&me, old) {
+            Ok(()) => state.has_helper = true,
+            Err(error) => self.shared.note(format!("the host refuses a thread to connect again: {error}")),
+        }
+    }
+
+    fn unusable(&self, state: &mut State, why: String) {
+        tracing::warn!(reason = why, "NBD export is unusable");
+        self.shared.note(why);
+        self.go_down(state);
+        state.link = Link::Unusable;
+        self.finish(state, None);
+    }
+
+    /// All that waits fails.
+    fn go_down(&self, state: &mut State) {
+        state.link = Link::Down;
+        self.set_timer(state, None);
+        state.ended.extend(state.to_send.drain(..).map(|task| Ended { task, result: -libc::EIO }));
+    }
+
+    /// The timer has run out: for waiting jobs, or for replies.
+    fn time_is_over(&self, state: &mut State) {
+        self.set_timer(state, None);
+        let Some(received) = state.session.as_ref().map(|session| session.received) else {
+            tracing::warn!(jobs = state.tasks.count(), "NBD jobs fail: no connection in time");
+            self.go_down(state);
+            return;
+        };
+        let options = &self.shared.options;
+        let limit = if self.shared.gave_up() { Some(options.request_timeout) } else { options.stall_timeout };
+        let Some(limit) = limit.filter(|_| state.tasks.in_flight() > 0) else { return };
+        if received == state.heard {
+            let reason = format!("no reply for {limit:?}");
+            self.lose(state, Lost::because(reason));
+        } else {
+            state.heard = received;
+            self.set_timer(state, Some(limit));
+        }
+    }
+
+    /// Sets the timer that all members wait on.
+    fn set_timer(&self, state: &mut State, after: Option<Duration>) {
+        // A moment later, so that the timer is not seen before its time.
+        let value = after.map_or(Duration::ZERO, |after| after + Duration::from_millis(1));
+        let spec = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(value) };
+        if let Err(error) = timerfd_settime(&state.timer, TimerfdTimerFlags::empty(), &spec) {
+            tracing::warn!(%error, "cannot set a timer");
+        }
+        state.due = after.map(|after| Instant::now() + after);
+    }
+}
+
+impl Member {
+    fn signal(&mut self) {
+        if !self.is_signaled {
+            self.is_signaled = true;
+            // It is empty, so one more fits.
+            let _ = rustix::io::write(&self.fds.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn clear_signal(&mut self) {
+        if self.is_signaled {
+            self.is_signaled = false;
+            let _ = rustix::io::read(&self.fds.event, &mut [0; 8]);
+        }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if let Some(session) = &mut lock(&self.state).session {
+            session.say_goodbye();
+        }
+        self.shared.wake();
+    }
+}
+
+impl AsFd for Fds {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

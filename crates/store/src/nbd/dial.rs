@@ -1,0 +1,98 @@
+//! Makes connections that are ready for requests.
+use super::NbdOptions;
+use super::error::NbdError;
+use super::export::Export;
+use super::handshake::{Purpose, choose, greet};
+use super::wire::{Timed, Wire};
+use crate::{Connector, NbdLocation};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::sockopt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Idle time until the kernel asks whether the peer is there, and between questions.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// How to get a connection.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    location: NbdLocation,
+    connector: Arc<dyn Connector>,
+    connect_timeout: Duration,
+    silence: Duration,
+    #[cfg(feature = "tls")]
+    tls: Option<super::tls::Client>,
+}
+
+impl Dialer {
+    /// Reads the files of TLS, if the location has it.
+    pub(super) fn new(
+        location: NbdLocation,
+        options: &NbdOptions,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Self, NbdError> {
+        #[cfg(feature = "tls")]
+        let tls = location
+            .tls
+            .as_ref()
+            .map(|files| super::tls::Client::new(files, &location.target))
+            .transpose()?;
+        #[cfg(not(feature = "tls"))]
+        if location.tls.is_some() {
+            return Err(NbdError::NoTls);
+        }
+        Ok(Self {
+            location,
+            connector,
+            connect_timeout: options.connect_timeout,
+            silence: options.silence,
+            #[cfg(feature = "tls")]
+            tls,
+        })
+    }
+
+    pub(super) fn location(&self) -> &NbdLocation {
+        &self.location
+    }
+
+    /// Connects and negotiates.
+    pub(super) fn dial(&self, purpose: Purpose) -> Result<(Wire, Export), NbdError> {
+        let end = Instant::now() + self.connect_timeout;
+        let socket =
+            self.connector.connect(&self.location.target, self.connect_timeout).map_err(NbdError::Connect)?;
+        self.prepare(&socket).map_err(NbdError::Host)?;
+        let mut stream = Timed { socket: socket.as_fd(), end };
+        let greeting = greet(&mut stream)?;
+        let name = &self.location.export;
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            let mut encrypted = tls.start(socket, end)?;
+            let export = choose(&mut encrypted.timed(end), greeting, name, purpose)?;
+            export.check()?;
+            return Ok((Wire::Tls(Box::new(encrypted)), export));
+        }
+        let export = choose(&mut stream, greeting, name, purpose)?;
+        export.check()?;
+        Ok((Wire::Plain(socket), export))
+    }
+
+    /// Sets what a socket needs.
+    fn prepare(&self, socket: &OwnedFd) -> io::Result<()> {
+        fcntl_setfl(socket, fcntl_getfl(socket)? | OFlags::NONBLOCK)?;
+        if sockopt::socket_domain(socket)? == rustix::net::AddressFamily::UNIX {
+            return Ok(());
+        }
+        // A peer that is gone without a word is noticed, also while nothing is sent.
+        sockopt::set_tcp_nodelay(socket, true)?;
+        sockopt::set_socket_keepalive(socket, true)?;
+        sockopt::set_tcp_keepidle(socket, KEEP_ALIVE)?;
+        sockopt::set_tcp_keepintvl(socket, KEEP_ALIVE / 2)?;
+        let count = self.silence.as_secs().saturating_sub(KEEP_ALIVE.as_secs()) / (KEEP_ALIVE.as_secs() / 2);
+        sockopt::set_tcp_keepcnt(socket, u32::try_from(count.clamp(1, 100)).unwrap_or(1))?;
+        let silence = u32::try_from(self.silence.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(socket, silence)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! What the connections of a store have in common.
+use super::NbdOptions;
+use super::export::Opened;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Locks, ignoring poison.
+///
+/// Nothing panics under these locks, and their state would still be valid.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// State of a store.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) options: NbdOptions,
+    /// As the owner knows the export. Its size is `size`.
+    opened: Opened,
+    size: AtomicU64,
+    reconnects: AtomicU64,
+    error: Mutex<Option<String>>,
+    gave_up: AtomicBool,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(options: NbdOptions, opened: Opened) -> Self {
+        Self {
+            options,
+            size: opened.size.into(),
+            opened,
+            reconnects: 0.into(),
+            error: Mutex::new(None),
+            gave_up: false.into(),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// What the owner relies on now.
+    pub(super) fn opened(&self) -> Opened {
+        Opened { size: self.size(), ..self.opened }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// The export has at least this size.
+    pub(super) fn grow(&self, size: u64) {
+        self.size.fetch_max(size, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_reconnect(&self) {
+        self.reconnects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
+    }
+
+    /// Keeps an error for observers.
+    pub(super) fn note(&self, error: String) {
+        *lock(&self.error) = Some(error);
+    }
+
+    pub(super) fn error(&self) -> Option<String> {
+        lock(&self.error).clone()
+    }
+
+    /// Whether nothing waits for connections any more.
+    pub(super) fn gave_up(&self) -> bool {
+        self.gave_up.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn give_up(&self) {
+        self.gave_up.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Ends pauses.
+    pub(super) fn wake(&self) {
+        let _guard = lock(&self.sleep);
+        self.wake.notify_all();
+    }
+
+    /// Waits, until [`Shared::wake`] at the latest, as long as `is_wanted`.
+    pub(super) fn pause(&self, time: Duration, is_wanted: impl Fn() -> bool) {
+        let end = Instant::now() + time;
+        let mut guard = lock(&self.sleep);
+        while is_wanted() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            guard = match self.wake.wait_timeout(guard, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+}
+
+/// The socket of a connection that is of no more use, which the server may still read.
+#[derive(Debug)]
+pub(super) struct OldSocket(pub(super) OwnedFd);

@@ -1,0 +1,266 @@
+//! TLS with X.509 certificates, by rustls.
+//!
+//! Data is copied on its way: between guest memory and the buffers of rustls.
+use super::error::NbdError;
+use super::handshake::start_tls;
+use super::wire::{Timed, receive, send};
+use crate::{Target, TlsFiles};
+use paravane_dma::HostSlice;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes that are encrypted before the socket has taken them.
+const AT_ONCE: usize = 256 << 10;
+/// Bytes of a record.
+const RECORD: usize = 16 << 10;
+
+/// What this side needs for TLS, read once: a sandbox may close the files later.
+#[derive(Debug)]
+pub(super) struct Client {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Client {
+    pub(super) fn new(files: &TlsFiles, target: &Target) -> Result<Self, NbdError> {
+        let name = match (&files.hostname, target) {
+            (Some(name), _) => name.clone(),
+            (None, Target::Tcp { host, .. }) => host.clone(),
+            (None, Target::Unix(_)) => {
+                return Err(NbdError::Tls("a Unix socket needs tls-hostname=NAME".into()));
+            }
+        };
+        let invalid = |_| NbdError::Tls(format!("{name} is no name that a certificate can have"));
+        let server = ServerName::try_from(name.clone()).map_err(invalid)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| NbdError::Tls(error.to_string()))?
+            .with_root_certificates(authorities(files.folder.as_deref())?);
+        let own = files.folder.as_deref().map(own).transpose()?.flatten();
+        let config = match own {
+            Some((chain, key)) => config
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| NbdError::Tls(format!("client-cert.pem, client-key.pem: {error}")))?,
+            None => config.with_no_client_auth(),
+        };
+        Ok(Self { config: Arc::new(config), name: server })
+    }
+
+    /// Changes over to TLS, and waits until both sides have agreed.
+    pub(super) fn start(&self, socket: OwnedFd, end: Instant) -> Result<Encrypted, NbdError> {
+        let mut stream = Timed { socket: socket.as_fd(), end };
+        start_tls(&mut stream)?;
+        let connection = ClientConnection::new(self.config.clone(), self.name.clone());
+        let mut connection = connection.map_err(|error| NbdError::Tls(error.to_string()))?;
+        while connection.is_handshaking() {
+            connection.complete_io(&mut stream).map_err(|error| NbdError::Tls(error.to_string()))?;
+        }
+        connection.set_buffer_limit(None);
+        Ok(Encrypted { socket, connection, scrap: vec![0; RECORD].into() })
+    }
+}
+
+/// Whom to believe.
+fn authorities(folder: Option<&Path>) -> Result<RootCertStore, NbdError> {
+    let mut roots = RootCertStore::empty();
+    if let Some(folder) = folder {
+        let path = folder.join("ca-cert.pem");
+        for certificate in certificates(&path)? {
+            let wrong = |error| NbdError::Tls(format!("{}: {error}", path.display()));
+            roots.add(certificate).map_err(wrong)?;
+        }
+    } else {
+        let found = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(found.certs);
+    }
+    if roots.is_empty() {
+        let text = "this host has no certificates of authorities: install ca-certificates, or name a folder with tls-certificates=PATH";
+        return Err(NbdError::Tls(text.into()));
+    }
+    Ok(roots)
+}
+
+/// The certificate of this side with its key, if there is one.
+fn own(folder: &Path) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, NbdError> {
+    let path = folder.join("client-cert.pem");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let chain = certificates(&path)?;
+    let path = folder.join("client-key.pem");
+    let key = PrivateKeyDer::from_pem_file(&path);
+    Ok(Some((chain, key.map_err(|error| NbdError::Tls(format!("{}: {error}", path.display())))?)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NbdError> {
+    let wrong = |error| NbdError::Tls(format!("{}: {error}", path.display()));
+    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(wrong)?;
+    if found.is_empty() {
+        return Err(NbdError::Tls(format!("{}: holds no certificate", path.display())));
+    }
+    Ok(found)
+}
+
+/// An encrypted connection.
+pub(super) struct Encrypted {
+    socket: OwnedFd,
+    connection: ClientConnection,
+    scrap: Box<[u8]>,
+}
+
+impl std::fmt::Debug for Encrypted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encrypted").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Encrypted {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The socket below, without blocking.
+struct Bare<'a>(BorrowedFd<'a>);
+
+impl Read for Bare<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let pieces = [HostSlice { ptr: out.as_mut_ptr(), len: out.len() }];
+        // SAFETY: the piece is `out`.
+        unsafe { receive(self.0, &pieces) }
+    }
+}
+
+impl Write for Bare<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let pieces = [HostSlice { ptr: data.as_ptr().cast_mut(), len: data.len() }];
+        // SAFETY: the piece is `data`, which is read only.
+        unsafe { send(self.0, &pieces) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An encrypted stream that blocks until a moment at the latest.
+pub(super) struct TimedTls<'a> {
+    connection: &'a mut ClientConnection,
+    socket: Timed<'a>,
+}
+
+impl Read for TimedTls<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        rustls::Stream::new(self.connection, &mut self.socket).read(out)
+    }
+}
+
+impl Write for TimedTls<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        rustls::Stream::new(self.connection, &mut self.socket).write(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        rustls::Stream::new(self.connection, &mut self.socket).flush()
+    }
+}
+
+impl Encrypted {
+    /// As a stream for the rest of the negotiation.
+    pub(super) fn timed(&mut self, end: Instant) -> TimedTls<'_> {
+        TimedTls { connection: &mut self.connection, socket: Timed { socket: self.socket.as_fd(), end } }
+    }
+
+    /// Encrypts from pieces, and sends what goes at once.
+    ///
+    /// # Safety
+    /// As [`send`].
+    pub(super) unsafe fn send(&mut self, pieces: &[HostSlice]) -> io::Result<usize> {
+        let mut taken = 0;
+        'pieces: for piece in pieces {
+            let mut at = 0;
+            while at < piece.len {
+                if taken >= AT_ONCE {
+                    break 'pieces;
+                }
+                let part = (piece.len - at).min(self.scrap.len());
+                // SAFETY: inside of the piece, which is valid by the caller's promise.
+                unsafe { HostSlice { ptr: piece.ptr.add(at), len: part }.read(&mut self.scrap[..part]) };
+                self.connection.writer().write_all(&self.scrap[..part])?;
+                (at, taken) = (at + part, taken + part);
+            }
+        }
+        self.flush()?;
+        Ok(taken)
+    }
+
+    /// Sends what is encrypted. `true` if all is sent.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut Bare(self.socket.as_fd())) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Decrypts into pieces what has come.
+    ///
+    /// # Safety
+    /// As [`receive`].
+    pub(super) unsafe fn receive(&mut self, pieces: &[HostSlice]) -> io::Result<usize> {
+        let mut got = 0;
+        for piece in pieces {
+            let mut at = 0;
+            while at < piece.len {
+                let part = (piece.len - at).min(self.scrap.len());
+                match self.connection.reader().read(&mut self.scrap[..part]) {
+                    // The peer has said that nothing follows.
+                    Ok(0) => return Ok(got),
+                    Ok(read) => {
+                        // SAFETY: inside of the piece, which is valid by the caller's promise.
+                        unsafe { HostSlice { ptr: piece.ptr.add(at), len: read }.write(&self.scrap[..read]) };
+                        (at, got) = (at + read, got + read);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        if !self.fetch(got)? {
+                            return Ok(got);
+                        }
+                    }
+                    // Without a word: what came before is used first.
+                    Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(got),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(got)
+    }
+
+    /// Gets more from the socket. `false` if there is nothing, but `got` bytes came before.
+    fn fetch(&mut self, got: usize) -> io::Result<bool> {
+        match self.connection.read_tls(&mut Bare(self.socket.as_fd())) {
+            // Known to the reader from now on.
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && got > 0 => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let wrong = |error: rustls::Error| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+        self.connection.process_new_packets().map_err(wrong)?;
+        Ok(true)
+    }
+
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+}

@@ -1,0 +1,135 @@
+//! Real servers as child processes.
+use paravane_test_support::skip;
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a server may take to start.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whether a program can be run; else the test is reported as skipped.
+pub(crate) fn has(test: &str, program: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).exists()));
+    if !found {
+        skip(test, format_args!("{program} is missing"));
+    }
+    found
+}
+
+/// A server that ends with its value.
+pub(crate) struct Server {
+    child: Option<Child>,
+    command: Box<dyn Fn() -> Command>,
+    socket: PathBuf,
+    /// Holds the socket and what the test puts there.
+    pub(crate) folder: TempDir,
+}
+
+impl Server {
+    /// Starts a program; `arguments` get the paths of the socket and of the folder.
+    pub(crate) fn start(
+        program: &'static str,
+        arguments: impl Fn(&Path, &Path) -> Vec<String> + 'static,
+    ) -> Self {
+        let folder = TempDir::new().unwrap();
+        let socket = folder.path().join("socket");
+        let (path, place) = (socket.clone(), folder.path().to_owned());
+        let command = Box::new(move || {
+            let mut command = Command::new(program);
+            command.args(arguments(&path, &place));
+            command
+        });
+        let mut server = Self { child: None, command, socket, folder };
+        server.restart();
+        server
+    }
+
+    pub(crate) fn nbdkit(arguments: &'static str) -> Self {
+        Self::start("nbdkit", move |socket, _| {
+            let mut list = vec!["-f".into(), "-U".into(), socket.display().to_string()];
+            list.extend(arguments.split_whitespace().map(Into::into));
+            list
+        })
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Ends it as an operator would.
+    pub(crate) fn terminate(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            self::signal(&child, "TERM");
+            child.wait().unwrap();
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        self::signal(self.child.as_ref().unwrap(), name);
+    }
+
+    /// Starts it again, and waits until it listens.
+    pub(crate) fn restart(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+        let mut command = (self.command)();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let end = Instant::now() + PATIENCE;
+        while UnixStream::connect(&self.socket).is_err() {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("{command:?}: {status}");
+            }
+            assert!(Instant::now() < end, "{command:?} does not listen");
+            sleep(Duration::from_millis(5));
+        }
+        self.child = Some(child);
+    }
+
+    /// Location of an export; may be empty.
+    pub(crate) fn url(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A TCP port that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Runs a program and returns what it prints.
+pub(crate) fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {text} {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
