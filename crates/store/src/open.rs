@@ -1,5 +1,6 @@
 //! Opens the store of a location.
-use crate::{Connector, Location, Store};
+use crate::nbd::{Nbd, NbdOptions};
+use crate::{Connector, Location, NbdLocation, Store};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,15 +64,29 @@ pub fn open(
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let _ = connector;
     let not_built = |what| Err(StoreError::NotBuilt { location: location.to_string(), what });
     match location {
         Location::File(_) => Err(StoreError::File(location.to_string())),
         Location::Http(_) | Location::S3(_) if !options.read_only => {
             Err(StoreError::ReadOnly(location.to_string()))
         }
-        Location::Nbd(_) => not_built("NBD"),
+        Location::Nbd(nbd) => Ok(Arc::new(open_nbd(nbd, options, connector)?)),
         Location::Rbd(_) => not_built("Ceph RBD"),
         Location::Http(_) | Location::S3(_) => not_built("HTTP"),
     }
+}
+
+fn open_nbd(
+    location: &NbdLocation,
+    options: &OpenOptions,
+    connector: Arc<dyn Connector>,
+) -> Result<Nbd, StoreError> {
+    let options = NbdOptions {
+        read_only: options.read_only,
+        connections: options.connections,
+        request_timeout: options.timeout,
+        ..NbdOptions::default()
+    };
+    Nbd::open(location, options, connector)
+        .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }

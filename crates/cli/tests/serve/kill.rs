@@ -28,12 +28,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn new(disks: &[&str]) -> Self {
-        Self::of("hold", disks, |folder| {
-            let arguments = ["hold", "-v", "--socket", &folder.text("hold")];
-            let mut holder = Daemon::spawn(paravane().args(arguments).args(without_sandbox()));
-            holder.wait_for("ready");
-            Store::Holder(holder)
-        })
+        Self::of("hold", disks, holder)
     }
 
     /// A service manager keeps the sessions, with at most `maximum` descriptors.
@@ -42,14 +37,29 @@ impl Kept {
     }
 
     fn of(holder: &str, disks: &[&str], store: impl FnOnce(&Folder) -> Store) -> Self {
+        Self::of_images(holder, disks, |name| format!("{name}.img"), store)
+    }
+
+    /// A holder, and disks at these locations, whose files are in the folder, too.
+    pub(crate) fn with_images(disks: &[&str], location: impl Fn(&str) -> String) -> Self {
+        Self::of_images("hold", disks, location, holder)
+    }
+
+    fn of_images(
+        holder: &str,
+        disks: &[&str],
+        location: impl Fn(&str) -> String,
+        store: impl FnOnce(&Folder) -> Store,
+    ) -> Self {
         let folder = Folder::new();
         let mut text =
             format!("[daemon]\nholder = \"{holder}\"\n[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n");
         for name in disks {
             folder.image(&format!("{name}.img"));
             text += &format!(
-                "[[blk]]\nname = \"{name}\"\nimage = \"{name}.img\"\nsocket = \"{name}.sock\"\nqueues = 2\n\
-                 workers = 2\n"
+                "[[blk]]\nname = \"{name}\"\nimage = \"{}\"\nsocket = \"{name}.sock\"\nqueues = 2\n\
+                 workers = 2\n",
+                location(name)
             );
         }
         let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
@@ -98,6 +108,19 @@ impl Kept {
     }
 }
 
+/// Starts `paravane hold`.
+fn holder(folder: &Folder) -> Store {
+    let arguments = ["hold", "-v", "--socket", &folder.text("hold")];
+    let mut holder = Daemon::spawn(paravane().args(arguments).args(without_sandbox()));
+    holder.wait_for("ready");
+    Store::Holder(holder)
+}
+
+/// Runs clients while the daemon is killed again and again.
+pub(crate) fn under_load_on(kept: &Kept) {
+    under_load(kept, |kept, old, _| kept.kill(old));
+}
+
 /// Runs clients while `next` replaces the daemon [`KILLS`] times.
 fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
     let mut daemon = Some(kept.start());
@@ -123,7 +146,7 @@ fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
 
 #[test]
 fn clients_notice_nothing_of_kills() {
-    under_load(&Kept::new(&DISKS), |kept, old, _| kept.kill(old));
+    under_load_on(&Kept::new(&DISKS));
 }
 
 #[test]

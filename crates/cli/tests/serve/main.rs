@@ -65,6 +65,7 @@ mod stop;
 #[allow(dead_code, unused_imports)]
 #[path = "../../src/serve/store/mod.rs"]
 mod store;
+mod stores;
 mod take_over;
 mod top;
 mod trace;

@@ -139,6 +139,23 @@ impl Driver {
         }
     }
 
+    /// Writes the pattern of `seed` once. Returns the request's error number, or 0.
+    #[allow(dead_code, reason = "for tests of the program only")]
+    pub(crate) fn write_once(&mut self, at: usize, len: usize, seed: u8) -> i32 {
+        let request = Request { at, len, kind: Kind::Write(seed) };
+        self.send(0, 0, request);
+        if self.queues[0].avail_notif_needed() {
+            self.transport.get_submission_notifier(0).notify().unwrap();
+        }
+        let flying = vec![vec![Some(request)]];
+        loop {
+            self.wait(&flying);
+            if let Some(done) = self.queues[0].completions().next() {
+                return done.ret;
+            }
+        }
+    }
+
     fn send(&mut self, queue: usize, slot: usize, request: Request) {
         let buffer = self.buffer(queue, slot);
         let Request { at, len, kind } = request;
