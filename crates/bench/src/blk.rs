@@ -1,4 +1,4 @@
-//! `paravane bench blk`: `paravane serve blk` beside `qemu-storage-daemon`.
+//! `paravane bench blk`: `paravane serve blk` beside `qemu-storage-daemon` and SPDK.
 //!
 //! The servers are other processes. They start once for each storage and are pinned to one CPU. The
 //! client, on another CPU, is the crate virtio-driver. It connects anew for each sample:
@@ -18,7 +18,7 @@
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
 //! In `blkio/...` it is libblkio's `blkio-bench`.
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratios_to_other};
+use crate::figures::{Collector, Figure, RoundSamples, ratios_to_other, ratios_to_spdk};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -39,6 +39,7 @@ mod contention;
 pub(crate) mod handover;
 mod image;
 mod server;
+pub(crate) mod spdk;
 
 /// Samples of each server in a round.
 const SAMPLES: usize = 3;
@@ -58,6 +59,7 @@ pub(crate) const NOTES: &[&str] = &[
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
     "blkio/...: the client is libblkio's blkio-bench, a second a sample; latency-mean is its own figure, and it checks no data.",
     "--contended: a thread that never sleeps on the CPU of the server, and one on that of the client; all threads are in the ordinary scheduling class. run-delay, run-delay-client: time for which threads of the server, and the client, could run and no CPU ran them, per request.",
+    "spdk-vhost: SPDK's vhost, the disk a malloc bdev, in tmpfs/... only. Its reactor polls the CPU without end; it is stopped while others are measured. rate-to-spdk, cpu-to-spdk: relative to it in the same round; 1 / cpu-to-spdk is the rate for each second of CPU time.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
@@ -98,7 +100,9 @@ fn measure(
             continue;
         }
         progress(&format!("making an image: {}", storage.name()));
-        let mut names: Vec<&str> = subjects.iter().map(|subject| subject.image(storage)).collect();
+        let able = |subject: &&Subject| subject.stores(storage);
+        let mut names: Vec<&str> =
+            subjects.iter().filter(able).map(|subject| subject.image(storage)).collect();
         names.sort_unstable();
         names.dedup();
         let image = Image::new(storage, &names)?;
@@ -107,24 +111,24 @@ fn measure(
         let real_time = client_cpu.filter(|_| !options.contended).and_then(|_| RealTime::enter());
         let cpus = [server_cpu, client_cpu].map(|cpu| cpu.unwrap_or(0));
         let mut servers = Vec::new();
-        for subject in subjects {
+        for subject in subjects.iter().filter(able) {
             servers.push(Server::start(subject, storage, &image, server_cpu)?);
         }
         let _pinned = client_cpu.and_then(crate::machine::Pinned::to);
         for server in &mut servers {
             let name = server.subject.name();
             progress(&format!("reading the image: {}: {name}", storage.name()));
-            warm(server, storage).map_err(|reason| broken(name, format_args!("{}: {reason}", cases[0])))?;
+            let warmed = running(server, |server| warm(server, storage));
+            warmed.map_err(|reason| broken(name, format_args!("{}: {reason}", cases[0])))?;
         }
         let _busy =
             options.contended.then(|| BusyThreads::start(&cpus[..if client_cpu.is_some() { 2 } else { 1 }]));
         for round in 0..rounds as usize {
             for &case in &cases {
                 let path = case.to_string();
-                let fit = |server: &Server| !case.packed || server.subject.packed();
                 let mut able: Vec<(&mut Server, RoundSamples)> = servers
                     .iter_mut()
-                    .filter(|server| fit(server))
+                    .filter(|server| server.subject.fits(case))
                     .map(|server| (server, RoundSamples::default()))
                     .collect();
                 // A sample of blkio-bench is as long as all others together.
@@ -133,8 +137,10 @@ fn measure(
                         let (server, samples) = &mut able[at];
                         let name = server.subject.name();
                         progress(&format!("round {} of {rounds}: {path}: {name}", round + 1));
-                        let figures = sample(server, case, options, length, real_time.is_some())
-                            .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
+                        let real_time = real_time.is_some();
+                        let figures =
+                            running(server, |server| sample(server, case, options, length, real_time))
+                                .map_err(|reason| broken(name, format_args!("{path}: {reason}")))?;
                         samples.add(figures);
                     }
                 }
@@ -142,17 +148,28 @@ fn measure(
                     (server.subject.name(), samples.medians().collect::<Vec<_>>())
                 };
                 let of_round: Vec<(&'static str, Vec<_>)> = able.into_iter().map(medians).collect();
-                let other = of_round.iter().find(|(name, _)| *name == OTHER_BUILD);
+                let subject = |wanted| of_round.iter().find(|(name, _)| *name == wanted);
+                let (other, spdk) = (subject(OTHER_BUILD), subject(spdk::NAME));
                 for (name, figures) in &of_round {
                     let other = other.filter(|_| *name == PARAVANE);
                     let relative = other.map(|(_, other)| ratios_to_other(figures, other));
-                    let relative = relative.into_iter().flatten();
+                    let spdk = spdk.filter(|(spdk, _)| spdk != name);
+                    let to_spdk = spdk.map(|(_, spdk)| ratios_to_spdk(figures, spdk));
+                    let relative = relative.into_iter().flatten().chain(to_spdk.into_iter().flatten());
                     collector.add(&path, name, client_cpu, figures.iter().cloned().chain(relative));
                 }
             }
         }
     }
     Ok(collector.rows())
+}
+
+/// Does something with a server while it runs.
+fn running<R>(server: &mut Server, measured: impl FnOnce(&mut Server) -> R) -> R {
+    server.resume();
+    let result = measured(server);
+    server.pause();
+    result
 }
 
 /// Reads the image once, so that no measured server pays for first accesses.
@@ -163,7 +180,7 @@ fn warm(server: &mut Server, storage: Storage) -> Result<(), String> {
     if storage == Storage::Direct {
         return Ok(());
     }
-    let work = Work::WARM;
+    let work = Work { write: server.subject.begins_empty(), ..Work::WARM };
     let case = Case { storage, packed: false, work, depth: 32, blkio: false };
     let socket = server.socket.clone();
     let mut driver = Client::connect(&socket, case, crate::Client::Event, || server.ended())?;

@@ -55,6 +55,18 @@ impl Daemon {
         self.child.try_wait().ok().flatten().is_some_and(|status| status.success())
     }
 
+    /// Stops all its threads until [`Daemon::resume`].
+    pub(crate) fn pause(&self) {
+        // If this fails, it has ended, which the next sample tells.
+        let _ = kill(self.pid(), Signal::SIGSTOP);
+    }
+
+    /// Continues after [`Daemon::pause`].
+    pub(crate) fn resume(&self) {
+        // As above.
+        let _ = kill(self.pid(), Signal::SIGCONT);
+    }
+
     /// Kills it, for a server whose end is slow and is not measured.
     pub(crate) fn kill(&mut self) {
         // If this fails, it has ended.
@@ -74,6 +86,7 @@ impl Drop for Daemon {
         if self.ended().is_none() {
             // If this fails, it is ending.
             let _ = kill(self.pid(), Signal::SIGTERM);
+            self.resume();
         }
         let end = Instant::now() + END;
         while self.ended().is_none() {

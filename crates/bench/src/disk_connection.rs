@@ -65,6 +65,8 @@ impl DiskConnection {
         features.set(VirtioFeatureFlags::RING_PACKED, wanted.packed);
         let device = VirtioBlkFeatureFlags::BLK_SIZE | VirtioBlkFeatureFlags::FLUSH;
         let acceptable = features.bits() | device.bits();
+        // SPDK has none.
+        features.remove(VirtioFeatureFlags::RING_EVENT_IDX);
         let path = socket.to_str().ok_or("the path of the socket is not UTF-8")?;
         let start = Instant::now();
         let mut transport: Box<VirtioBlkTransport> = loop {

@@ -145,6 +145,16 @@ pub(crate) fn ratios_to_other(
     ratios.map(|(figure, metric)| ratio_of(figure, of, other, metric)).into_iter().flatten()
 }
 
+/// Rate and CPU time relative to SPDK, in the same round.
+#[cfg(feature = "peers")]
+pub(crate) fn ratios_to_spdk(
+    of: &[(Figure, f64)],
+    spdk: &[(Figure, f64)],
+) -> impl Iterator<Item = (Figure, f64)> + use<> {
+    let ratios = [("rate", "rate-to-spdk"), ("cpu", "cpu-to-spdk")];
+    ratios.map(|(figure, metric)| ratio_of(figure, of, spdk, metric)).into_iter().flatten()
+}
+
 /// The method of a figure of a guest: clock, accelerator, scheduling class.
 pub(crate) fn by(method: &str, accel: &str, real_time: bool) -> String {
     let class = if real_time { ", SCHED_FIFO" } else { "" };

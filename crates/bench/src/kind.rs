@@ -16,13 +16,14 @@ pub(crate) enum Kind {
 }
 
 /// Subjects that are someone else's, up to the first `/`.
-const PEERS: [&str; 7] = [
+const PEERS: [&str; 8] = [
     "virtio-queue",
     "virtio-driver",
     "virtio-drivers",
     "vm-memory",
     "ringtest",
     "qemu-storage-daemon",
+    "spdk-vhost",
     "dpdk-vhost",
 ];
 const YARDSTICKS: [&str; 2] = ["memcpy", "clock"];

@@ -95,7 +95,7 @@ pub fn list() -> &'static [Benchmark] {
             summary: "accesses to guest memory: direct, translated, logged, beside peers",
         },
         #[cfg(feature = "peers")]
-        Benchmark { name: blk::NAME, summary: "a disk over vhost-user, beside qemu-storage-daemon" },
+        Benchmark { name: blk::NAME, summary: "a disk over vhost-user, beside qemu-storage-daemon and SPDK" },
         #[cfg(feature = "peers")]
         Benchmark { name: net::NAME, summary: "a network card over vhost-user, beside DPDK's vhost driver" },
         #[cfg(feature = "peers")]

@@ -33,7 +33,7 @@ const PLOTTED: [&str; 17] = [
 ];
 
 /// Beginnings of metrics of which less is better.
-const LESS: [&str; 14] = [
+const LESS: [&str; 15] = [
     "latency",
     "kick-stop",
     "exits",
@@ -47,6 +47,7 @@ const LESS: [&str; 14] = [
     "descriptors",
     "idle-cpu",
     "cpu-to-one",
+    "cpu-to-spdk",
     "run-delay",
 ];
 
@@ -86,9 +87,9 @@ mod tests {
     #[test]
     fn counts_of_sleeps_are_no_improvement() {
         let all = |metrics: &[&str], better| metrics.iter().all(|metric| Better::of(metric) == better);
-        assert!(all(&["rate", "rate-to-dpdk"], Better::Higher));
+        assert!(all(&["rate", "rate-to-dpdk", "rate-to-spdk"], Better::Higher));
         assert!(all(
-            &["latency-p999", "exits-notify", "outage-p99", "clock-reads", "rss-each"],
+            &["latency-p999", "exits-notify", "outage-p99", "clock-reads", "rss-each", "cpu-to-spdk"],
             Better::Lower
         ));
         assert!(all(&["sleeps", "rate-to-other", "cpu-to-other"], Better::Neither));

@@ -2,6 +2,7 @@
 use crate::Row;
 use crate::kind::{Kind, root};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 /// Name and version of a peer.
@@ -42,6 +43,13 @@ fn version(name: &str) -> Option<String> {
     }
     match name {
         "qemu-storage-daemon" => number(&first_line("qemu-storage-daemon", "--version")?),
+        #[cfg(feature = "peers")]
+        crate::blk::spdk::NAME => {
+            let program = std::env::var_os(crate::blk::spdk::PROGRAM)?;
+            // "SPDK v26.09-pre git sha1 3230130e6a"
+            let line = first_line(program, "--version")?;
+            Some(line.strip_prefix("SPDK v")?.chars().take(60).collect())
+        }
         // dpdk-testpmd does not tell its version.
         #[cfg(feature = "peers")]
         "dpdk-vhost" => {
@@ -63,7 +71,7 @@ fn number(line: &str) -> Option<String> {
     line.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit())).map(str::to_owned)
 }
 
-fn first_line(program: &str, option: &str) -> Option<String> {
+fn first_line(program: impl AsRef<OsStr>, option: &str) -> Option<String> {
     let mut command = Command::new(program);
     command.args(option.split('=')).stdin(Stdio::null()).stderr(Stdio::null());
     let output = command.output().ok()?;

@@ -225,6 +225,10 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         wrap(out, crate::blk::blkio::MISSING);
     }
     #[cfg(feature = "peers")]
+    if first.bench == crate::blk::NAME && !rows.iter().any(|row| row.subject == crate::blk::spdk::NAME) {
+        wrap(out, &crate::blk::spdk::missing());
+    }
+    #[cfg(feature = "peers")]
     if first.bench == crate::density::NAME
         && !rows.iter().any(|row| row.subject == crate::daemon::STORAGE_DAEMON)
     {

@@ -1,12 +1,16 @@
 //! The servers: one process per subject.
-use super::case::Storage;
+use super::case::{Case, SPAN, Storage};
 use super::image::Image;
+use super::spdk;
+use super::spdk::Relay;
 use crate::BenchError;
 use crate::builds::Build;
 use crate::daemon::{Daemon, STORAGE_DAEMON, is_installed};
+use crate::error::broken;
 use crate::subject::OTHER_BUILD;
 use nix::unistd::Pid;
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -17,10 +21,12 @@ pub(super) enum Subject {
     Paravane(Build),
     /// `qemu-storage-daemon`.
     StorageDaemon,
+    /// SPDK's `vhost`, the program with this path.
+    Spdk(PathBuf),
 }
 
 impl Subject {
-    /// This build, then the other one if named, then the peer if installed.
+    /// This build, then the other one if named, then the peers that are there.
     ///
     /// # Errors
     /// The path of this program is unknown.
@@ -29,6 +35,7 @@ impl Subject {
         if is_installed(STORAGE_DAEMON) {
             all.push(Self::StorageDaemon);
         }
+        all.extend(spdk::program().ok().map(Self::Spdk));
         Ok(all)
     }
 
@@ -37,6 +44,7 @@ impl Subject {
         match self {
             Self::Paravane(build) => build.name,
             Self::StorageDaemon => STORAGE_DAEMON,
+            Self::Spdk(_) => spdk::NAME,
         }
     }
 
@@ -47,16 +55,26 @@ impl Subject {
         match self {
             Self::StorageDaemon if storage != Storage::Direct => "image-peer",
             Self::Paravane(build) if build.name == OTHER_BUILD && storage != Storage::Direct => "image-other",
-            Self::Paravane(_) | Self::StorageDaemon => "image",
+            Self::Paravane(_) | Self::StorageDaemon | Self::Spdk(_) => "image",
         }
     }
 
-    /// Whether it offers packed rings.
-    pub(super) fn packed(&self) -> bool {
-        matches!(self, Self::Paravane(_))
+    /// Whether it can serve images of this kind.
+    pub(super) fn stores(&self, storage: Storage) -> bool {
+        !matches!(self, Self::Spdk(_)) || storage == Storage::Tmpfs
     }
 
-    fn command(&self, storage: Storage, image: &Path, socket: &Path) -> Command {
+    /// Whether it has what a case needs.
+    pub(super) fn fits(&self, case: Case) -> bool {
+        !case.packed || !matches!(self, Self::StorageDaemon)
+    }
+
+    /// Whether the first client has to write the image.
+    pub(super) fn begins_empty(&self) -> bool {
+        matches!(self, Self::Spdk(_))
+    }
+
+    fn command(&self, storage: Storage, image: &Path, socket: &Path, cpu: usize) -> io::Result<Command> {
         let (qcow2, direct) = (storage == Storage::Qcow2, storage == Storage::Direct);
         let with = |before: &str, path: &Path, after: &str| {
             let mut argument = OsString::from(before);
@@ -64,7 +82,8 @@ impl Subject {
             argument.push(after);
             argument
         };
-        match self {
+        Ok(match self {
+            Self::Spdk(program) => spdk::command(program, socket, cpu)?,
             Self::Paravane(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
                 command
@@ -95,7 +114,7 @@ impl Subject {
                 command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
                 command
             }
-        }
+        })
     }
 }
 
@@ -104,6 +123,7 @@ pub(super) struct Server {
     pub(super) subject: Subject,
     pub(super) socket: PathBuf,
     daemon: Daemon,
+    _relay: Option<Relay>,
 }
 
 impl Server {
@@ -120,10 +140,33 @@ impl Server {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let socket = image.folder().join(subject.name().replace('/', "-")).with_extension("sock");
-        let mut command = subject.command(storage, &image.path(subject.image(storage)), &socket);
+        let (name, image) = (subject.name(), image.path(subject.image(storage)));
+        let server_cpu = cpu.unwrap_or(0);
+        let command = subject.command(storage, &image, &socket, server_cpu);
+        let mut command = command.map_err(|error| broken(name, error))?;
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        let daemon = Daemon::start(command, subject.name(), cpu)?;
-        Ok(Self { subject: subject.clone(), socket, daemon })
+        let spdk = matches!(subject, Subject::Spdk(_));
+        // SPDK pins its reactor by itself. Its other threads need another CPU, or never run.
+        let mut daemon = Daemon::start(command, name, cpu.filter(|_| !spdk))?;
+        let relay =
+            spdk.then(|| spdk::configure(&socket, server_cpu, SPAN, || daemon.ended())).transpose()?;
+        let server = Self { subject: subject.clone(), socket, daemon, _relay: relay };
+        server.pause();
+        Ok(server)
+    }
+
+    /// Gives its CPU to the others, if it would poll it between samples.
+    pub(super) fn pause(&self) {
+        if matches!(self.subject, Subject::Spdk(_)) {
+            self.daemon.pause();
+        }
+    }
+
+    /// Goes on after [`Server::pause`].
+    pub(super) fn resume(&self) {
+        if matches!(self.subject, Subject::Spdk(_)) {
+            self.daemon.resume();
+        }
     }
 
     /// Its process identifier.

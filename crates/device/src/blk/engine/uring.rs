@@ -28,7 +28,7 @@ const IMAGE: types::Fixed = types::Fixed(0);
 /// times the rate of reads and writes, at 0.96 and 0.91 of the CPU time. The likely cause, which has
 /// not been traced: the kernel prepares all jobs of a call before the disk has the first. Groups of
 /// 4 had 1.10 and 1.23 at 0.91 and 0.96, in another run; the two were not compared in one.
-const GROUP: usize = 8;
+const GROUP: usize = 4;
 
 /// Operations that the kernel must support.
 const OPCODES: [u8; 6] = [
