@@ -38,6 +38,7 @@ mod client;
 mod contention;
 pub(crate) mod handover;
 mod image;
+mod nbd;
 mod server;
 pub(crate) mod spdk;
 
@@ -60,6 +61,7 @@ pub(crate) const NOTES: &[&str] = &[
     "blkio/...: the client is libblkio's blkio-bench, a second a sample; latency-mean is its own figure, and it checks no data.",
     "--contended: a thread that never sleeps on the CPU of the server, and one on that of the client; all threads are in the ordinary scheduling class. run-delay, run-delay-client: time for which threads of the server, and the client, could run and no CPU ran them, per request.",
     "spdk-vhost: SPDK's vhost, the disk a malloc bdev, in tmpfs/... only. Its reactor polls the CPU without end; it is stopped while others are measured. rate-to-spdk, cpu-to-spdk: relative to it in the same round; 1 / cpu-to-spdk is the rate for each second of CPU time.",
+    "nbd/...: the image is behind an NBD server (nbdkit, one process for each subject, on the CPU of the client); nbd-1ms: its answers take a millisecond more; qcow2-over-nbd: it has the bytes of a qcow2 image.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
@@ -69,7 +71,8 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let cases = if options.contended {
         Case::select_contended(filter)?
     } else {
-        Case::select(filter, options.quick, image::can_convert(), blkio::program().is_some())?
+        let blkio = blkio::program().is_some();
+        Case::select(filter, options.quick, image::can_convert(), blkio, nbd::is_there())?
     };
     let subjects = Subject::all()?;
     let length = match (options.contended, options.quick) {
@@ -105,10 +108,12 @@ fn measure(
             subjects.iter().filter(able).map(|subject| subject.image(storage)).collect();
         names.sort_unstable();
         names.dedup();
-        let image = Image::new(storage, &names)?;
+        let mut image = Image::new(storage, &names)?;
         // With one CPU, a polling client would keep the server from working. Busy threads compete with
         // the ordinary class only.
         let real_time = client_cpu.filter(|_| !options.contended).and_then(|_| RealTime::enter());
+        // A real one has CPUs of its own: at least it takes none of the measured process.
+        image.start_servers(storage, &names, client_cpu)?;
         let cpus = [server_cpu, client_cpu].map(|cpu| cpu.unwrap_or(0));
         let mut servers = Vec::new();
         for subject in subjects.iter().filter(able) {

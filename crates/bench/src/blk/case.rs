@@ -11,6 +11,9 @@ const DEPTHS: [usize; 4] = [1, 4, 32, 128];
 /// Requests in flight with qcow2 images and with O_DIRECT.
 const FEW_DEPTHS: [usize; 2] = [1, 32];
 
+/// Requests in flight to a server.
+const FAR_DEPTHS: [usize; 3] = [1, 32, 128];
+
 /// Where the image is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
@@ -22,10 +25,17 @@ pub(super) enum Storage {
     Direct,
     /// In memory, in qcow2 format.
     Qcow2,
+    /// In memory, behind an NBD server.
+    Nbd,
+    /// The same, whose answers take a millisecond more.
+    NbdFar,
+    /// In memory, in qcow2 format, behind an NBD server.
+    Qcow2Nbd,
 }
 
 impl Storage {
-    pub(super) const ALL: [Self; 4] = [Self::Tmpfs, Self::Disk, Self::Direct, Self::Qcow2];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Tmpfs, Self::Disk, Self::Direct, Self::Qcow2, Self::Nbd, Self::NbdFar, Self::Qcow2Nbd];
 
     /// Name in results.
     pub(super) fn name(self) -> &'static str {
@@ -34,7 +44,25 @@ impl Storage {
             Self::Disk => "disk",
             Self::Direct => "direct",
             Self::Qcow2 => "qcow2",
+            Self::Nbd => "nbd",
+            Self::NbdFar => "nbd-1ms",
+            Self::Qcow2Nbd => "qcow2-over-nbd",
         }
+    }
+
+    /// Whether the image is in qcow2 format.
+    pub(super) fn is_qcow2(self) -> bool {
+        matches!(self, Self::Qcow2 | Self::Qcow2Nbd)
+    }
+
+    /// Whether the image is behind an NBD server.
+    pub(super) fn is_remote(self) -> bool {
+        matches!(self, Self::Nbd | Self::NbdFar | Self::Qcow2Nbd)
+    }
+
+    /// Whether the image is in memory.
+    pub(super) fn in_memory(self) -> bool {
+        !matches!(self, Self::Disk | Self::Direct)
     }
 }
 
@@ -94,10 +122,13 @@ impl Case {
             // Storage and layout are independent: few cases suffice for the others.
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
-                Storage::Direct | Storage::Qcow2 => (&[false][..], &FEW_DEPTHS[..]),
+                Storage::Direct | Storage::Qcow2 | Storage::Qcow2Nbd => (&[false][..], &FEW_DEPTHS[..]),
+                Storage::Nbd | Storage::NbdFar => (&[false][..], &FAR_DEPTHS[..]),
             };
             for &packed in layouts {
-                for work in Work::ALL {
+                for work in
+                    Work::ALL.into_iter().filter(|work| storage != Storage::NbdFar || work.bytes == 4096)
+                {
                     let case = |&depth| Self { storage, packed, work, depth, blkio: false };
                     all.extend(depths.iter().map(case));
                 }
@@ -123,7 +154,7 @@ impl Case {
         crate::options::select(all, filter)
     }
 
-    /// Selects the cases whose path contains `filter`; `qcow2`, `blkio`: those too.
+    /// Selects the cases whose path contains `filter`; `qcow2`, `blkio`, `nbd`: those too.
     ///
     /// # Errors
     /// No case matches.
@@ -132,9 +163,15 @@ impl Case {
         quick: bool,
         qcow2: bool,
         blkio: bool,
+        nbd: bool,
     ) -> Result<Vec<Self>, BenchError> {
         let mut all = Self::all(quick);
-        all.retain(|case| (qcow2 || case.storage != Storage::Qcow2) && (blkio || !case.blkio));
+        let has = |case: &Self| {
+            (qcow2 || !case.storage.is_qcow2())
+                && (blkio || !case.blkio)
+                && (nbd || !case.storage.is_remote())
+        };
+        all.retain(has);
         crate::options::select(all, filter)
     }
 }
@@ -165,7 +202,7 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8 + 8 + 2);
+        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 2);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
@@ -174,6 +211,9 @@ mod tests {
             "direct/split/read4k/depth1",
             "qcow2/split/write4k/depth32",
             "blkio/tmpfs/split/read4k/depth32",
+            "nbd/split/seq-write128k/depth128",
+            "nbd-1ms/split/read4k/depth128",
+            "qcow2-over-nbd/split/read4k/depth1",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }
@@ -181,9 +221,9 @@ mod tests {
 
     #[test]
     fn a_filter_selects() {
-        let selected = Case::select("tmpfs/split/read4k/depth1", false, true, false).unwrap();
+        let selected = Case::select("tmpfs/split/read4k/depth1", false, true, false, false).unwrap();
         assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
         assert_eq!(Case::select_contended("").unwrap().len(), 4 * 3);
-        assert!(matches!(Case::select("disk/", true, true, true), Err(BenchError::NoCase(_))));
+        assert!(matches!(Case::select("disk/", true, true, true, true), Err(BenchError::NoCase(_))));
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Every block begins with its number, so that the client can check data.
 use super::case::{SPAN, Storage};
+use super::nbd;
 use crate::BenchError;
-use crate::daemon::is_installed;
+use crate::daemon::{Daemon, is_installed};
 use crate::disk_connection::BLOCK;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use std::fs::File;
@@ -14,6 +15,8 @@ use tempfile::TempDir;
 
 /// A temporary folder with images and sockets, removed when dropped.
 pub(super) struct Image {
+    /// NBD servers, one for each image; they end first.
+    _nbd: Vec<Daemon>,
     folder: TempDir,
 }
 
@@ -26,23 +29,47 @@ impl Image {
         Self::make(storage, names).map_err(|source| BenchError::Os { what: "make a disk image", source })
     }
 
+    /// Starts the NBD servers of remote images, on `cpu`.
+    ///
+    /// # Errors
+    /// A server does not start.
+    pub(super) fn start_servers(
+        &mut self,
+        storage: Storage,
+        names: &[&str],
+        cpu: Option<usize>,
+    ) -> Result<(), BenchError> {
+        if storage.is_remote() {
+            for name in names {
+                let daemon = nbd::start(&self.path(name), &self.socket(name), storage, cpu)?;
+                self._nbd.push(daemon);
+            }
+        }
+        Ok(())
+    }
+
+    /// Socket of an image's NBD server.
+    pub(super) fn socket(&self, name: &str) -> PathBuf {
+        self.path(name).with_extension("nbd")
+    }
+
     fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
         let place = match storage {
-            Storage::Tmpfs | Storage::Qcow2 => PathBuf::from("/dev/shm"),
-            Storage::Disk | Storage::Direct => std::env::current_dir()?,
+            storage if storage.in_memory() => PathBuf::from("/dev/shm"),
+            _ => std::env::current_dir()?,
         };
         let in_memory = statfs(&place)?.filesystem_type() == TMPFS_MAGIC;
-        if in_memory != matches!(storage, Storage::Tmpfs | Storage::Qcow2) {
+        if in_memory != storage.in_memory() {
             let what =
                 if in_memory { "is a tmpfs; run this in a folder on a disk" } else { "is not a tmpfs" };
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
-        let image = Self { folder };
+        let image = Self { _nbd: Vec::new(), folder };
         for name in names {
             let path = image.path(name);
             write(&path)?;
-            if storage == Storage::Qcow2 {
+            if storage.is_qcow2() {
                 convert(&path)?;
             }
         }

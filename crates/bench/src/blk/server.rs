@@ -75,7 +75,7 @@ impl Subject {
     }
 
     fn command(&self, storage: Storage, image: &Path, socket: &Path, cpu: usize) -> io::Result<Command> {
-        let (qcow2, direct) = (storage == Storage::Qcow2, storage == Storage::Direct);
+        let (qcow2, direct) = (storage.is_qcow2(), storage == Storage::Direct);
         let with = |before: &str, path: &Path, after: &str| {
             let mut argument = OsString::from(before);
             argument.push(path);
@@ -86,6 +86,10 @@ impl Subject {
             Self::Spdk(program) => spdk::command(program, socket, cpu)?,
             Self::Paravane(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
+                let image = match storage.is_remote() {
+                    true => with("nbd+unix:///?socket=", image, ""),
+                    false => image.into(),
+                };
                 command
                     .args(["serve", "blk", "--queue-size", "1024", "--image"])
                     .arg(image)
@@ -103,7 +107,11 @@ impl Subject {
             Self::StorageDaemon => {
                 let mut command = Command::new(STORAGE_DAEMON);
                 // With O_DIRECT, all servers have one image open, which a lock would forbid.
-                let file = if qcow2 {
+                let file = if storage == Storage::Qcow2Nbd {
+                    "driver=qcow2,node-name=disk,file.driver=nbd,file.server.type=unix,file.server.path="
+                } else if storage.is_remote() {
+                    "driver=nbd,node-name=disk,server.type=unix,server.path="
+                } else if qcow2 {
                     "driver=qcow2,node-name=disk,file.driver=file,file.aio=io_uring,file.locking=off,file.filename="
                 } else {
                     "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
@@ -140,7 +148,10 @@ impl Server {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let socket = image.folder().join(subject.name().replace('/', "-")).with_extension("sock");
-        let (name, image) = (subject.name(), image.path(subject.image(storage)));
+        let (name, image) = match (subject.image(storage), storage.is_remote()) {
+            (file, true) => (subject.name(), image.socket(file)),
+            (file, false) => (subject.name(), image.path(file)),
+        };
         let server_cpu = cpu.unwrap_or(0);
         let command = subject.command(storage, &image, &socket, server_cpu);
         let mut command = command.map_err(|error| broken(name, error))?;
