@@ -33,6 +33,16 @@ impl Pieces {
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count as usize) }
     }
 
+    /// Bytes of all pieces.
+    ///
+    /// # Safety
+    /// The list is valid.
+    #[must_use]
+    pub unsafe fn bytes(&self) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { self.slices() }.iter().map(|piece| piece.len as u64).sum()
+    }
+
     /// The piece, if there is one whose length fits an io_uring entry.
     ///
     /// Cheaper than a list, also for system calls.

@@ -19,16 +19,26 @@
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
 //! | [`nbd`] | a store behind an NBD server |
+//! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
+//! | `cache` | chunks of objects that are kept on this host (feature `http`) |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
+#[cfg(feature = "http")]
+mod cache;
 mod connect;
 mod job;
 mod location;
 pub mod nbd;
+#[cfg(feature = "http")]
+mod object;
 mod open;
 mod store;
 
+#[cfg(feature = "http")]
+pub use cache::CacheConfig;
 pub use connect::{Connector, Direct, Target};
 pub use job::{Job, Outcome, Pieces};
 pub use location::{Location, LocationError, NbdLocation, RbdLocation, S3Location, TlsFiles};
+#[cfg(feature = "http")]
+pub use object::{Object, ObjectError, ObjectOptions};
 pub use open::{OpenOptions, StoreError, open};
 pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};
