@@ -21,6 +21,7 @@
 //! | [`nbd`] | a store behind an NBD server |
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |
+//! | `rbd` | images of Ceph |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
 #[cfg(feature = "http")]
 mod cache;
@@ -31,6 +32,8 @@ pub mod nbd;
 #[cfg(feature = "http")]
 mod object;
 mod open;
+#[cfg(feature = "rbd")]
+pub mod rbd;
 mod store;
 
 #[cfg(feature = "http")]

@@ -1,0 +1,166 @@
+//! An open image as all of its queues share it.
+use super::bounded::bounded;
+use super::ended::Ended;
+use super::flight::Flight;
+use super::image::Image;
+use super::watch::{Bell, SizeWatch};
+use crate::{Link, StoreStatus};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// A request in flight for longer waits for an OSD that is down.
+///
+/// Ceph's own warning (`osd_op_complaint_time`) comes after 30 s; no healthy OSD takes 5 s.
+const LATE: u32 = 5;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An open image with what is known of it.
+#[derive(Debug)]
+pub(super) struct Session {
+    /// The image until the session ends, and the watch on it.
+    open: Option<(SizeWatch, Image)>,
+    location: String,
+    timeout: Duration,
+    start: Instant,
+    size: AtomicU64,
+    closed: AtomicBool,
+    /// Another client has broken the lock; the cluster refuses this one.
+    fenced: AtomicBool,
+    error: Mutex<Option<String>>,
+    queues: Mutex<Vec<Weak<Ended<Flight>>>>,
+}
+
+impl Session {
+    pub(super) fn new(image: Image, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
+        let bell = Arc::<Bell>::default();
+        let watch = SizeWatch::new(&image, Arc::clone(&bell))?;
+        // After it: no change is missed.
+        let size = image.size()?;
+        let session = Arc::new(Self {
+            open: Some((watch, image)),
+            location,
+            timeout,
+            start: Instant::now(),
+            size: AtomicU64::new(size),
+            closed: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+            error: Mutex::default(),
+            queues: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&session);
+        bell.on_ring(move || {
+            if let Some(session) = weak.upgrade() {
+                session.update_size().unwrap_or_else(|error| session.note_error(&error));
+            }
+        })?;
+        Ok(session)
+    }
+
+    pub(super) fn image(&self) -> &Image {
+        // Taken by `drop` only.
+        &self.open.as_ref().expect("the session lives").1
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        // Relaxed: nothing else depends on it.
+        self.size.load(Ordering::Relaxed)
+    }
+
+    fn update_size(&self) -> io::Result<()> {
+        self.size.store(self.image().size()?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Asks for the size, up to the timeout.
+    pub(super) fn refresh(self: &Arc<Self>) -> io::Result<u64> {
+        let session = Arc::clone(self);
+        bounded(self.timeout, move || session.update_size()).flatten()?;
+        Ok(self.size())
+    }
+
+    /// Sets the size, up to the timeout.
+    pub(super) fn resize(self: &Arc<Self>, size: u64) -> io::Result<()> {
+        let session = Arc::clone(self);
+        bounded(self.timeout, move || session.image().resize(size).and_then(|()| session.update_size()))
+            .flatten()
+    }
+
+    /// Seconds since the session began, from 1 on.
+    pub(super) fn second(&self) -> u32 {
+        u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX - 1) + 1
+    }
+
+    /// Registers the end of a queue for [`Session::close`] and [`Session::status`].
+    pub(super) fn add(&self, queue: &Arc<Ended<Flight>>) {
+        locked(&self.queues).push(Arc::downgrade(queue));
+        // A call of `close` meanwhile has not seen it.
+        if self.is_closed() {
+            queue.signal();
+        }
+    }
+
+    pub(super) fn remove(&self, queue: &Arc<Ended<Flight>>) {
+        locked(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Makes all jobs fail, those in flight and those to come.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        locked(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
+    }
+
+    /// Keeps an error for observers.
+    #[cold]
+    pub(super) fn note_error(&self, error: &io::Error) {
+        if error.raw_os_error() == Some(libc::ESHUTDOWN) && !self.fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                location = self.location,
+                "another client has broken the lock of the image and fenced this one off; all requests fail"
+            );
+        }
+        *locked(&self.error) = Some(error.to_string());
+    }
+
+    pub(super) fn status(&self) -> StoreStatus {
+        let late = self.second().saturating_sub(LATE);
+        let queues = locked(&self.queues);
+        let waiting = queues.iter().filter_map(Weak::upgrade).map(|queue| queue.older_than(late)).sum();
+        drop(queues);
+        let link = match () {
+            () if self.fenced.load(Ordering::Relaxed) => Link::Unusable,
+            () if self.is_closed() => Link::Down,
+            () if waiting > 0 => Link::Reconnecting,
+            () => Link::Up,
+        };
+        StoreStatus {
+            location: self.location.clone(),
+            link,
+            connections: u32::from(link == Link::Up),
+            waiting,
+            error: locked(&self.error).clone(),
+            ..StoreStatus::default()
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let open = self.open.take();
+        // The lock is free when this returns, unless the cluster does not answer.
+        if bounded(self.timeout, move || drop(open)).is_err() {
+            tracing::warn!(
+                location = self.location,
+                "the cluster does not answer; the image is closed when it does, or when this process ends"
+            );
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Requests and their outcomes.
+use crate::cluster::Cluster;
+use crate::disk::{Load, Memory, perform, read, write};
+use paravane_store::rbd::RbdOptions;
+use paravane_store::{Job, Link, Store};
+use std::collections::VecDeque;
+
+/// Whether ranges leave their place in the image, by kind of image.
+fn random_load(name: &str, more: &[&str]) {
+    let Some(cluster) = Cluster::find(name) else { return };
+    let _up = cluster.in_use();
+    let image = cluster.image(name, "24M", more);
+    let store = image.open();
+    let mut load = Load::new(&store, 32, 200_000, 7);
+    while load.done < 3000 {
+        load.step();
+    }
+    load.settle();
+    load.compare_all(&store);
+    assert_eq!((store.status().link, store.status().error), (Link::Up, None));
+    drop(store);
+    let read_only = RbdOptions { read_only: true, ..RbdOptions::default() };
+    load.compare_all(&image.open_with(&read_only).expect("the image"));
+}
+
+#[test]
+fn random_requests_against_a_model() {
+    random_load("random_requests_against_a_model", &[]);
+}
+
+#[test]
+fn random_requests_on_a_striped_image() {
+    let striped = ["--object-size", "1M", "--stripe-unit", "64K", "--stripe-count", "4"];
+    random_load("random_requests_on_a_striped_image", &striped);
+}
+
+#[test]
+fn random_requests_on_an_image_with_a_journal() {
+    let journal = ["--image-feature", "layering,exclusive-lock,journaling"];
+    random_load("random_requests_on_an_image_with_a_journal", &journal);
+}
+
+#[test]
+fn random_requests_on_an_image_without_features() {
+    random_load("random_requests_on_an_image_without_features", &["--image-feature", "layering"]);
+}
+
+#[test]
+fn long_jobs_are_done_in_parts() {
+    let Some(cluster) = Cluster::find("long_jobs_are_done_in_parts") else { return };
+    let _up = cluster.in_use();
+    let image = cluster.image("long", "5G", &[]);
+    let store = image.open();
+    // More bytes than a queue keeps in buffers, in one job and in many.
+    let long: Vec<u8> = (0..40_000_003_u64).map(|at| ((at * 7) >> 3) as u8).collect();
+    assert_eq!(write(&store, 511, &long), long.len() as i32);
+    assert!(read(&store, 511, long.len()) == long);
+    let mut queue = store.queue(64).expect("a queue");
+    let mut memories: Vec<_> = (0..64).map(|_| Memory::whole(vec![0; 3 << 20])).collect();
+    for (head, memory) in memories.iter_mut().enumerate() {
+        let job = Job::Read { pieces: memory.pieces(), offset: 511 + head as u64 };
+        // SAFETY: `memories` outlive the jobs.
+        unsafe { queue.push(head as u16, job) }.expect("push");
+    }
+    let mut outcomes = VecDeque::new();
+    while outcomes.len() < 64 {
+        queue.wait().expect("wait");
+        queue.reap(&mut outcomes);
+    }
+    assert!(outcomes.iter().all(|outcome| outcome.result() == 3 << 20));
+    assert!(memories.iter().enumerate().all(|(at, memory)| memory.bytes() == &long[at..at + (3 << 20)]));
+    // Ranges of more objects than one request has.
+    let end = store.size();
+    assert_eq!(write(&store, end - 4, b"last"), 4);
+    assert_eq!(perform(&store, Job::Zeroes { offset: 1, len: end - 3, unmap: true }), 0);
+    assert!(read(&store, 0, 8 << 20).iter().all(|&byte| byte == 0));
+    assert_eq!(read(&store, end - 4, 4), b"\0\0st");
+    assert_eq!(perform(&store, Job::Discard { offset: 0, len: end }), 0);
+}
+
+#[test]
+fn the_end_of_an_image() {
+    let Some(cluster) = Cluster::find("the_end_of_an_image") else { return };
+    let _up = cluster.in_use();
+    let image = cluster.image("end", "1M", &[]);
+    let store = image.open();
+    let end = store.size();
+    assert_eq!(end, 1 << 20);
+    let mut memory = Memory::whole(vec![1; 1024]);
+    let mut read_at = |offset| {
+        // SAFETY: `memory` lives during the call.
+        unsafe { store.perform(Job::Read { pieces: memory.pieces(), offset }) }
+    };
+    assert_eq!(
+        [end - 1024, end - 10, end, end + 1, u64::MAX].map(&mut read_at),
+        [1024, 10, 0, 0, -libc::EINVAL]
+    );
+    assert_eq!(write(&store, end - 1024, &[1; 1024]), 1024);
+    assert_eq!(write(&store, end - 1023, &[1; 1024]), -libc::ENOSPC);
+    assert_eq!(write(&store, u64::MAX, &[1; 1024]), -libc::EINVAL);
+    assert_eq!(perform(&store, Job::Zeroes { offset: end - 1, len: 2, unmap: false }), -libc::ENOSPC);
+    assert_eq!(perform(&store, Job::Discard { offset: 1, len: u64::MAX }), -libc::EINVAL);
+    assert_eq!(write(&store, end, &[]), 0);
+}
+
+#[test]
+fn a_queue_that_is_full_or_cancelled() {
+    let Some(cluster) = Cluster::find("a_queue_that_is_full_or_cancelled") else { return };
+    let _up = cluster.in_use();
+    let image = cluster.image("full", "1M", &[]);
+    let store = image.open();
+    let mut queue = store.queue(2).expect("a queue");
+    assert!(!queue.listen() && queue.has_news() == Some(false));
+    // SAFETY: no memory.
+    unsafe {
+        queue.push(7, Job::Flush).expect("push");
+        queue.push(9, Job::Flush).expect("push");
+        queue.push(11, Job::Flush).expect_err("it is full");
+    }
+    assert_eq!(queue.has_news(), Some(true));
+    queue.cancel();
+    let mut outcomes = VecDeque::new();
+    queue.reap(&mut outcomes);
+    let found: Vec<_> = outcomes.drain(..).map(|outcome| (outcome.head(), outcome.result())).collect();
+    assert_eq!(found, [(7, -libc::ECANCELED), (9, -libc::ECANCELED)]);
+    // A queue that ends with jobs in flight.
+    // SAFETY: no memory.
+    unsafe { queue.push(1, Job::Flush) }.expect("push");
+    queue.submit().expect("submit");
+    drop(queue);
+    drop(store);
+}
