@@ -36,6 +36,7 @@ pub(crate) mod trace;
 
 use crate::conventions::BackEnd;
 use crate::failure::{self, Failure};
+use crate::size::Size;
 use crate::{log, output};
 use anyhow::{Context, anyhow};
 use args::{DaemonArgs, Format, LogFormat, ServeArgs};
@@ -45,7 +46,7 @@ use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
 use open::{LinkEnds, OpenContext, Opening};
-use paravane_store::{Connector, Direct};
+use paravane_store::{CacheFolder, Connector, Direct};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
@@ -72,6 +73,9 @@ use threads::Threads;
 const LOG_RATE: u32 = 1;
 /// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Default of --cache-size.
+const CACHE_SIZE: u64 = 10 << 30;
 
 /// Longest wait for the images of a file's devices before the daemon is ready.
 const START_PATIENCE: Duration = Duration::from_secs(2);
@@ -140,6 +144,8 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         max_memory: line.max_memory.or(file.max_memory),
         max_mappings: line.max_mappings.or(file.max_mappings),
         io_threads: line.io_threads.or(file.io_threads),
+        cache: line.cache.or(file.cache),
+        cache_size: line.cache_size.or(file.cache_size),
         stop_timeout: line.stop_timeout.or(file.stop_timeout),
     }
 }
@@ -151,6 +157,13 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
     }
     limits::mapping(daemon)?;
     threads::count(daemon)?;
+    match &daemon.cache {
+        Some(cache) if !cache.is_dir() => {
+            return Err(anyhow!("no directory {} for --cache", cache.display()));
+        }
+        None if daemon.cache_size.is_some() => return Err(anyhow!("--cache-size needs --cache")),
+        _ => {}
+    }
     if daemon.holder.is_some() {
         devices.iter().try_for_each(|device| shelf::check_name(&device.name))?;
     }
@@ -242,7 +255,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let take = |(name, session): (&String, &mut KeptSession)| (name.clone(), session.kept.take_device_fds());
     let fds = sessions.iter_mut().map(take).collect();
-    let opening = OpenContext { allowed: allowed.clone(), connector };
+    let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon) };
     let Some(opened) = open_all(devices, opening.clone(), &signals, args.take_over, fds)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
@@ -614,11 +627,17 @@ fn connector(
     devices: &[DeviceSpec],
 ) -> Result<Arc<dyn Connector>, anyhow::Error> {
     let locations = devices.iter().flat_map(DeviceSpec::locations);
-    let targets: Vec<_> = locations.filter_map(broker::target_of).collect();
+    let targets: Vec<_> = locations.filter_map(paravane_store::target).collect();
     Ok(match targets.is_empty() || daemon.no_sandbox {
         true => Arc::new(Direct),
         false => Arc::new(Broker::start(&targets, args.config.as_deref(), daemon.user.as_deref())?),
     })
+}
+
+/// Where chunks of objects are kept.
+fn cache(daemon: &DaemonArgs) -> Option<CacheFolder> {
+    let limit_bytes = daemon.cache_size.map_or(CACHE_SIZE, |Size(bytes)| bytes);
+    daemon.cache.clone().map(|folder| CacheFolder { folder, limit_bytes })
 }
 
 /// The files and directories that the daemon needs.
@@ -635,6 +654,9 @@ fn allowed_paths(
         allowed.config(file);
         allowed.taps();
         daemon.allow.iter().for_each(|directory| allowed.directory(directory));
+    }
+    if let Some(cache) = &daemon.cache {
+        allowed.cache(cache);
     }
     if let Some(control) = control {
         allowed.socket(control);

@@ -43,5 +43,5 @@ pub use job::{Job, Outcome, Pieces};
 pub use location::{Location, LocationError, NbdLocation, RbdLocation, S3Location, TlsFiles};
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};
-pub use open::{OpenOptions, StoreError, open};
+pub use open::{CacheFolder, OpenOptions, StoreError, open, target};
 pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};

@@ -1,7 +1,8 @@
 //! Opens the store of a location.
 use crate::nbd::{Nbd, NbdOptions};
-use crate::{Connector, Location, NbdLocation, Store};
+use crate::{Connector, Location, NbdLocation, Store, Target};
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -17,11 +18,22 @@ pub struct OpenOptions {
     pub connections: u16,
     /// How long jobs wait for a connection that was lost, before they fail \[60 s\].
     pub timeout: Duration,
+    /// Keeps chunks of HTTP and S3 objects [64 MiB in memory].
+    pub cache: Option<CacheFolder>,
+}
+
+/// A folder that keeps chunks of objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFolder {
+    /// An existing folder.
+    pub folder: PathBuf,
+    /// Most bytes of chunks in it.
+    pub limit_bytes: u64,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, lock: true, connections: 1, timeout: Duration::from_secs(60) }
+        Self { read_only: false, lock: true, connections: 1, timeout: Duration::from_secs(60), cache: None }
     }
 }
 
@@ -64,16 +76,67 @@ pub fn open(
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let not_built = |what| Err(StoreError::NotBuilt { location: location.to_string(), what });
     match location {
         Location::File(_) => Err(StoreError::File(location.to_string())),
         Location::Http(_) | Location::S3(_) if !options.read_only => {
             Err(StoreError::ReadOnly(location.to_string()))
         }
         Location::Nbd(nbd) => Ok(Arc::new(open_nbd(nbd, options, connector)?)),
-        Location::Rbd(_) => not_built("Ceph RBD"),
-        Location::Http(_) | Location::S3(_) => not_built("HTTP"),
+        #[cfg(feature = "rbd")]
+        Location::Rbd(rbd) => Ok(Arc::new(open_rbd(rbd, options)?)),
+        #[cfg(not(feature = "rbd"))]
+        Location::Rbd(_) => not_built(location, "Ceph RBD (feature rbd)"),
+        #[cfg(feature = "http")]
+        Location::Http(_) | Location::S3(_) => Ok(Arc::new(open_object(location, options, connector)?)),
+        #[cfg(not(feature = "http"))]
+        Location::Http(_) | Location::S3(_) => not_built(location, "HTTP (feature http)"),
     }
+}
+
+#[cfg(not(all(feature = "rbd", feature = "http")))]
+fn not_built(location: &Location, what: &'static str) -> Result<Arc<dyn Store>, StoreError> {
+    Err(StoreError::NotBuilt { location: location.to_string(), what })
+}
+
+/// The server that a location needs connections to by a [`Connector`].
+///
+/// `None`: it is a file, or has connections of its own (Ceph).
+#[must_use]
+pub fn target(location: &Location) -> Option<Target> {
+    match location {
+        Location::Nbd(nbd) => Some(nbd.target.clone()),
+        #[cfg(feature = "http")]
+        Location::Http(_) | Location::S3(_) => crate::Object::target(location).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(feature = "rbd")]
+fn open_rbd(location: &crate::RbdLocation, options: &OpenOptions) -> Result<crate::rbd::Rbd, StoreError> {
+    let options = crate::rbd::RbdOptions {
+        read_only: options.read_only,
+        lock: options.lock,
+        ..crate::rbd::RbdOptions::default()
+    };
+    crate::rbd::Rbd::open(location, &options).map_err(|source| StoreError::Unusable {
+        location: location.to_string(),
+        source: source.reason.into(),
+    })
+}
+
+#[cfg(feature = "http")]
+fn open_object(
+    location: &Location,
+    options: &OpenOptions,
+    connector: Arc<dyn Connector>,
+) -> Result<crate::Object, StoreError> {
+    let cache = options.cache.as_ref().map(|cache| crate::CacheConfig {
+        limit_bytes: cache.limit_bytes,
+        ..crate::CacheConfig::new(&cache.folder)
+    });
+    let options = crate::ObjectOptions { retry: options.timeout, ..crate::ObjectOptions::default() };
+    crate::Object::open(location, &options, cache.as_ref(), connector)
+        .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }
 
 fn open_nbd(

@@ -144,6 +144,14 @@ pub(crate) struct DaemonArgs {
     /// Queues move between them while they are live, so that all are equally busy.
     #[arg(long, value_name = "N", global = true)]
     pub(crate) io_threads: Option<u16>,
+    /// Keep chunks of images on HTTP and S3 servers in DIRECTORY [default: 64M in memory for each]
+    ///
+    /// All devices share it. Chunks survive restarts and are checked before they are used again.
+    #[arg(long, value_name = "DIRECTORY", global = true)]
+    pub(crate) cache: Option<PathBuf>,
+    /// Maximum bytes in --cache [default: 10G]
+    #[arg(long, value_name = "SIZE", global = true)]
+    pub(crate) cache_size: Option<Size>,
     /// Time that SIGTERM waits for requests in flight [default: 10]
     ///
     /// After it the daemon exits with status 1. A second SIGTERM or SIGINT ends the wait.
@@ -240,8 +248,9 @@ pub(crate) struct LimitArgs {
 pub(crate) struct BlkArgs {
     /// Disk image: a file, a block device, or a URL
     ///
-    /// nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH are exports of an NBD server, with
-    /// TLS as nbds. A path that begins like a URL needs ./ before it.
+    /// URLs: nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH (with TLS as nbds),
+    /// rbd:POOL/IMAGE[@SNAPSHOT] (Ceph), and read-only http://, https:// and s3://BUCKET/KEY. A path that
+    /// begins like a URL needs ./ before it.
     #[arg(long, visible_alias = "blk-file", value_name = "LOCATION", value_parser = location())]
     pub(crate) image: Location,
     /// Format of the image [default: raw]

@@ -22,7 +22,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-pub(crate) use message::target_of;
 pub(crate) use process::main;
 
 /// The daemon's end.

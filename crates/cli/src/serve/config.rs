@@ -141,7 +141,7 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
     let daemon = &mut config.daemon;
     let control = daemon.control.as_mut().filter(|path| *path != Path::new("off"));
     let holder = daemon.holder.as_mut().filter(|path| Place::new(path) != Place::Manager);
-    for path in daemon.allow.iter_mut().chain(control).chain(holder) {
+    for path in daemon.allow.iter_mut().chain(control).chain(holder).chain(&mut daemon.cache) {
         *path = base.join(&path);
     }
     Ok(config)

@@ -10,7 +10,7 @@ use paravane_device::blk::{
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
-use paravane_store::{Connector, Direct, OpenOptions, Store};
+use paravane_store::{CacheFolder, Connector, Direct, OpenOptions, Store};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -100,11 +100,13 @@ pub(crate) struct OpenContext {
     pub(crate) allowed: Option<Arc<AllowedPaths>>,
     /// Connects to the servers of images.
     pub(crate) connector: Arc<dyn Connector>,
+    /// Keeps chunks of objects.
+    pub(crate) cache: Option<CacheFolder>,
 }
 
 impl Default for OpenContext {
     fn default() -> Self {
-        Self { allowed: None, connector: Arc::new(Direct) }
+        Self { allowed: None, connector: Arc::new(Direct), cache: None }
     }
 }
 
@@ -215,7 +217,7 @@ fn disk(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow:
         return unlocked(name, blk, context, image)?.lock();
     }
     let limiter = limiter(blk.limit);
-    let options = OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk) };
+    let options = OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk, context) };
     let store = paravane_store::open(&blk.image, &options, context.connector.clone())?;
     let (config, layers) = disk_config(name, blk, context, &limiter)?;
     let device = blk::Blk::over(store.clone(), config)?;
@@ -223,8 +225,13 @@ fn disk(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow:
 }
 
 /// How the stores of a disk are opened.
-fn store_options(blk: &Blk) -> OpenOptions {
-    OpenOptions { connections: blk.queues, timeout: blk.store_timeout, ..OpenOptions::default() }
+fn store_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
+    OpenOptions {
+        connections: blk.queues,
+        timeout: blk.store_timeout,
+        cache: context.cache.clone(),
+        ..OpenOptions::default()
+    }
 }
 
 /// An open disk.
@@ -265,7 +272,7 @@ fn disk_config(
         let source = match layer.location.path() {
             Some(path) => LayerSource::Path(path.to_owned()),
             None => {
-                let options = OpenOptions { read_only: true, ..store_options(blk) };
+                let options = OpenOptions { read_only: true, ..store_options(blk, context) };
                 let store = paravane_store::open(&layer.location, &options, context.connector.clone())?;
                 stores.push(store.clone());
                 LayerSource::Store(store)

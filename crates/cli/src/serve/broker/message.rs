@@ -1,6 +1,6 @@
 //! Messages between daemon and broker: JSON in packets, with at most one descriptor.
 use crate::serve::config::Config;
-use paravane_store::{Location, Target};
+use paravane_store::Target;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -124,18 +124,10 @@ impl Targets {
             && let Some(config) = &self.config
             && let Ok(Config { devices, .. }) = Config::read(config)
         {
-            self.named.extend(devices.iter().flat_map(|device| device.locations()).filter_map(target_of));
+            self.named.extend(
+                devices.iter().flat_map(|device| device.locations()).filter_map(paravane_store::target),
+            );
         }
         self.named.contains(target)
-    }
-}
-
-/// The server of a location.
-pub(crate) fn target_of(location: &Location) -> Option<Target> {
-    match location {
-        Location::Nbd(nbd) => Some(nbd.target.clone()),
-        // Files have none, and librbd connects by itself.
-        Location::File(_) | Location::Rbd(_) => None,
-        Location::Http(_) | Location::S3(_) => None,
     }
 }

@@ -100,6 +100,12 @@ impl AllowedPaths {
         self.allow(directory_of(path), AccessFs::RemoveFile.into());
     }
 
+    /// Allows to keep files in a directory.
+    pub(crate) fn cache(&mut self, path: &Path) {
+        let files = AccessFs::MakeReg | AccessFs::RemoveFile | AccessFs::ReadDir;
+        self.allow(path, ImageAccess::Grow.rights() | files);
+    }
+
     /// Allows images and sockets in a directory.
     pub(crate) fn directory(&mut self, path: &Path) {
         self.allow(path, ImageAccess::Grow.rights() | AccessFs::MakeSock | AccessFs::RemoveFile);
