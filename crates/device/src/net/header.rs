@@ -23,6 +23,14 @@ impl Rules {
         self.features & bit != 0
     }
 
+    /// Whether a header can say anything.
+    ///
+    /// Without offloads it is all zero (section 5.1.6.2.1), and whatever else a driver writes there
+    /// means nothing.
+    pub(super) fn need_header(self) -> bool {
+        self.has(F_CSUM | F_HOST_TSO4 | F_HOST_TSO6 | F_HOST_USO)
+    }
+
     /// The header for the back end, of a frame of `len` bytes; `None` if it is invalid.
     pub(super) fn check(self, header: Header, len: usize) -> Option<Header> {
         let mut checked = Header::default();

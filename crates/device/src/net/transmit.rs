@@ -67,9 +67,13 @@ impl<S: Sender> Transmit<S> {
         let mut done = first;
         // The driver's processor has the cache lines: those of some chains are prefetched before
         // the first one is needed.
+        // A header that is not read stays with that processor.
+        let skip = if self.rules.need_header() { 0 } else { HEADER };
         let expect = |chain: Option<(&Chain, &[Segment], &[Segment])>| {
-            if let Some((_, [first, ..], _)) = chain {
-                memory.expect_read(first.addr, EXPECTED.min(first.len as usize));
+            let first = chain.and_then(|(_, frame, _)| frame.iter().find(|one| one.len as usize > skip));
+            if let Some(first) = first {
+                // No segment wraps around.
+                memory.expect_read(first.addr + skip as u64, EXPECTED.min(first.len as usize - skip));
             }
         };
         let mut ahead = self.batch.iter().skip(first);
@@ -159,7 +163,9 @@ fn send<S: Sender>(
         return Ok(None);
     }
     let mut bytes = [0; HEADER];
-    memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
+    if rules.need_header() {
+        memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
+    }
     let Some(header) = rules.check(header::decode(bytes), len) else { return Ok(None) };
     let sent = sender.send(&Outgoing { header, memory, segments, len })?;
     Ok(Some((sent, len)))
