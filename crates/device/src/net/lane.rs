@@ -80,6 +80,17 @@ pub(super) struct Buffers {
     count: AtomicUsize,
 }
 
+/// Moves all buffers behind those in `to`.
+///
+/// Two lists of the same capacity are exchanged where that does it.
+fn move_all(from: &mut Vec<Buffer>, to: &mut Vec<Buffer>) {
+    if to.is_empty() && to.capacity() == from.capacity() {
+        std::mem::swap(from, to);
+    } else {
+        to.append(from);
+    }
+}
+
 impl Buffers {
     fn new() -> Self {
         Self { list: Mutex::new(Vec::with_capacity(LANE)), count: AtomicUsize::new(0) }
@@ -107,8 +118,15 @@ impl Buffers {
         self.change(|list| list.push(buffer));
     }
 
+    /// Adds all of `buffers`, in order.
+    pub(super) fn push_all(&self, buffers: &mut Vec<Buffer>) {
+        if !buffers.is_empty() {
+            self.change(|list| move_all(buffers, list));
+        }
+    }
+
     /// Adds `buffers`, in order.
-    pub(super) fn push_all(&self, buffers: Drain<'_, Buffer>) {
+    pub(super) fn push_some(&self, buffers: Drain<'_, Buffer>) {
         if buffers.len() > 0 {
             self.change(|list| list.extend(buffers));
         }
@@ -117,7 +135,7 @@ impl Buffers {
     /// Takes all buffers, in order, behind those in `into`.
     pub(super) fn take_all(&self, into: &mut Vec<Buffer>) {
         if self.count() > 0 {
-            self.change(|list| into.append(list));
+            self.change(|list| move_all(list, into));
         }
     }
 
@@ -204,7 +222,7 @@ impl Lane {
     pub(super) fn one_buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
         let mut own = Vec::new();
         let buffer = self.buffer(&mut own, len);
-        self.free.push_all(own.drain(..));
+        self.free.push_all(&mut own);
         buffer
     }
 
@@ -256,7 +274,11 @@ impl Port {
     /// The lane for frames of the far side's `pair`.
     pub(super) fn lane(&self, pair: u16) -> usize {
         // Relaxed: any answer is a lane, and a change wakes all waiting senders.
-        usize::from(pair % self.pairs.load(Ordering::Relaxed).max(1))
+        match self.pairs.load(Ordering::Relaxed) {
+            // No division for each frame.
+            0 | 1 => 0,
+            pairs => usize::from(pair % pairs),
+        }
     }
 
     /// Wakes all senders that wait for room.

@@ -227,9 +227,9 @@ impl Sender for LinkSender {
     fn flush(&mut self) {
         let Some(lane) = self.lane.take() else { return };
         let lane = &self.far.lanes[lane];
-        lane.free.push_all(self.own.drain(..));
+        lane.free.push_all(&mut self.own);
         if !self.sent.is_empty() {
-            lane.frames.push_all(self.sent.drain(..));
+            lane.frames.push_all(&mut self.sent);
             lane.arrived.wake();
         }
     }
@@ -298,8 +298,13 @@ impl Receiver for LinkReceiver {
 
     fn flush(&mut self) {
         if self.done > 0 {
-            let done = self.buffers.drain(..std::mem::take(&mut self.done));
-            self.port.lanes[self.lane].free.push_all(done);
+            let done = std::mem::take(&mut self.done);
+            let free = &self.port.lanes[self.lane].free;
+            if done == self.buffers.len() {
+                free.push_all(&mut self.buffers);
+            } else {
+                free.push_some(self.buffers.drain(..done));
+            }
             self.port.wake_for_room();
         }
     }
