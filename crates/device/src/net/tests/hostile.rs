@@ -98,12 +98,33 @@ fn a_header_that_lies_is_given_back() {
     still_works(&mut card);
 }
 
+/// Header of a frame without offloads in one buffer.
+const PLAIN: [u8; HEADER] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
 #[test]
-fn a_checksum_that_was_not_negotiated_is_a_lie() {
+fn a_header_means_nothing_if_no_offload_was_negotiated() {
     let mut card = Card::without(LinkEnd::echo(1).unwrap(), F_CSUM);
-    card.send_at(TX, DATA, [1, 0, 0, 0, 0, 0, 14, 0, 0, 0, 0, 0], &frame(64, 0));
+    card.add(RX, &[], &[segment(DATA + 0x10_0000, 2000)]);
+    card.send_at(TX, DATA, [0xff; HEADER], &frame(64, 0));
     card.settle(TX);
-    assert_eq!(card.totals(), malformed(1));
+    card.settle(RX);
+    assert_eq!((card.totals().transmitted, card.totals().malformed, card.totals().received), (1, 0, 1));
+    assert_eq!(card.peek(DATA + 0x10_0000, HEADER), PLAIN);
+}
+
+#[test]
+fn a_header_is_right_whatever_the_buffer_held() {
+    let mut card = card();
+    let at = DATA + 0x10_0000;
+    for before in [[0xee; HEADER], PLAIN, PLAIN, PLAIN, [0; HEADER], PLAIN, [1; HEADER]] {
+        card.poke(at, &before);
+        card.add(RX, &[], &[segment(at, 2000)]);
+        card.send_at(TX, DATA, [0; HEADER], &frame(64, 7));
+        card.settle(TX);
+        assert_eq!(card.settle(RX).len(), 1);
+        assert_eq!(card.peek(at, HEADER), PLAIN, "over {before:?}");
+        assert_eq!(card.peek(at + HEADER as u64 + 12, 52), frame(64, 7)[12..]);
+    }
 }
 
 #[test]
