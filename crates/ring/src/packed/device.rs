@@ -81,11 +81,9 @@ pub(crate) struct Ring<O> {
 #[derive(Clone, Copy)]
 struct Run {
     /// Bytes from the ring's end to the next used descriptor: below 0.
-    ///
-    /// At 0 there is none.
     at: isize,
-    /// The flags that make them used.
-    used: u16,
+    /// The flags that make them used, where the second word has them.
+    used: u64,
     /// The ring's `taken`, and how many there are.
     taken: *mut u16,
     ids: usize,
@@ -97,20 +95,23 @@ impl Run {
     /// Place and second word of the used descriptor of chain `id`.
     ///
     /// The place is in bytes from the ring's end. `None`, and nothing has changed: the chain is not
-    /// in flight, or goes around the ring's end, or the run has ended.
+    /// in flight, or reaches the ring's end.
     #[inline(always)]
     fn next(&mut self, id: u16, written: u32) -> Option<(isize, u64)> {
-        let at = self.at;
-        if at == 0 || usize::from(id) >= self.ids {
+        if usize::from(id) >= self.ids {
             return None;
         }
         // SAFETY: `taken` has a place for each identifier below the size, and nothing else looks
         // there meanwhile.
         let taken = unsafe { &mut *self.taken.add(id.into()) };
-        let mut after = at + DESC_SIZE as isize;
-        if *taken != 1 {
+        let (at, mut after) = (self.at, self.at + DESC_SIZE as isize);
+        if *taken == 1 {
+            if after == 0 {
+                return None;
+            }
+        } else {
             after = at + (usize::from(*taken) * DESC_SIZE) as isize;
-            if after > 0 || *taken == 0 {
+            if after >= 0 || *taken == 0 {
                 return None;
             }
             self.more += *taken - 1;
@@ -121,12 +122,14 @@ impl Run {
     }
 }
 
-/// The second word of a used descriptor.
+/// The second word of a used descriptor; `used` is that word with its flags alone.
 ///
 /// Without WRITE the length does not count (section 2.8.5).
 #[inline(always)]
-fn used_meta(id: u16, written: u32, used: u16) -> u64 {
-    meta(written, id, used | if written == 0 { 0 } else { DESC_F_WRITE })
+fn used_meta(id: u16, written: u32, used: u64) -> u64 {
+    // The upper half of a negative number has all bits, that of 0 none.
+    let write = u64::from(written).wrapping_neg() & meta(0, 0, DESC_F_WRITE);
+    meta(written, id, 0) | used | write
 }
 
 impl<O: Order> Ring<O> {
@@ -216,7 +219,13 @@ impl<O: Order> Ring<O> {
     #[inline(always)]
     fn run(&mut self) -> Run {
         let (next, size) = (self.next_used, self.size);
-        Run { at: next.at(), used: next.used(), taken: self.taken.as_mut_ptr(), ids: size.into(), more: 0 }
+        Run {
+            at: next.at(),
+            used: meta(0, 0, next.used()),
+            taken: self.taken.as_mut_ptr(),
+            ids: size.into(),
+            more: 0,
+        }
     }
 
     /// Moves `next_used` past the used descriptors of `run`.
@@ -263,7 +272,7 @@ impl<O: Order> Ring<O> {
     /// Writes a used descriptor at `place`; keeps back the first since a publication.
     #[inline(always)]
     fn write_at(&mut self, place: Cursor, id: u16, written: u32) {
-        let word = used_meta(id, written, place.used());
+        let word = used_meta(id, written, meta(0, 0, place.used()));
         if place == self.published {
             self.held = word;
         } else {
@@ -430,7 +439,12 @@ impl<O: Order> DeviceRing for Ring<O> {
 
     #[inline(always)]
     fn after(place: u64, places: u16, size: u16) -> u64 {
-        Cursor::from_word(place).advance(places, size).word()
+        let mut next = Cursor::from_word(place);
+        if next.move_on(usize::from(places) * DESC_SIZE, size) {
+            // A branch that is seldom taken, instead of four instructions each time.
+            cold_path();
+        }
+        next.word()
     }
 
     #[inline(always)]

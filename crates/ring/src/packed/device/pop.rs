@@ -7,7 +7,6 @@ use crate::device_ring::DeviceRing;
 use crate::in_order::{InOrder, Note};
 use crate::packed::SWAP;
 use crate::packed::chain::Tables;
-use crate::packed::cursor::Cursor;
 use crate::table_memory::{NoTables, TableMemory};
 use crate::{Order, QueueError, Segment};
 use core::hint::cold_path;
@@ -144,7 +143,7 @@ impl<O: Order> Ring<O> {
             // and a segment for it.
             let taken = unsafe {
                 self.source(notes).take::<O, TABLE>(
-                    (next, next.at()),
+                    (next.turn(), next.at()),
                     expected,
                     SEGMENT,
                     chain,
@@ -196,7 +195,7 @@ impl<O: Order> Ring<O> {
         let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
         let mut lap = self.next_avail;
         let (mut at, mut left, mut end) = (lap.at(), wanted, SEGMENT);
-        let mut expected = u32::from(lap.available()) << 16 | indirect;
+        let (mut turn, mut expected) = (lap.turn(), u32::from(lap.available()) << 16 | indirect);
         let source = self.source(notes);
         let stop = loop {
             if left == 0 {
@@ -205,7 +204,7 @@ impl<O: Order> Ring<O> {
             }
             // SAFETY: the place lies in the ring; see the invariant of `Ring`. The batch has `slots`
             // slots at least, and a segment for each of them (its invariant); fewer were taken.
-            let taken = unsafe { source.take::<O, TABLE>((lap, at), expected, end, chain, segment, memory) };
+            let taken = unsafe { source.take::<O, TABLE>((turn, at), expected, end, chain, segment, memory) };
             if let Err(stop) = taken {
                 break stop;
             }
@@ -215,7 +214,7 @@ impl<O: Order> Ring<O> {
             if at == 0 {
                 cold_path();
                 lap = lap.next_lap(size);
-                at = lap.at();
+                (turn, at) = (lap.turn(), lap.at());
                 expected ^= u32::from(SWAP) << 16;
             }
         };
@@ -358,17 +357,17 @@ struct Source<'a, N> {
 }
 
 impl<N: Note> Source<'_, N> {
-    /// Takes the chain that lies `at` from the ring's end, in a lap, if it has one descriptor.
+    /// Takes the chain that lies `at` from the ring's end, if it has one descriptor.
     ///
-    /// `expected` is the upper half of its second word, without WRITE and identifier. `Err`: nothing
-    /// has changed.
+    /// `turn` is its lap's; see [`Cursor::turn`](crate::packed::cursor::Cursor::turn). `expected` is
+    /// the upper half of its second word, without WRITE and identifier. `Err`: nothing has changed.
     ///
     /// # Safety
     /// `chain` and `segment` are places of a batch, whose segment ends after `end` bytes.
     #[inline(always)]
     unsafe fn take<O: Order, const TABLE: bool>(
         &self,
-        (lap, at): (Cursor, isize),
+        (turn, at): (u64, isize),
         expected: u32,
         end: u32,
         chain: *mut Chain,
@@ -397,7 +396,7 @@ impl<N: Note> Source<'_, N> {
         // SAFETY: the identifier was checked; the caller vouches for the places.
         unsafe {
             *self.ids.add(id) = 1;
-            self.notes.note(id, taken.lens(), lap.in_lap(at).word());
+            self.notes.note(id, taken.lens(), turn | u64::from(at as u32));
             segment.write(Segment { addr: desc.addr, len: desc.len() });
             chain.write(taken);
         }
