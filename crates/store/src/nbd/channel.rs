@@ -83,8 +83,8 @@ struct State {
     to_send: VecDeque<u32>,
     ended: Vec<Ended>,
     members: Vec<Member>,
-    /// Who is told when the socket takes more.
-    writer: Option<u16>,
+    /// Members wait for room in the socket, too.
+    awaits_room: bool,
     timer: OwnedFd,
     due: Option<Instant>,
     /// A thread makes the connection again.
@@ -134,7 +134,7 @@ impl Channel {
                 to_send: VecDeque::new(),
                 ended: Vec::new(),
                 members: Vec::new(),
-                writer: None,
+                awaits_room: false,
                 timer,
                 due: None,
                 has_helper: false,
@@ -157,7 +157,8 @@ impl Channel {
         let mut state = lock(&self.state);
         epoll::add(&epoll, &state.timer, EventData::new_u64(0), EventFlags::IN)?;
         if let Some(session) = &state.session {
-            epoll::add(&epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)?;
+            let room = if state.awaits_room { EventFlags::OUT } else { EventFlags::empty() };
+            epoll::add(&epoll, &session.wire, EventData::new_u64(0), EventFlags::IN | room)?;
         }
         let fds = Arc::new(Fds { epoll, event });
         let new = Member {
@@ -211,20 +212,11 @@ impl Channel {
         }
         self.finish(&mut state, None);
         let state = &mut *state;
-        if state.writer == Some(member) {
-            state.writer = None;
-        }
         let left = &mut state.members[usize::from(member)];
         left.is_used = false;
         left.outcomes.clear();
         if let Some(session) = &state.session {
             let _ = epoll::delete(&left.fds.epoll, &session.wire);
-            if state.writer.is_none() && session.is_blocked {
-                // Another one goes on sending.
-                for other in state.members.iter_mut().filter(|other| other.is_used) {
-                    other.signal();
-                }
-            }
         }
     }
 
@@ -248,14 +240,16 @@ impl Channel {
             }
             _ => Ok(()),
         };
-        self.settle(state, sent, member, false);
+        self.after(state, sent);
+        self.finish(state, None);
     }
 
     /// Does what can be done without waiting, and moves outcomes of a member to a list.
     pub(super) fn reap(&self, member: u16, outcomes: &mut VecDeque<Outcome>) {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        self.serve(state, member);
+        self.serve(state);
+        self.finish(state, Some(member));
         let mine = &mut state.members[usize::from(member)];
         mine.clear_signal();
         outcomes.append(&mut mine.outcomes);
@@ -269,7 +263,8 @@ impl Channel {
     /// Waits for nothing: works once. For members that wait on their own.
     pub(super) fn work(&self, member: u16) {
         let mut state = lock(&self.state);
-        self.serve(&mut state, member);
+        self.serve(&mut state);
+        self.finish(&mut state, Some(member));
     }
 
     /// Extents that the job with this head has found.
@@ -297,7 +292,7 @@ impl Channel {
             }
             !cancels
         });
-        self.settle(state, Ok(()), member, false);
+        self.finish(state, None);
     }
 
     /// Gives up what waits for a connection, now and later.
@@ -353,18 +348,24 @@ impl Channel {
         self.shared.count_reconnect();
         state.has_helper = false;
         state.link = Link::Up;
-        (state.writer, state.seen, state.heard) = (None, None, 0);
+        (state.awaits_room, state.seen, state.heard) = (false, None, 0);
         tracing::info!(requests = state.to_send.len(), "NBD connection made again");
         self.set_timer(state, None);
         let sent = session.send(&mut state.tasks, &mut state.to_send, &mut state.ended);
         state.session = Some(session);
-        self.after(state, sent, None);
+        self.after(state, sent);
+        self.finish(state, None);
         Resumed::Yes
     }
 
     pub(super) fn report(&self) -> Report {
         let mut state = lock(&self.state);
         let state = &mut *state;
+        if !state.members.iter().any(|member| member.is_used) {
+            // Nobody else sees that the server has closed it.
+            self.serve(state);
+            self.finish(state, None);
+        }
         let Some(session) = &state.session else {
             let waiting = u32::try_from(state.tasks.count()).unwrap_or(u32::MAX);
             return Report { link: state.link, waiting, error: None };
@@ -384,7 +385,8 @@ impl Channel {
         Report { link: state.link, waiting: 0, error }
     }
 
-    fn serve(&self, state: &mut State, member: u16) {
+    /// Does what can be done without waiting.
+    fn serve(&self, state: &mut State) {
         if state.due.is_some_and(|due| Instant::now() >= due) {
             self.time_is_over(state);
         }
@@ -398,54 +400,40 @@ impl Channel {
                 done = session.send(&mut state.tasks, &mut state.to_send, &mut state.ended);
             }
         }
-        self.settle(state, done, member, true);
+        self.after(state, done);
     }
 
-    /// Work of a member has ended: outcomes are delivered, a loss is dealt with.
-    fn settle(&self, state: &mut State, done: Result<(), Lost>, member: u16, reaps: bool) {
-        self.after(state, done, Some(member));
-        self.finish(state, Some(member).filter(|_| reaps));
-    }
-
-    fn after(&self, state: &mut State, done: Result<(), Lost>, member: Option<u16>) {
+    /// A turn is over: a loss is dealt with, the timer is set. What has ended is delivered later.
+    fn after(&self, state: &mut State, done: Result<(), Lost>) {
         match done {
-            Ok(()) => self.watch_socket(state, member),
+            Ok(()) => self.watch_socket(state),
             Err(lost) => self.lose(state, lost),
         }
         if let Some(stall) = self.shared.options.stall_timeout
             && state.due.is_none()
-            && state.session.is_some()
             && state.tasks.in_flight() > 0
+            && let Some(session) = &state.session
         {
-            state.heard = state.session.as_ref().map(|session| session.received).unwrap_or_default();
+            state.heard = session.received;
             self.set_timer(state, Some(stall));
-        }
-        if member.is_none() {
-            self.finish(state, None);
         }
     }
 
-    /// Watches for room in the socket while a send is incomplete.
-    fn watch_socket(&self, state: &mut State, member: Option<u16>) {
+    /// Has all members wait for room in the socket while a send is incomplete.
+    ///
+    /// All: the one that sent may have ended its turn, and others wait for replies.
+    fn watch_socket(&self, state: &mut State) {
         let Some(session) = &state.session else { return };
-        let watch = |fds: &Fds, flags| {
-            if let Err(error) = epoll::modify(&fds.epoll, &session.wire, EventData::new_u64(0), flags) {
+        if session.is_blocked == state.awaits_room {
+            return;
+        }
+        state.awaits_room = session.is_blocked;
+        let flags = if session.is_blocked { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+        for member in state.members.iter().filter(|member| member.is_used) {
+            let epoll = &member.fds.epoll;
+            if let Err(error) = epoll::modify(epoll, &session.wire, EventData::new_u64(0), flags) {
                 tracing::warn!(%error, "cannot wait for an NBD server");
             }
-        };
-        let fallback = || state.members.iter().position(|member| member.is_used).map(|index| index as u16);
-        match (session.is_blocked, state.writer) {
-            (true, None) => {
-                if let Some(writer) = member.or_else(fallback) {
-                    watch(&state.members[usize::from(writer)].fds, EventFlags::IN | EventFlags::OUT);
-                    state.writer = Some(writer);
-                }
-            }
-            (false, Some(writer)) => {
-                watch(&state.members[usize::from(writer)].fds, EventFlags::IN);
-                state.writer = None;
-            }
-            _ => {}
         }
     }
 
@@ -477,11 +465,13 @@ impl Channel {
 
     /// The connection is of no more use.
     fn lose(&self, state: &mut State, lost: Lost) {
+        // What was answered before is not sent again.
+        self.finish(state, None);
         let Some(session) = state.session.take() else { return };
         for member in state.members.iter().filter(|member| member.is_used) {
             let _ = epoll::delete(&member.fds.epoll, &session.wire);
         }
-        state.writer = None;
+        state.awaits_room = false;
         tracing::warn!(reason = lost.reason, "NBD connection lost");
         state.violations += u32::from(lost.is_violation);
         state.link = Link::Reconnecting;

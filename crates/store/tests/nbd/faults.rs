@@ -1,1 +1,386 @@
-//! To come.
+//! Servers that go away, come back otherwise, or say nothing.
+use crate::disk::{Buffer, read, write};
+use crate::open;
+use crate::script::{Asked, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Style};
+use crate::servers::{Server, has};
+use paravane_store::nbd::{Nbd, NbdOptions};
+use paravane_store::{Job, Link, Outcome, Store, StoreQueue, StoreStatus};
+use std::collections::VecDeque;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Waits until the status is as wanted.
+fn wait_for(store: &Nbd, wanted: impl Fn(&StoreStatus) -> bool) -> StoreStatus {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let status = store.status();
+        if wanted(&status) {
+            return status;
+        }
+        assert!(Instant::now() < end, "{status:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn serve(peer: &mut Peer) {
+    while let Some(asked) = peer.request() {
+        let data = if asked.command == 0 { vec![7; asked.len as usize] } else { Vec::new() };
+        peer.answer(&asked, &data);
+    }
+}
+
+/// Jobs that all live until they are done.
+struct Jobs {
+    buffers: Vec<Buffer>,
+    outcomes: VecDeque<Outcome>,
+}
+
+impl Jobs {
+    fn new() -> Self {
+        Self { buffers: Vec::new(), outcomes: VecDeque::new() }
+    }
+
+    fn write(&mut self, queue: &mut dyn StoreQueue, offset: u64) {
+        let mut buffer = Buffer::new(vec![offset as u8; 4096]);
+        let job = Job::Write { pieces: buffer.pieces(), offset, durable: false };
+        // SAFETY: the buffers live as long as the jobs; boxes do not move.
+        unsafe { queue.push(self.buffers.len() as u16, job) }.unwrap();
+        queue.submit().unwrap();
+        self.buffers.push(buffer);
+    }
+
+    /// Results by head, when this many are there.
+    fn results(&mut self, queue: &mut dyn StoreQueue, count: usize) -> Vec<(u16, i32)> {
+        while self.outcomes.len() < count {
+            queue.wait().unwrap();
+            queue.reap(&mut self.outcomes);
+        }
+        let mut results: Vec<_> =
+            self.outcomes.iter().map(|outcome| (outcome.head(), outcome.result())).collect();
+        results.sort_unstable();
+        results
+    }
+}
+
+#[test]
+fn what_was_in_flight_is_sent_again_in_order_and_first() {
+    for style in [Style::Simple, Style::Structured, Style::Extended] {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (shared, (gate, opened)) = (log.clone(), channel::<()>());
+        let opened = Mutex::new(opened);
+        let server = Scripted::start(
+            move |_| Said::new(style),
+            move |mut peer| {
+                match peer.number {
+                    0 => {
+                        let mut requests: Vec<Asked> = (0..8).map(|_| peer.request().unwrap()).collect();
+                        // The first and the sixth are acknowledged.
+                        peer.answer(&requests[0], &[]);
+                        peer.answer(&requests[5], &[]);
+                        shared.lock().unwrap().append(&mut requests);
+                        opened.lock().unwrap().recv().unwrap();
+                    }
+                    // Cut again in the middle of sending again.
+                    1 => {
+                        assert_eq!(peer.request().unwrap().offset, 4096);
+                        assert_eq!(peer.request().unwrap().offset, 8192);
+                    }
+                    _ => {
+                        while let Some(asked) = peer.request() {
+                            peer.answer(&asked, &[]);
+                            shared.lock().unwrap().push(asked);
+                        }
+                    }
+                }
+            },
+        );
+        let store = open(&server.url(), NbdOptions::default()).unwrap();
+        let mut queue = store.queue(16).unwrap();
+        let mut jobs = Jobs::new();
+        for number in 0..8 {
+            jobs.write(&mut *queue, number * 4096);
+        }
+        assert_eq!(jobs.results(&mut *queue, 2), [(0, 4096), (5, 4096)]);
+        gate.send(()).unwrap();
+        jobs.write(&mut *queue, 8 * 4096);
+        assert_eq!(jobs.results(&mut *queue, 9).len(), 9);
+        let log = log.lock().unwrap();
+        let offsets: Vec<_> = log.iter().map(|asked| asked.offset / 4096).collect();
+        assert_eq!(offsets, [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 6, 7, 8]);
+        assert!(log.iter().all(|asked| asked.data == vec![asked.offset as u8; 4096]));
+        let cookies: std::collections::HashSet<_> = log.iter().map(|asked| asked.cookie).collect();
+        assert_eq!(cookies.len(), log.len(), "a cookie of the lost connection is used again");
+    }
+}
+
+#[test]
+fn an_export_that_has_changed_is_unusable_until_it_is_back() {
+    type Change = fn(Said) -> Said;
+    let changes: [(Change, &str); 4] = [
+        (|said| Said { size: said.size / 2, ..said }, "shrunk from 1048576 to 524288"),
+        (|said| Said { flags: said.flags | READ_ONLY, ..said }, "become read-only"),
+        (|said| Said { flags: said.flags & !MULTI_CONN, ..said }, "takes one connection"),
+        (|said| Said { blocks: Some([4096, 4096, 1 << 20]), ..said }, "have grown from 1 to 4096"),
+    ];
+    thread::scope(|scope| {
+        for (change, part) in changes {
+            scope.spawn(move || {
+                let changed = Arc::new(AtomicBool::new(false));
+                let shared = changed.clone();
+                let said = move |_| {
+                    let base = Said::new(Style::Structured);
+                    let said = Said { flags: base.flags | MULTI_CONN, ..base };
+                    if shared.load(Ordering::SeqCst) { change(said) } else { said }
+                };
+                let shared = changed.clone();
+                let server = Scripted::start(said, move |mut peer| {
+                    while let Some(asked) = peer.request() {
+                        if asked.offset == 4096 && !shared.swap(true, Ordering::SeqCst) {
+                            return;
+                        }
+                        peer.answer(&asked, &[]);
+                    }
+                });
+                let mut options = NbdOptions::default();
+                options.connections = 2;
+                let store = open(&server.url(), options).unwrap();
+                let mut queue = store.queue(4).unwrap();
+                assert_eq!(write(&mut *queue, 4096, &[1; 512], false), -libc::EIO);
+                let status = wait_for(&store, |status| status.link == Link::Unusable);
+                assert!(status.error.as_deref().is_some_and(|error| error.contains(part)), "{status:?}");
+                assert_eq!(write(&mut *queue, 0, &[1; 512], false), -libc::EIO);
+                changed.store(false, Ordering::SeqCst);
+                wait_for(&store, |status| status.link == Link::Up);
+                assert_eq!(write(&mut *queue, 0, &[1; 512], false), 512);
+            });
+        }
+    });
+}
+
+#[test]
+fn jobs_fail_when_the_time_is_over_and_work_when_the_server_is_back() {
+    let name = "jobs_fail_when_the_time_is_over_and_work_when_the_server_is_back";
+    if !has(name, "nbdkit") {
+        return;
+    }
+    let mut server = Server::nbdkit("memory 1M");
+    let mut options = NbdOptions::default();
+    options.request_timeout = Duration::from_millis(100);
+    let store = open(&server.url(""), options).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    server.kill();
+    assert_eq!(write(&mut *queue, 0, &[1; 512], false), -libc::EIO);
+    assert_eq!(store.status().link, Link::Down);
+    assert_eq!(read(&mut *queue, 0, 512), Err(-libc::EIO));
+    let mut buffer = Buffer::new(vec![0; 512]);
+    let job = Job::Read { pieces: buffer.pieces(), offset: 0 };
+    // SAFETY: the buffer outlives the call.
+    assert_eq!(unsafe { store.perform(job) }, -libc::EIO);
+    let status =
+        wait_for(&store, |status| status.error.as_deref().is_some_and(|text| text.contains("connect")));
+    assert_eq!((status.connections, status.link), (0, Link::Down));
+    server.restart();
+    wait_for(&store, |status| status.link == Link::Up);
+    assert_eq!(write(&mut *queue, 0, &[1; 512], false), 512);
+    assert_eq!(store.status().reconnects, 1);
+}
+
+#[test]
+fn a_disk_that_is_closed_waits_for_nothing() {
+    if !has("a_disk_that_is_closed_waits_for_nothing", "nbdkit") {
+        return;
+    }
+    let mut server = Server::nbdkit("memory 1M");
+    let store = open(&server.url(""), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    server.kill();
+    let mut jobs = Jobs::new();
+    jobs.write(&mut *queue, 0);
+    // Notices that the connection is gone.
+    let mut none = VecDeque::new();
+    queue.reap(&mut none);
+    let status = wait_for(&store, |status| status.waiting == 1);
+    assert_eq!(status.link, Link::Reconnecting);
+    store.close();
+    assert_eq!(jobs.results(&mut *queue, 1), [(0, -libc::EIO)]);
+    assert_eq!(write(&mut *queue, 0, &[1; 512], false), -libc::EIO);
+    drop(queue);
+    drop(store);
+}
+
+#[test]
+fn jobs_that_no_server_has_seen_are_cancelled() {
+    let (gate, opened) = channel::<()>();
+    let opened = Mutex::new(opened);
+    let server = Scripted::start(
+        |_| Said { size: 64 << 20, ..Said::new(Style::Structured) },
+        move |mut peer| {
+            if peer.number == 0 {
+                let asked = peer.request().unwrap();
+                opened.lock().unwrap().recv().unwrap();
+                peer.answer(&asked, &[]);
+            }
+            serve(&mut peer);
+        },
+    );
+    let store = open(&server.url(), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(8).unwrap();
+    let mut jobs = Jobs::new();
+    jobs.write(&mut *queue, 0);
+    // It fills the socket, so that the next one is not even sent in part.
+    let mut large = Buffer::in_pieces(vec![3; 32 << 20], &[1 << 20]);
+    let job = Job::Write { pieces: large.pieces(), offset: 1 << 20, durable: false };
+    // SAFETY: the buffer outlives the job.
+    unsafe { queue.push(6, job) }.unwrap();
+    queue.submit().unwrap();
+    jobs.write(&mut *queue, 8192);
+    jobs.buffers.push(Buffer::new(vec![1; 512]));
+    let job = Job::Write { pieces: jobs.buffers[2].pieces(), offset: 0, durable: false };
+    // SAFETY: as above.
+    unsafe { queue.push(7, job) }.unwrap();
+    queue.cancel();
+    assert_eq!(jobs.results(&mut *queue, 2), [(1, -libc::ECANCELED), (7, -libc::ECANCELED)]);
+    gate.send(()).unwrap();
+    let results = jobs.results(&mut *queue, 4);
+    assert_eq!(results, [(0, 4096), (1, -libc::ECANCELED), (6, 32 << 20), (7, -libc::ECANCELED)]);
+}
+
+#[test]
+fn a_queue_ends_with_jobs_in_flight() {
+    let (gate, opened) = channel::<()>();
+    let opened = Mutex::new(opened);
+    let server = Scripted::start(
+        |_| Said { size: 64 << 20, ..Said::new(Style::Structured) },
+        move |mut peer| {
+            if peer.number == 0 {
+                let mut asked: Vec<_> = (0..2).map(|_| peer.request().unwrap()).collect();
+                asked.sort_by_key(|asked| asked.command);
+                opened.lock().unwrap().recv().unwrap();
+                peer.answer(&asked[0], &vec![7; asked[0].len as usize]);
+                peer.answer(&asked[1], &[]);
+            }
+            serve(&mut peer);
+        },
+    );
+    let store = open(&server.url(), NbdOptions::default()).unwrap();
+    let mut other = store.queue(4).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    let mut buffer = Buffer::new(vec![0; 100_000]);
+    let job = Job::Read { pieces: buffer.pieces(), offset: 0 };
+    // SAFETY: the buffer outlives the queue, which ends all access to it.
+    unsafe { queue.push(0, job) }.unwrap();
+    queue.submit().unwrap();
+    let mut jobs = Jobs::new();
+    jobs.write(&mut *other, 0);
+    drop(queue);
+    gate.send(()).unwrap();
+    assert_eq!(jobs.results(&mut *other, 1), [(0, 4096)]);
+    assert!(read(&mut *other, 0, 4096).unwrap() == [7; 4096]);
+    assert!(buffer.data().iter().all(|byte| *byte == 0), "memory was written after the queue's end");
+    // And in the middle of a request that is not sent yet.
+    let mut queue = store.queue(4).unwrap();
+    let mut large = Buffer::in_pieces(vec![3; 32 << 20], &[1 << 20]);
+    let job = Job::Write { pieces: large.pieces(), offset: 0, durable: false };
+    // SAFETY: as above.
+    unsafe { queue.push(0, job) }.unwrap();
+    queue.submit().unwrap();
+    drop(queue);
+    drop(large);
+    assert!(read(&mut *other, 0, 4096).unwrap() == [7; 4096]);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_left_if_that_is_wanted() {
+    let server = Scripted::start(
+        |_| Said::new(Style::Structured),
+        |mut peer| {
+            if peer.number == 0 {
+                // Until the client ends the connection.
+                while peer.request().is_some() {}
+                return;
+            }
+            serve(&mut peer);
+        },
+    );
+    let mut options = NbdOptions::default();
+    options.stall_timeout = Some(Duration::from_millis(50));
+    let store = open(&server.url(), options).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    assert!(read(&mut *queue, 0, 4096).unwrap() == [7; 4096]);
+    let status = store.status();
+    assert_eq!((status.link, status.reconnects), (Link::Up, 1));
+    assert!(status.error.unwrap().contains("no reply for 50ms"));
+}
+
+#[test]
+fn a_server_that_stops_for_a_while_is_waited_for() {
+    if !has("a_server_that_stops_for_a_while_is_waited_for", "nbdkit") {
+        return;
+    }
+    let server = Server::nbdkit("memory 1M");
+    let store = open(&server.url(""), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    server.signal("STOP");
+    let mut jobs = Jobs::new();
+    jobs.write(&mut *queue, 0);
+    let status = wait_for(&store, |status| status.error.is_some());
+    let error = status.error.unwrap();
+    assert!(error.starts_with("1 requests have had no reply for"), "{error}");
+    assert_eq!(status.link, Link::Up);
+    server.signal("CONT");
+    assert_eq!(jobs.results(&mut *queue, 1), [(0, 4096)]);
+    let status = store.status();
+    assert_eq!((status.error, status.reconnects), (None, 0));
+}
+
+#[test]
+fn an_export_that_has_grown_is_used_after_a_refresh() {
+    if !has("an_export_that_has_grown_is_used_after_a_refresh", "nbdkit") {
+        return;
+    }
+    let server = Server::start("nbdkit", |socket, folder| {
+        let image = folder.join("image");
+        fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        ["-f", "-U", socket.to_str().unwrap(), "file", image.to_str().unwrap()].map(Into::into).into()
+    });
+    let store = open(&server.url(""), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    assert_eq!((store.size(), store.refresh().unwrap()), (1 << 20, 1 << 20));
+    let image = fs::File::options().write(true).open(server.folder.path().join("image")).unwrap();
+    image.set_len(2 << 20).unwrap();
+    assert_eq!(store.refresh().unwrap(), 2 << 20);
+    assert_eq!(store.size(), 2 << 20);
+    assert_eq!(write(&mut *queue, (2 << 20) - 4096, &[1; 4096], false), 4096);
+    image.set_len(1 << 20).unwrap();
+    let error = store.refresh().unwrap_err().to_string();
+    assert!(error.contains("shrunk from 2097152 to 1048576"), "{error}");
+    assert_eq!(store.size(), 2 << 20);
+}
+
+#[test]
+fn a_server_that_shuts_down_is_left_without_an_error() {
+    let server = Scripted::start(
+        |_| Said::new(Style::Structured),
+        |mut peer| {
+            if peer.number == 0 {
+                let asked = peer.request().unwrap();
+                peer.say(&crate::script::chunk(
+                    Style::Structured,
+                    &asked,
+                    true,
+                    1 << 15 | 1,
+                    &[0, 0, 0, 108, 0, 0],
+                ));
+            }
+            serve(&mut peer);
+        },
+    );
+    let store = open(&server.url(), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    assert!(read(&mut *queue, 0, 4096).unwrap() == [7; 4096]);
+    assert_eq!(store.status().error.as_deref(), Some("the server is shutting down"));
+}

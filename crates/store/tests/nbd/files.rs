@@ -6,7 +6,10 @@ use crate::servers::{Server, free_port, has, output};
 use paravane_store::nbd::{Extent, NbdError, NbdOptions};
 use paravane_store::{Job, Link, Store, StoreLimits};
 use std::fs;
-use std::process::{Command, Stdio};
+use std::net::TcpStream;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -88,6 +91,7 @@ fn qemu_nbd_with_files() {
         (2, "raw", "--discard=unmap --cache=none -e 1"),
         (3, "qcow2", "--discard=unmap --detect-zeroes=unmap -e 8"),
     ] {
+        println!("{format} {arguments}");
         let server = Server::start("qemu-nbd", move |socket, folder| {
             let image = folder.join("image");
             if !image.exists() {
@@ -171,19 +175,29 @@ fn nbd_server_over_tcp() {
         image.display()
     );
     fs::write(&config, text).unwrap();
-    let mut command = Command::new("nbd-server");
-    let mut child = command.arg("-n").arg("-C").arg(&config).stderr(Stdio::null()).spawn().unwrap();
+    let file = folder.path().join("pid");
+    // It goes to the background.
+    let started = Command::new("nbd-server").arg("-C").arg(&config).arg("-p").arg(&file).status().unwrap();
+    assert!(started.success());
     let url = format!("nbd://127.0.0.1:{port}/disk");
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(std::time::Instant::now() < end, "nbd-server does not listen");
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    let end = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < end, "nbd-server does not listen");
+        sleep(Duration::from_millis(10));
     }
+    let _background = Background(fs::read_to_string(file).unwrap().trim().to_owned());
     check(&url, 9);
     let error = open(&url.replace("/disk", "/other"), NbdOptions::default()).unwrap_err();
     assert!(matches!(error, NbdError::NoExport(_) | NbdError::Io { .. }), "{error}");
-    child.kill().unwrap();
-    child.wait().unwrap();
+}
+
+/// A process that is not a child, by its number; ended with the value.
+struct Background(String);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(&self.0).status();
+    }
 }
 
 #[test]

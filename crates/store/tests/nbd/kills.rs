@@ -1,1 +1,175 @@
-//! To come.
+//! Servers that are killed, and connections that are cut, under verified load.
+use crate::disk::read;
+use crate::model::Model;
+use crate::open;
+use crate::servers::{Server, has, output};
+use paravane_store::nbd::NbdOptions;
+use paravane_store::{Link, Store};
+use paravane_test_support::Random;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+const SIZE: usize = 4 << 20;
+const KILLS: usize = 25;
+
+/// Kills the server under the load of two queues, in two threads; compares the image at last.
+fn survives(mut server: Server, export: &str, options: NbdOptions, kill: impl Fn(&mut Server)) -> Server {
+    let store = open(&server.url(export), options).unwrap();
+    let connections = store.status().connections;
+    let ends = AtomicBool::new(false);
+    let models = thread::scope(|scope| {
+        let load = |half: u64| {
+            let mut queue = store.queue(16).unwrap();
+            let mut model = Model::new(SIZE as u64 / 2, store.limits(), 16, half + 1);
+            model.base = half * SIZE as u64 / 2;
+            while !ends.load(Ordering::Relaxed) {
+                model.run(&mut *queue, 50);
+            }
+            model
+        };
+        let loads = [scope.spawn(move || load(0)), scope.spawn(move || load(1))];
+        let mut random = Random::new(5);
+        for _ in 0..KILLS {
+            thread::sleep(Duration::from_millis(1 + random.below(30) as u64));
+            kill(&mut server);
+            server.restart();
+            while store.status().link != Link::Up {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+        loads.map(|load| load.join().unwrap())
+    });
+    let status = store.status();
+    assert!(status.reconnects >= KILLS as u64, "{status:?}");
+    println!("{} and {} jobs, {} reconnects", models[0].done, models[1].done, status.reconnects);
+    let mut queue = store.queue(16).unwrap();
+    for (half, model) in models.iter().enumerate() {
+        model.compare(&read(&mut *queue, (half * SIZE / 2) as u64, SIZE / 2).unwrap());
+    }
+    let status = store.status();
+    assert!(status.waiting == 0 && status.error.is_some(), "{status:?}");
+    assert!(status.connections >= 1 && status.connections <= connections);
+    server
+}
+
+#[test]
+fn nbdkit_is_killed() {
+    if !has("nbdkit_is_killed", "nbdkit") {
+        return;
+    }
+    let start = |more: &'static str| {
+        Server::start("nbdkit", move |socket, folder| {
+            let image = folder.join("image");
+            if !image.exists() {
+                fs::File::create(&image).unwrap().set_len(SIZE as u64).unwrap();
+            }
+            let mut list: Vec<String> = vec!["-f".into(), "-U".into(), socket.display().to_string()];
+            list.extend(more.split_whitespace().map(Into::into));
+            list.extend(["file".into(), image.display().to_string()]);
+            list
+        })
+    };
+    survives(start("-t 8"), "", NbdOptions::default(), Server::kill);
+    survives(start("--no-sr -t 8"), "", NbdOptions::default(), Server::kill);
+    survives(start("-t 8"), "", NbdOptions::default(), Server::terminate);
+    let mut options = NbdOptions::default();
+    options.connections = 1;
+    survives(start("-t 8 --filter=delay rdelay=1ms wdelay=1ms"), "", options, Server::kill);
+}
+
+#[test]
+fn qemu_nbd_is_killed() {
+    if !has("qemu_nbd_is_killed", "qemu-nbd") || !has("qemu_nbd_is_killed", "qemu-img") {
+        return;
+    }
+    for format in ["raw", "qcow2"] {
+        let server = Server::start("qemu-nbd", move |socket, folder| {
+            let image = folder.join("image");
+            if !image.exists() {
+                output("qemu-img", &["create", "-q", "-f", format, image.to_str().unwrap(), "4M"]);
+            }
+            let mut list: Vec<String> =
+                ["-t", "-e", "4", "-f", format, "-x", "disk", "-k"].map(Into::into).into();
+            list.extend([socket.display().to_string(), image.display().to_string()]);
+            list
+        });
+        // It keeps tables of qcow2 images in its own memory until a flush.
+        let mut options = NbdOptions::default();
+        options.write_through = format == "qcow2";
+        survives(server, "disk", options, Server::kill);
+    }
+}
+
+/// Passes bytes on, and cuts each connection somewhere.
+fn cutter(to: PathBuf, listener: UnixListener) {
+    let random = Arc::new(Mutex::new(Random::new(11)));
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let client = client.unwrap();
+            let Ok(server) = UnixStream::connect(&to) else { continue };
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                // Some of them early, most of them in the middle of something.
+                let mut left = {
+                    let mut random = random.lock().unwrap();
+                    let most = if random.once_in(4) { 64 << 10 } else { 4 << 20 };
+                    1 + random.below(most)
+                };
+                thread::spawn(move || {
+                    let mut bytes = vec![0; 16 << 10];
+                    loop {
+                        let want = bytes.len().min(left);
+                        let got = from.read(&mut bytes[..want]).unwrap_or(0);
+                        left -= got;
+                        if got == 0 || to.write_all(&bytes[..got]).is_err() || left == 0 {
+                            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn connections_are_cut_anywhere() {
+    if !has("connections_are_cut_anywhere", "nbdkit") {
+        return;
+    }
+    for arguments in ["-t 8 memory 4M", "-t 8 --no-sr memory 4M"] {
+        let server = Server::nbdkit(arguments);
+        let path = server.folder.path().join("cutter");
+        cutter(server.socket().to_owned(), UnixListener::bind(&path).unwrap());
+        let url = format!("nbd+unix:///?socket={}", path.display());
+        let mut options = NbdOptions::default();
+        options.connections = 1;
+        // The first connection may be cut in its negotiation.
+        let store = (0..1000).find_map(|_| open(&url, options).ok()).unwrap();
+        let mut queue = store.queue(8).unwrap();
+        let mut model = Model::new(store.size(), store.limits(), 8, 77);
+        model.longest = 100 << 10;
+        for _ in 0..1000 {
+            model.run(&mut *queue, 20);
+            if store.status().reconnects > 50 {
+                break;
+            }
+        }
+        let status = store.status();
+        assert!(status.reconnects > 50, "{status:?}");
+        let mut image = Vec::new();
+        for part in 0..64 {
+            image.extend(read(&mut *queue, part << 16, 1 << 16).unwrap());
+        }
+        model.compare(&image);
+        assert!(matches!(store.status().link, Link::Up | Link::Reconnecting));
+    }
+}

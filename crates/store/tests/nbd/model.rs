@@ -13,6 +13,8 @@ pub(crate) struct Model {
     bytes: Vec<u16>,
     limits: StoreLimits,
     random: Random,
+    /// Where in the store it begins.
+    pub(crate) base: u64,
     /// Longest transfer in bytes.
     pub(crate) longest: usize,
     in_flight: Vec<Option<InFlight>>,
@@ -44,6 +46,7 @@ impl Model {
         Self {
             bytes: vec![0; size as usize],
             limits,
+            base: 0,
             random: Random::new(seed),
             longest: 300 << 10,
             in_flight: (0..depth).map(|_| None).collect(),
@@ -84,7 +87,7 @@ impl Model {
                 data.fill_with(|| self.random.u64() as u8);
             }
             let mut buffer = Buffer::new(data);
-            let (offset, len) = (range.start as u64, range.len() as u64);
+            let (offset, len) = (self.base + range.start as u64, range.len() as u64);
             let job = match kind {
                 Kind::Read => Job::Read { pieces: buffer.pieces(), offset },
                 Kind::Write => {
