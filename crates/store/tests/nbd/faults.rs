@@ -186,7 +186,7 @@ fn jobs_fail_when_the_time_is_over_and_work_when_the_server_is_back() {
     server.restart();
     wait_for(&store, |status| status.link == Link::Up);
     assert_eq!(write(&mut *queue, 0, &[1; 512], false), 512);
-    assert_eq!(store.status().reconnects, 1);
+    assert!(store.status().reconnects >= 1);
 }
 
 #[test]

@@ -79,7 +79,6 @@ fn nbdkit_is_killed() {
     };
     survives(start("-t 8"), "", NbdOptions::default(), Server::kill);
     survives(start("--no-sr -t 8"), "", NbdOptions::default(), Server::kill);
-    survives(start("-t 8"), "", NbdOptions::default(), Server::terminate);
     let mut options = NbdOptions::default();
     options.connections = 1;
     survives(start("-t 8 --filter=delay rdelay=1ms wdelay=1ms"), "", options, Server::kill);
@@ -90,7 +89,9 @@ fn qemu_nbd_is_killed() {
     if !has("qemu_nbd_is_killed", "qemu-nbd") || !has("qemu_nbd_is_killed", "qemu-img") {
         return;
     }
-    for format in ["raw", "qcow2"] {
+    for (format, kill) in
+        [("raw", Server::kill as fn(&mut Server)), ("raw", Server::terminate), ("qcow2", Server::kill)]
+    {
         let server = Server::start("qemu-nbd", move |socket, folder| {
             let image = folder.join("image");
             if !image.exists() {
@@ -104,7 +105,7 @@ fn qemu_nbd_is_killed() {
         // It keeps tables of qcow2 images in its own memory until a flush.
         let mut options = NbdOptions::default();
         options.write_through = format == "qcow2";
-        survives(server, "disk", options, Server::kill);
+        survives(server, "disk", options, kill);
     }
 }
 
@@ -145,7 +146,8 @@ fn connections_are_cut_anywhere() {
     if !has("connections_are_cut_anywhere", "nbdkit") {
         return;
     }
-    for arguments in ["-t 8 memory 4M", "-t 8 --no-sr memory 4M"] {
+    // With more threads for a connection, nbdkit 1.32 may end with an assertion when one is cut.
+    for arguments in ["-t 1 memory 4M", "-t 1 --no-sr memory 4M"] {
         let server = Server::nbdkit(arguments);
         let path = server.folder.path().join("cutter");
         cutter(server.socket().to_owned(), UnixListener::bind(&path).unwrap());

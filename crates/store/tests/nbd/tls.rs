@@ -1,1 +1,221 @@
-//! To come.
+//! Encrypted connections.
+use crate::disk::{read, write};
+use crate::model::Model;
+use crate::open;
+use crate::servers::{Server, free_port, has};
+use paravane_store::nbd::{NbdError, NbdOptions};
+use paravane_store::{Link, Store};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tempfile::TempDir;
+
+/// Makes authorities, certificates and keys as `certtool` does.
+fn certificates(folder: &Path) {
+    let run = |arguments: &[&str], template: &str| {
+        fs::write(folder.join("template"), template).unwrap();
+        let mut command = Command::new("certtool");
+        command.current_dir(folder).args(arguments).stderr(Stdio::null()).stdout(Stdio::null());
+        assert!(command.status().unwrap().success(), "certtool {arguments:?}");
+    };
+    let key = |name: &str| run(&["--generate-privkey", "--ecc", "--outfile", name], "");
+    let authority = |key_file: &str, file: &str, name: &str| {
+        key(key_file);
+        let list = [
+            "--generate-self-signed",
+            "--load-privkey",
+            key_file,
+            "--template",
+            "template",
+            "--outfile",
+            file,
+        ];
+        run(&list, &format!("cn = {name}\nca\ncert_signing_key\n"));
+    };
+    authority("ca-key.pem", "ca-cert.pem", "authority");
+    authority("other-ca-key.pem", "other-ca-cert.pem", "other");
+    let issue = |key_file: &str, file: &str, ca: &str, template: &str| {
+        key(key_file);
+        let (ca_key, ca_cert) = (format!("{ca}ca-key.pem"), format!("{ca}ca-cert.pem"));
+        let list = [
+            "--generate-certificate",
+            "--load-ca-certificate",
+            &ca_cert,
+            "--load-ca-privkey",
+            &ca_key,
+            "--load-privkey",
+            key_file,
+            "--template",
+            "template",
+            "--outfile",
+            file,
+        ];
+        run(&list, template);
+    };
+    let server = "cn = localhost\ndns_name = localhost\ntls_www_server\nsigning_key\n";
+    issue("server-key.pem", "server-cert.pem", "", server);
+    issue("client-key.pem", "client-cert.pem", "", "cn = client\ntls_www_client\nsigning_key\n");
+    let expired = "activation_date = \"2020-01-01 00:00:00\"\nexpiration_date = \"2020-01-02 00:00:00\"\n";
+    issue("expired-key.pem", "expired-cert.pem", "", &format!("{server}{expired}"));
+}
+
+/// A folder with some of the files, under the names that both sides expect.
+fn folder(all: &Path, files: &[(&str, &str)]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (from, to) in files {
+        fs::copy(all.join(from), folder.path().join(to)).unwrap();
+    }
+    folder
+}
+
+const OURS: [(&str, &str); 3] = [
+    ("ca-cert.pem", "ca-cert.pem"),
+    ("client-cert.pem", "client-cert.pem"),
+    ("client-key.pem", "client-key.pem"),
+];
+const THEIRS: [(&str, &str); 3] = [
+    ("ca-cert.pem", "ca-cert.pem"),
+    ("server-cert.pem", "server-cert.pem"),
+    ("server-key.pem", "server-key.pem"),
+];
+
+fn nbdkit(files: &Path, more: &'static str) -> Server {
+    let files = files.to_owned();
+    Server::start("nbdkit", move |socket, _| {
+        let mut list = vec!["-f".into(), "-U".into(), socket.display().to_string(), "--tls=require".into()];
+        list.push(format!("--tls-certificates={}", files.display()));
+        list.extend(more.split_whitespace().map(Into::into));
+        list
+    })
+}
+
+fn tls_url(server: &Server, files: &Path, name: &str) -> String {
+    let (socket, files) = (server.socket().display(), files.display());
+    format!("nbds+unix:///?socket={socket}&tls-certificates={files}&tls-hostname={name}")
+}
+
+#[test]
+fn an_encrypted_disk() {
+    if !has("an_encrypted_disk", "nbdkit") || !has("an_encrypted_disk", "certtool") {
+        return;
+    }
+    let all = TempDir::new().unwrap();
+    certificates(all.path());
+    let (theirs, ours) = (folder(all.path(), &THEIRS), folder(all.path(), &OURS));
+    for more in ["--tls-verify-peer -t 8 memory 4M", "--no-sr -t 8 memory 4M"] {
+        let mut server = nbdkit(theirs.path(), more);
+        let url = tls_url(&server, ours.path(), "localhost");
+        let store = open(&url, NbdOptions::default()).unwrap();
+        let mut queue = store.queue(16).unwrap();
+        let mut model = Model::new(store.size(), store.limits(), 16, 21);
+        model.run(&mut *queue, 500);
+        // Large transfers, both ways at once.
+        model.longest = 2 << 20;
+        model.run(&mut *queue, 100);
+        let image = read(&mut *queue, 0, 4 << 20).unwrap();
+        model.compare(&image);
+        assert_eq!(store.status().reconnects, 0);
+        server.kill();
+        server.restart();
+        assert_eq!(write(&mut *queue, 0, &[1; 4096], false), 4096);
+        assert_eq!(read(&mut *queue, 0, 4096), Ok(vec![1; 4096]));
+        assert!(store.status().reconnects >= 1);
+        // The files are needed no more once it is open.
+        assert!(
+            open(&server.url(""), NbdOptions::default())
+                .is_err_and(|error| matches!(error, NbdError::NeedsTls))
+        );
+    }
+}
+
+#[test]
+fn qemu_nbd_and_nbd_over_tls_on_tcp() {
+    let name = "qemu_nbd_and_nbd_over_tls_on_tcp";
+    if !has(name, "qemu-nbd") || !has(name, "certtool") {
+        return;
+    }
+    let all = TempDir::new().unwrap();
+    certificates(all.path());
+    let (theirs, ours) = (folder(all.path(), &THEIRS), folder(all.path(), &OURS));
+    let image = all.path().join("image");
+    fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    let port = free_port();
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "-f", "raw", "-x", "disk", "-e", "4", "-b", "127.0.0.1", "-p", &port.to_string()]);
+    let credentials =
+        format!("tls-creds-x509,id=tls,endpoint=server,verify-peer=yes,dir={}", theirs.path().display());
+    let mut child =
+        command.args(["--object", &credentials, "--tls-creds", "tls"]).arg(&image).spawn().unwrap();
+    let files = ours.path().display();
+    let url = format!("nbds://localhost:{port}/disk?tls-certificates={files}");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let store = loop {
+        match open(&url, NbdOptions::default()) {
+            Ok(store) => break store,
+            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    let mut queue = store.queue(16).unwrap();
+    let mut model = Model::new(store.size(), store.limits(), 16, 22);
+    model.run(&mut *queue, 500);
+    assert!(!store.extents(0, 4 << 20).unwrap().is_empty());
+    assert_eq!(store.status().link, Link::Up);
+    drop((queue, store));
+    model.compare(&fs::read(&image).unwrap());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn wrong_certificates_are_named() {
+    let name = "wrong_certificates_are_named";
+    if !has(name, "nbdkit") || !has(name, "certtool") {
+        return;
+    }
+    let all = TempDir::new().unwrap();
+    certificates(all.path());
+    let (theirs, ours) = (folder(all.path(), &THEIRS), folder(all.path(), &OURS));
+    let server = nbdkit(theirs.path(), "--tls-verify-peer memory 1M");
+    let fails = |server: &Server, files: &Path, name: &str, part: &str| {
+        let error = open(&tls_url(server, files, name), NbdOptions::default()).unwrap_err();
+        assert!(matches!(error, NbdError::Tls(_) | NbdError::Io { .. }), "{error:?}");
+        assert!(error.to_string().contains(part), "{error} instead of {part}");
+    };
+    fails(&server, ours.path(), "elsewhere", "not valid for name");
+    let other = folder(all.path(), &[("other-ca-cert.pem", "ca-cert.pem")]);
+    fails(&server, other.path(), "localhost", "UnknownIssuer");
+    let empty = TempDir::new().unwrap();
+    fails(&server, empty.path(), "localhost", "ca-cert.pem");
+    let keyless = folder(all.path(), &OURS[..2]);
+    fails(&server, keyless.path(), "localhost", "client-key.pem");
+    fs::write(keyless.path().join("ca-cert.pem"), "no certificate").unwrap();
+    fails(&server, keyless.path(), "localhost", "holds no certificate");
+    // A client without a certificate: the server hangs up.
+    let anonymous = folder(all.path(), &OURS[..1]);
+    assert!(open(&tls_url(&server, anonymous.path(), "localhost"), NbdOptions::default()).is_err());
+    let files = [THEIRS[0], ("expired-cert.pem", "server-cert.pem"), ("expired-key.pem", "server-key.pem")];
+    let late = folder(all.path(), &files);
+    let expired = nbdkit(late.path(), "memory 1M");
+    fails(&expired, ours.path(), "localhost", "certificate expired");
+    // One that expires while the disk is open, seen at the next connection.
+    let mut server = nbdkit(theirs.path(), "memory 1M");
+    let store = open(&tls_url(&server, ours.path(), "localhost"), NbdOptions::default()).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    server.kill();
+    for (from, to) in &files[1..] {
+        fs::copy(all.path().join(from), theirs.path().join(to)).unwrap();
+    }
+    server.restart();
+    let mut outcomes = std::collections::VecDeque::new();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !store.status().error.is_some_and(|error| error.contains("certificate expired")) {
+        queue.reap(&mut outcomes);
+        assert!(std::time::Instant::now() < end, "{:?}", store.status());
+    }
+    assert_eq!(store.status().link, Link::Reconnecting);
+    // A server without TLS is not spoken to.
+    let plain = Server::nbdkit("memory 1M");
+    let error = open(&tls_url(&plain, ours.path(), "localhost"), NbdOptions::default()).unwrap_err();
+    assert!(matches!(error, NbdError::Refused { what: "TLS", .. }), "{error}");
+}
