@@ -64,7 +64,11 @@ impl Budget {
         kept
     }
 
-    fn make_room(&self) -> io::Result<()> {
+    /// Evicts chunks until all are within the limit.
+    ///
+    /// # Errors
+    /// There is nothing to evict.
+    pub(super) fn make_room(&self) -> io::Result<()> {
         loop {
             let (used, most) = self.used();
             if used <= self.limit {

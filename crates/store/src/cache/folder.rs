@@ -122,6 +122,7 @@ impl Folder {
         drop(all);
         // The limit may be lower than it was.
         self.make_room(0);
+        self.budget.make_room()?;
         Ok(Some(chunks))
     }
 

@@ -62,25 +62,19 @@ async fn attempt(source: &Source, chunks: &mut RangeInclusive<u64>) -> Result<()
     let end = layout.start(last) + layout.len(last) as u64;
     let mut body = source.client.get(&source.identity, layout.start(*chunks.start()), end - 1).await?;
     let mut data = Vec::new();
-    loop {
-        let bytes = match body.next().await {
-            Ok(Some(bytes)) => bytes,
-            Ok(None) => break,
-            // All of it is here.
-            Err(Failure::Again(_)) if chunks.is_empty() => break,
-            Err(failure) => return Err(failure),
-        };
+    while let Some(bytes) = body.next().await? {
         let mut bytes = &bytes[..];
         while !bytes.is_empty() {
-            if chunks.is_empty() {
-                return Err(Failure::Unusable("the server sends more than it was asked for".into()));
-            }
             let chunk = *chunks.start();
             let wanted = layout.len(chunk) - data.len();
+            if wanted == 0 {
+                return Err(Failure::Unusable("the server sends more than it was asked for".into()));
+            }
             let (now, rest) = bytes.split_at(wanted.min(bytes.len()));
             data.extend_from_slice(now);
             bytes = rest;
-            if now.len() == wanted {
+            // The last one has to wait for the end of the answer.
+            if now.len() == wanted && chunk != last {
                 source.deliver(chunk, &data)?;
                 source.answered();
                 data.clear();
@@ -88,9 +82,10 @@ async fn attempt(source: &Source, chunks: &mut RangeInclusive<u64>) -> Result<()
             }
         }
     }
-    if chunks.is_empty() {
-        Ok(())
-    } else {
-        Err(Failure::Again("the server sends less than it announces".into()))
+    if *chunks.start() != last || data.len() != layout.len(last) {
+        return Err(Failure::Again("the server sends less than it announces".into()));
     }
+    source.deliver(last, &data)?;
+    source.answered();
+    Ok(())
 }

@@ -3,6 +3,7 @@ use super::credentials;
 use super::options::{ObjectError, ObjectOptions};
 use crate::{Location, S3Location, Target};
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use sha2::{Digest, Sha256};
 use std::fmt;
 use std::time::Duration;
 use url::Url;
@@ -92,12 +93,20 @@ impl Origin {
         }
     }
 
-    /// What tells users of the same object with other rights apart.
-    pub(super) fn rights(&self) -> (Option<&str>, Option<&str>) {
+    /// A digest of what tells users of the same object with other rights apart.
+    pub(super) fn rights(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
         match &self.kind {
-            Kind::Http(url) => (url.query(), None),
-            Kind::S3 { credentials, .. } => (None, credentials.as_ref().map(Credentials::key)),
+            Kind::Http(url) => digest.update(url.query().unwrap_or_default()),
+            Kind::S3 { credentials: Some(keys), .. } => {
+                for part in [keys.key(), keys.secret(), keys.token().unwrap_or_default()] {
+                    digest.update((part.len() as u64).to_le_bytes());
+                    digest.update(part);
+                }
+            }
+            Kind::S3 { credentials: None, .. } => {}
         }
+        digest.finalize().into()
     }
 
     /// Whether connections have TLS.

@@ -50,12 +50,10 @@ static OPEN: Mutex<Option<HashMap<Name, Place>>> = Mutex::new(None);
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) source: Arc<Source>,
-    /// Rights that the server has found good, and when.
-    checked: Mutex<(Rights, Instant)>,
+    /// Digest of the rights that the server has found good, and when.
+    checked: Mutex<([u8; 32], Instant)>,
     thread: Option<JoinHandle<()>>,
 }
-
-type Rights = (Option<String>, Option<String>);
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -93,8 +91,7 @@ pub(super) fn open(
         open.entry(name).or_default().clone()
     };
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
-    let (query, key) = origin.rights();
-    let rights: Rights = (query.map(Into::into), key.map(Into::into));
+    let rights = origin.rights();
     let known = place.upgrade().filter(|known| !known.source.is_unusable());
     if let Some(known) = &known {
         let checked = known.checked.lock().unwrap_or_else(PoisonError::into_inner);

@@ -177,26 +177,23 @@ impl Source {
             }
             self.link.leave();
         }
+        // First what others see, then the ends of their jobs.
+        if next == Next::Never {
+            self.unusable.store(true, Ordering::SeqCst);
+        }
         for chunk in chunks {
             let flight = self.board().end(chunk);
             flight.iter().flat_map(|flight| &flight.jobs).for_each(|job| job.fail(-libc::EIO));
         }
-        self.give_up(next);
+        if next != Next::Again {
+            self.give_up_waiting();
+        }
         false
     }
 
     /// The object was found to be another one.
     pub(super) fn changed(&self, failure: &Failure) {
-        self.give_up(self.link.failed(failure, self.retry, self.client.origin()));
-    }
-
-    fn give_up(&self, next: Next) {
-        if next == Next::Never {
-            self.unusable.store(true, Ordering::SeqCst);
-        }
-        if next != Next::Again {
-            self.give_up_waiting();
-        }
+        self.failed(failure, RangeInclusive::new(1, 0));
     }
 
     /// Ends what was not begun.
