@@ -181,13 +181,16 @@ impl Source {
         if next == Next::Never {
             self.unusable.store(true, Ordering::SeqCst);
         }
-        for chunk in chunks {
-            let flight = self.board().end(chunk);
-            flight.iter().flat_map(|flight| &flight.jobs).for_each(|job| job.fail(-libc::EIO));
+        let mut flights = Vec::new();
+        {
+            // All at once: a job that comes after the first end is not one of these.
+            let mut board = self.board();
+            flights.extend(chunks.filter_map(|chunk| board.end(chunk)));
+            if next != Next::Again {
+                flights.append(&mut board.end_waiting());
+            }
         }
-        if next != Next::Again {
-            self.give_up_waiting();
-        }
+        flights.iter().flat_map(|flight| &flight.jobs).for_each(|job| job.fail(-libc::EIO));
         false
     }
 
