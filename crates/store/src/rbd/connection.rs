@@ -166,11 +166,14 @@ impl Connection {
 
     fn not_connected(&self, error: io::Error, names: &Names, timeout: Duration) -> RbdReason {
         let (user, conf) = (names.user.clone(), names.conf.clone());
+        let keyring = self.setting(c"keyring");
+        let exists = keyring.split(',').any(|file| Path::new(file.trim()).exists());
         match error.raw_os_error() {
-            Some(libc::ENOENT) => RbdReason::Keyring { user, keyring: self.setting(c"keyring"), conf },
-            Some(libc::EACCES | libc::EPERM) => {
-                RbdReason::Refused { user, keyring: self.setting(c"keyring"), error }
+            // Which of these a missing keyring is depends on the release.
+            Some(libc::ENOENT | libc::EACCES | libc::EPERM) if !exists => {
+                RbdReason::Keyring { user, keyring, conf }
             }
+            Some(libc::EACCES | libc::EPERM) => RbdReason::Refused { user, keyring, error },
             Some(libc::ETIMEDOUT) => self.unreachable(names, timeout),
             _ => RbdReason::Connect { conf, error },
         }

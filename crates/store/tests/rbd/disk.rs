@@ -68,7 +68,8 @@ enum Expected {
 
 /// Random requests on ranges that do not overlap, compared with the model.
 pub(crate) struct Load {
-    queue: Box<dyn StoreQueue>,
+    /// Until the load ends.
+    queue: Option<Box<dyn StoreQueue>>,
     model: Vec<u8>,
     /// Undefined since a discard.
     undefined: Vec<bool>,
@@ -84,7 +85,7 @@ impl Load {
     pub(crate) fn new(store: &Rbd, depth: usize, longest: usize, seed: u64) -> Self {
         let size = store.size() as usize;
         Self {
-            queue: store.queue(depth as u16).expect("a queue"),
+            queue: Some(store.queue(depth as u16).expect("a queue")),
             model: read(store, 0, size),
             undefined: vec![false; size],
             busy: Vec::new(),
@@ -115,15 +116,20 @@ impl Load {
             let Some(range) = self.range() else { break };
             self.start(range);
         }
-        self.queue.submit().expect("submit");
+        self.queue().submit().expect("submit");
         self.collect();
     }
 
-    /// Waits for all requests.
-    pub(crate) fn settle(&mut self) {
+    /// Waits for all requests, and lets go of the store.
+    pub(crate) fn end(&mut self) {
         while !self.flights.is_empty() {
             self.collect();
         }
+        self.queue = None;
+    }
+
+    fn queue(&mut self) -> &mut dyn StoreQueue {
+        self.queue.as_deref_mut().expect("the load has not ended")
     }
 
     fn start(&mut self, range: std::ops::Range<usize>) {
@@ -157,15 +163,15 @@ impl Load {
             }
         };
         // SAFETY: the memory stays in `flights` until the outcome.
-        unsafe { self.queue.push(head, job) }.expect("push");
+        unsafe { self.queue().push(head, job) }.expect("push");
         self.busy.push(range.clone());
         self.flights.insert(head, (range, expected));
     }
 
     fn collect(&mut self) {
         let mut outcomes = VecDeque::new();
-        self.queue.wait().expect("wait");
-        self.queue.reap(&mut outcomes);
+        self.queue().wait().expect("wait");
+        self.queue().reap(&mut outcomes);
         for outcome in outcomes {
             let (range, expected) = self.flights.remove(&outcome.head()).expect("a request in flight");
             self.busy.retain(|busy| *busy != range);

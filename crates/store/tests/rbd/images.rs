@@ -39,7 +39,7 @@ fn a_clone_reads_through_to_its_parent() {
     while load.done < 300 {
         load.step();
     }
-    load.settle();
+    load.end();
     let snapshot = format!("{}@base", parent.spec());
     drop(store);
     cluster.rbd(&["snap", "create", "--no-progress", &snapshot]);
@@ -56,7 +56,7 @@ fn a_clone_reads_through_to_its_parent() {
         while load.done < 300 {
             load.step();
         }
-        load.settle();
+        load.end();
         load.compare_all(&store);
     }
     load.compare_all(&parent.open());

@@ -11,11 +11,11 @@ fn random_load(name: &str, more: &[&str]) {
     let _up = cluster.in_use();
     let image = cluster.image(name, "24M", more);
     let store = image.open();
-    let mut load = Load::new(&store, 32, 200_000, 7);
-    while load.done < 3000 {
+    let mut load = Load::new(&store, 32, 60_000, 7);
+    while load.done < 1200 {
         load.step();
     }
-    load.settle();
+    load.end();
     load.compare_all(&store);
     assert_eq!((store.status().link, store.status().error), (Link::Up, None));
     drop(store);
