@@ -4,7 +4,7 @@
 //! queue completes in order.
 use crate::QueueError;
 use crate::batch::Batch;
-use crate::in_order::{Held, InOrder, Noted};
+use crate::in_order::{Held, InOrder, Notes};
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, Unchecked, walk_translated};
 use core::hint::cold_path;
@@ -57,8 +57,11 @@ pub(crate) trait DeviceRing {
     /// The place `places` after one.
     fn after(place: u64, places: u16, size: u16) -> u64;
 
-    /// Index of a place in the ring.
-    fn index(place: u64, size: u16) -> usize;
+    /// The notes of chains that were popped.
+    fn notes(order: &mut InOrder) -> Notes;
+
+    /// Where the note of a place is, in bytes.
+    fn note_at(place: u64, size: u16) -> isize;
 
     /// Number of descriptors.
     fn size(&self) -> u16;
@@ -136,43 +139,58 @@ pub(crate) trait DeviceRing {
     fn complete_in_order(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
         let (size, flight, [first, published]) = (self.size(), self.flight(), self.used_places());
         let Some(order) = self.in_order() else { return Ok(()) };
-        let (notes, mut start) = (order.notes(), order.start(published));
-        let (mut next, mut more, mut last, mut result) = (first, 0, (0, 0), Ok(()));
-        for (id, written) in chains {
-            if id >= size {
-                result = Err(id);
-                break;
-            }
-            // SAFETY: the identifier was checked.
-            let &Noted { place, lens: [_, writable] } = unsafe { notes.of(id) };
-            if place != next {
-                cold_path();
-                // SAFETY: the identifier was checked.
+        let (notes, mut start) = (Self::notes(order), order.start(published));
+        let (mut next, mut more, mut result) = (first, 0, Ok(()));
+        // The note of the last one, which was filled, unless the run starts behind it.
+        let mut last = 0;
+        let mut chains = chains.into_iter();
+        loop {
+            // Nothing is called in this loop: registers hold all of it.
+            let unusual = loop {
+                let Some((id, written)) = chains.next() else { break None };
+                let at = Self::note_at(next, size);
+                // SAFETY: each place of the ring has a note.
+                let popped = unsafe { notes.at(at) };
+                if popped.id != id.into() || popped.lens[1] != written {
+                    break Some((id, written));
+                }
+                // SAFETY: it was popped, so its identifier is below the size.
                 let places = unsafe { flight.remove(id) };
                 if places == 0 {
-                    result = Err(id);
-                    break;
+                    break Some((id, written));
                 }
-                if let Some(order) = self.in_order() {
-                    order.hold(Self::index(place, size), Held { id, written, places });
+                more += places - 1;
+                next = Self::after(next, places, size);
+                last = at;
+            };
+            let Some((id, written)) = unusual else { break };
+            cold_path();
+            // SAFETY: as above.
+            let popped = unsafe { notes.at(Self::note_at(next, size)) };
+            if popped.id != id.into() {
+                result = self.hold_back(id, written);
+                if result.is_err() {
+                    break;
                 }
                 continue;
             }
-            // SAFETY: the identifier was checked. It was popped at this place, where nothing was
-            // completed, so it is in flight.
-            let places = unsafe { flight.remove_known(id) };
+            // It was not filled, so it is the last of its run.
+            // SAFETY: as above.
+            let places = unsafe { flight.remove(id) };
+            if places == 0 {
+                result = Err(id);
+                break;
+            }
             more += places - 1;
             next = Self::after(next, places, size);
-            last = (id, written);
-            if written < writable {
-                cold_path();
-                self.write_used(start, id, written);
-                start = next;
-            }
+            self.write_used(start, id, written);
+            start = next;
         }
         if next != first {
             if start != next {
-                self.write_used(start, last.0, last.1);
+                // SAFETY: a note that was looked at above.
+                let last = unsafe { notes.at(last) };
+                self.write_used(start, last.id as u16, last.lens[1]);
             }
             self.used_up_to(next, more);
             if let Some(order) = self.in_order() {
@@ -186,20 +204,64 @@ pub(crate) trait DeviceRing {
         result.map_err(|id| self.latch(QueueError::NotInFlight { id: id.into() }))
     }
 
+    /// As [`DeviceRing::complete_in_order`], of one chain.
+    #[inline(always)]
+    fn complete_one_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
+        let (size, flight, [next, published]) = (self.size(), self.flight(), self.used_places());
+        let Some(order) = self.in_order() else { return Ok(()) };
+        let (notes, start) = (Self::notes(order), order.start(published));
+        // SAFETY: each place of the ring has a note.
+        let popped = unsafe { notes.at(Self::note_at(next, size)) };
+        // SAFETY: if it was popped, its identifier is below the size.
+        let places = if popped.id == id.into() { unsafe { flight.remove(id) } } else { 0 };
+        if places == 0 {
+            cold_path();
+            let held = self.hold_back(id, written);
+            return held.map_err(|id| self.latch(QueueError::NotInFlight { id: id.into() }));
+        }
+        let is_filled = popped.lens[1] == written;
+        let after = Self::after(next, places, size);
+        self.write_used(start, id, written);
+        self.used_up_to(after, places - 1);
+        if let Some(order) = self.in_order() {
+            if !is_filled {
+                order.set_start(after);
+            }
+            if order.held() > 0 {
+                self.release_held();
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds back a completion that is not the next one. `Err`: the chain is not in flight.
+    #[inline(never)]
+    fn hold_back(&mut self, id: u16, written: u32) -> Result<(), u16> {
+        if id >= self.size() {
+            return Err(id);
+        }
+        // SAFETY: the identifier was checked.
+        let places = unsafe { self.flight().remove(id) };
+        let is_held =
+            places > 0 && self.in_order().is_some_and(|order| order.hold(id, Held { written, places }));
+        if is_held { Ok(()) } else { Err(id) }
+    }
+
     /// Completes the chains that were held and are next now.
     #[inline(never)]
     fn release_held(&mut self) {
         let (size, [mut next, published]) = (self.size(), self.used_places());
         let mut more = 0;
-        while let Some(order) = self.in_order() {
+        while let Some(order) = self.in_order().filter(|order| order.held() > 0) {
             let mut start = order.start(published);
-            let Some((Held { id, written, places }, full)) = order.release(Self::index(next, size)) else {
-                break;
-            };
+            let notes = Self::notes(order);
+            // SAFETY: each place of the ring has a note.
+            let popped = *unsafe { notes.at(Self::note_at(next, size)) };
+            let Some(Held { written, places }) = order.release(popped.id) else { break };
             next = Self::after(next, places, size);
             more += places - 1;
-            self.write_used(start, id, written);
-            if !full {
+            self.write_used(start, popped.id as u16, written);
+            if written != popped.lens[1] {
                 start = next;
             }
             if let Some(order) = self.in_order() {
@@ -228,10 +290,4 @@ pub(crate) trait Flight: Copy {
     /// # Safety
     /// `id` is below the size of the queue, which lives, and is not accessed otherwise meanwhile.
     unsafe fn remove(self, id: u16) -> u16;
-
-    /// As [`Flight::remove`], of a chain that is in flight.
-    ///
-    /// # Safety
-    /// As [`Flight::remove`].
-    unsafe fn remove_known(self, id: u16) -> u16;
 }

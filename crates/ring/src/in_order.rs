@@ -8,9 +8,8 @@
 //!                                       ^ its used entry, written with each completion
 //! ```
 //!
-//! A place is a position in the ring that does not repeat while a chain is there. A chain that is
-//! popped is noted with its place, so whether its completion is the next one is one comparison.
-//! Others are held, by place.
+//! Each popped chain is noted at its place in the ring, so whether a completion is the next one is
+//! one comparison with what was popped there. Others are held, by identifier.
 //!
 //! One used entry may stand for a run: it names the last buffer and lies where the entry of the
 //! first would lie. The driver then takes those before the last as used completely, so a buffer
@@ -19,20 +18,24 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// A chain that was popped.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Noted {
+/// A chain that was popped, at its place.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Popped {
     /// Bytes: readable ones, writable ones.
     pub(crate) lens: [u32; 2],
-    /// Where it was popped.
-    pub(crate) place: u64,
+    /// Its identifier; more than any if nothing was popped here.
+    pub(crate) id: u32,
+    _padding: u32,
 }
+
+/// Bytes of a note: those of a descriptor, so that both lie equally far from their ends.
+pub(crate) const NOTE: usize = size_of::<Popped>();
+const _: () = assert!(NOTE == 16);
 
 /// A chain that is completed, and not the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Its identifier.
-    pub(crate) id: u16,
     /// Bytes written to it.
     pub(crate) written: u32,
     /// Places in the ring that it takes: entries or descriptors.
@@ -42,10 +45,10 @@ pub(crate) struct Held {
 /// The order of the chains of a queue with IN_ORDER.
 #[derive(Debug)]
 pub(crate) struct InOrder {
-    /// For each identifier in flight, what was noted.
-    noted: Box<[Noted]>,
-    /// Chains that wait for those in front, by index in the ring.
-    held: Box<[Option<(Held, bool)>]>,
+    /// For each place, what was popped there last.
+    popped: Box<[Popped]>,
+    /// Chains that wait for those in front, by identifier.
+    held: Box<[Option<Held>]>,
     /// Their number.
     count: u16,
     /// Where the run starts, unless something was published since.
@@ -57,8 +60,9 @@ pub(crate) struct InOrder {
 impl InOrder {
     /// Nothing popped, of a queue of `size`.
     pub(crate) fn new(size: u16) -> Self {
+        let nothing = Popped { lens: [0; 2], id: u32::MAX, _padding: 0 };
         Self {
-            noted: vec![Noted::default(); size.into()].into_boxed_slice(),
+            popped: vec![nothing; size.into()].into_boxed_slice(),
             held: vec![None; size.into()].into_boxed_slice(),
             count: 0,
             start: 0,
@@ -66,10 +70,16 @@ impl InOrder {
         }
     }
 
-    /// What is noted of the chains in flight: one for each identifier below the size.
+    /// What was popped, as bytes from the first place on.
     #[inline(always)]
     pub(crate) fn notes(&mut self) -> Notes {
-        Notes(self.noted.as_mut_ptr())
+        Notes(self.popped.as_mut_ptr().cast())
+    }
+
+    /// What was popped, as bytes back from the end of the ring.
+    #[inline(always)]
+    pub(crate) fn notes_from_end(&mut self) -> Notes {
+        Notes(self.popped.as_mut_ptr_range().end.cast())
     }
 
     /// Where the used entry of the next chain in order goes.
@@ -88,19 +98,21 @@ impl InOrder {
         self.start = start;
     }
 
-    /// Holds a chain back, which lies at `index` in the ring.
+    /// Holds back the chain `id`, which is less than the size. `false`: one of that name is held.
     #[inline(never)]
-    pub(crate) fn hold(&mut self, index: usize, chain: Held) {
-        let full = chain.written >= self.noted[usize::from(chain.id)].lens[1];
-        self.held[index] = Some((chain, full));
+    pub(crate) fn hold(&mut self, id: u16, chain: Held) -> bool {
+        let place = &mut self.held[usize::from(id)];
+        if place.is_some() {
+            return false;
+        }
+        *place = Some(chain);
         self.count += 1;
+        true
     }
 
-    /// Releases the chain at `index` in the ring, if one is held there.
-    ///
-    /// Returns it, and whether it was used completely.
-    pub(crate) fn release(&mut self, index: usize) -> Option<(Held, bool)> {
-        let held = self.held[index].take()?;
+    /// Releases the chain `id`, if it is held.
+    pub(crate) fn release(&mut self, id: u32) -> Option<Held> {
+        let held = self.held.get_mut(id as usize)?.take()?;
         self.count -= 1;
         Some(held)
     }
@@ -114,57 +126,61 @@ impl InOrder {
 
 /// Takes note of chains that are popped, if the queue has to know their order.
 pub(crate) trait Note: Copy {
-    /// Chain `id` of `lens` bytes was popped at `place`.
+    /// Chain `id` of `lens` bytes was popped, and its note is `at` bytes from the first or the last.
     ///
     /// # Safety
-    /// `id` is below the queue's size.
-    unsafe fn note(self, id: usize, lens: [u32; 2], place: u64);
+    /// There is a note.
+    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]);
 }
 
 /// Nothing is noted.
 impl Note for () {
     #[inline(always)]
-    unsafe fn note(self, _id: usize, _lens: [u32; 2], _place: u64) {}
+    unsafe fn note(self, _at: isize, _id: u16, _lens: [u32; 2]) {}
 }
 
-/// See [`InOrder::notes`].
+/// See [`InOrder::notes`] and [`InOrder::notes_from_end`].
 #[derive(Clone, Copy)]
-pub(crate) struct Notes(*mut Noted);
+pub(crate) struct Notes(*mut u8);
 
 impl Notes {
-    /// What is noted of `id`.
+    /// What was popped `at` bytes from the first place or the end.
     ///
     /// # Safety
-    /// `id` is below the queue's size, and nothing else looks there meanwhile.
+    /// There is a note, and nothing else writes it meanwhile.
     #[inline(always)]
-    pub(crate) unsafe fn of(&self, id: u16) -> &Noted {
+    pub(crate) unsafe fn at(&self, at: isize) -> &Popped {
         // SAFETY: the caller vouches for the place.
-        unsafe { &*self.0.add(id.into()) }
+        unsafe { &*self.0.offset(at).cast() }
     }
 }
 
 /// Notes, if there are any.
 impl Note for Option<Notes> {
     #[inline(always)]
-    unsafe fn note(self, id: usize, lens: [u32; 2], place: u64) {
+    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]) {
         if let Some(notes) = self {
             // SAFETY: the caller vouches for the place.
-            unsafe { notes.note(id, lens, place) };
+            unsafe { notes.note(at, id, lens) };
         }
     }
 }
 
 impl Note for Notes {
     #[inline(always)]
-    unsafe fn note(self, id: usize, lens: [u32; 2], place: u64) {
+    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]) {
         // SAFETY: the caller vouches for the place.
-        unsafe { self.0.add(id).write(Noted { lens, place }) };
+        unsafe {
+            let popped = self.0.offset(at).cast::<Popped>();
+            (&raw mut (*popped).lens).write(lens);
+            (&raw mut (*popped).id).write(id.into());
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Held, InOrder, Note as _};
+    use super::{Held, InOrder, NOTE, Note as _};
 
     #[test]
     fn a_run_starts_behind_what_is_published() {
@@ -178,22 +194,29 @@ mod tests {
     }
 
     #[test]
-    fn held_chains_are_released_by_their_place_with_what_was_noted() {
+    fn chains_are_noted_at_their_places() {
         let mut order = InOrder::new(4);
-        for (id, writable) in [(0, 0), (3, 10), (1, 10)] {
-            // SAFETY: the identifiers are below the size.
-            unsafe { order.notes().note(id, [5, writable], 40 + id as u64) };
+        let note = NOTE as isize;
+        // SAFETY: there are four notes.
+        unsafe {
+            assert_eq!(order.notes().at(2 * note).id, u32::MAX);
+            order.notes().note(2 * note, 3, [5, 10]);
+            let popped = *order.notes_from_end().at(-2 * note);
+            assert_eq!((popped.id, popped.lens), (3, [5, 10]));
+            order.notes_from_end().note(-4 * note, 1, [0, 1]);
+            assert_eq!(order.notes().at(0).id, 1);
         }
-        // SAFETY: as above.
-        let noted = unsafe { *order.notes().of(3) };
-        assert_eq!((noted.place, noted.lens), (43, [5, 10]));
-        let held = [(0, 0, true), (3, 9, false), (1, 10, true)];
-        for (id, written, _) in held {
-            order.hold(usize::from(id), Held { id, written, places: 2 });
-        }
-        assert_eq!((order.held(), order.release(2)), (3, None));
-        for (id, written, full) in held {
-            assert_eq!(order.release(id.into()), Some((Held { id, written, places: 2 }, full)));
+    }
+
+    #[test]
+    fn held_chains_are_released_once() {
+        let mut order = InOrder::new(4);
+        let held = [(0, 0), (3, 9), (1, 10)].map(|(id, written)| (id, Held { written, places: 2 }));
+        assert!(held.iter().all(|&(id, held)| order.hold(id, held)));
+        assert!(!order.hold(3, held[0].1));
+        assert_eq!((order.held(), order.release(2), order.release(u32::MAX)), (3, None, None));
+        for (id, held) in held {
+            assert_eq!(order.release(id.into()), Some(held));
             assert_eq!(order.release(id.into()), None);
         }
         assert_eq!(order.held(), 0);

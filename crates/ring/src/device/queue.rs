@@ -208,7 +208,7 @@ impl<O: Order> Queue<O> {
     pub fn complete(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         ring!(mut self, ring => match ring.paths() {
             Paths::Fast => return ring.complete(head, written),
-            Paths::InOrder => return ring.complete_in_order([(head, written)]),
+            Paths::InOrder => return ring.complete_one_in_order(head, written),
             Paths::Slow => {}
         });
         self.complete_slowly(head, written)

@@ -89,12 +89,6 @@ impl Cursor {
         laps
     }
 
-    /// The upper half of [`Cursor::word`], in its place.
-    #[inline(always)]
-    pub(super) fn turn(self) -> u64 {
-        self.0 >> 32 << 32
-    }
-
     /// The place in this lap that lies `at` from the ring's end.
     #[inline(always)]
     pub(super) fn in_lap(self, at: isize) -> Self {

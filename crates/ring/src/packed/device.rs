@@ -17,7 +17,9 @@ use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Kind};
 use crate::device_ring::{DeviceRing, Flight, Paths};
-use crate::in_order::{InOrder, Note as _};
+use crate::in_order::{InOrder, NOTE, Note as _, Notes};
+
+const _: () = assert!(NOTE == DESC_SIZE);
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
@@ -412,8 +414,8 @@ impl<O: Order> DeviceRing for Ring<O> {
         self.kind = walked.kind;
         self.taken[usize::from(walked.id)] = walked.descriptors;
         if let Some(order) = &mut self.in_order {
-            // SAFETY: the identifier is below the size.
-            unsafe { order.notes().note(walked.id.into(), lens, self.next_avail.word()) };
+            // SAFETY: each place has a note.
+            unsafe { order.notes_from_end().note(self.next_avail.at(), walked.id, lens) };
         }
         self.more += walked.descriptors - 1;
         self.room -= walked.descriptors;
@@ -448,8 +450,14 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn index(place: u64, _size: u16) -> usize {
-        Cursor::from_word(place).to_end() - 1
+    fn notes(order: &mut InOrder) -> Notes {
+        order.notes_from_end()
+    }
+
+    #[inline(always)]
+    fn note_at(place: u64, _size: u16) -> isize {
+        // A note is as long as a descriptor.
+        Cursor::from_word(place).at()
     }
 
     #[inline(always)]
@@ -594,11 +602,5 @@ impl Flight for Taken {
     unsafe fn remove(self, id: u16) -> u16 {
         // SAFETY: there is a number for each identifier below the size.
         unsafe { self.0.add(id.into()).replace(0) }
-    }
-
-    #[inline(always)]
-    unsafe fn remove_known(self, id: u16) -> u16 {
-        // SAFETY: the caller vouches for the identifier.
-        unsafe { self.remove(id) }
     }
 }

@@ -20,7 +20,7 @@ use crate::chain::Descriptor as _;
 use crate::device_ring::{DeviceRing, Flight, Paths};
 use crate::event::need_event;
 use crate::in_flight::InFlight;
-use crate::in_order::{InOrder, Note as _};
+use crate::in_order::{InOrder, NOTE, Note as _, Notes};
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
@@ -296,8 +296,8 @@ impl<O: Order> DeviceRing for Ring<O> {
     fn taken(&mut self, walked: Walked, lens: [u32; 2]) {
         self.in_flight.insert(walked.head);
         if let Some(order) = &mut self.in_order {
-            // SAFETY: the head is below the size.
-            unsafe { order.notes().note(walked.head.into(), lens, self.next_avail) };
+            // SAFETY: each place has a note.
+            unsafe { order.notes().note(note_at(self.next_avail as usize & self.mask), walked.head, lens) };
         }
         self.kind = walked.kind;
         self.next_avail += 1;
@@ -326,8 +326,13 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn index(place: u64, size: u16) -> usize {
-        place as usize & (usize::from(size) - 1)
+    fn notes(order: &mut InOrder) -> Notes {
+        order.notes()
+    }
+
+    #[inline(always)]
+    fn note_at(place: u64, size: u16) -> isize {
+        note_at(place as usize & (usize::from(size) - 1))
     }
 
     #[inline(always)]
@@ -437,13 +442,12 @@ impl Flight for Marks {
         // SAFETY: there is a mark for each head below the size.
         u16::from(unsafe { self.0.add(id.into()).replace(false) })
     }
+}
 
-    #[inline(always)]
-    unsafe fn remove_known(self, id: u16) -> u16 {
-        // SAFETY: as above.
-        unsafe { self.0.add(id.into()).write(false) };
-        1
-    }
+/// Where the note of the entry `index` of the available ring is, in bytes.
+#[inline(always)]
+fn note_at(index: usize) -> isize {
+    (index * NOTE) as isize
 }
 
 /// Our position at index `start` of a ring: in the second lap, so that it is never 0.

@@ -112,11 +112,11 @@ impl<O: Order> Ring<O> {
         if id >= size || places > self.room || unsafe { *self.taken.as_ptr().add(id.into()) } != 0 {
             return Stop::Special;
         }
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes_from_end);
         // SAFETY: the identifier was checked, and a batch has a slot.
         unsafe {
             *self.taken.as_mut_ptr().add(id.into()) = places;
-            notes.note(id.into(), walk.lens, next.word());
+            notes.note(next.at(), id, walk.lens);
             chain.write(walk.chain(id, segments));
         }
         self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
@@ -132,7 +132,7 @@ impl<O: Order> Ring<O> {
     /// As [`Ring::pop_single`] of one.
     #[inline(always)]
     fn take_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Stop {
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        let notes = self.in_order.as_deref_mut().map(InOrder::notes_from_end);
         let (next, (chain, segment)) = (self.next_avail, batch.front());
         let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
         let expected = u32::from(next.available()) << 16 | indirect;
@@ -142,14 +142,7 @@ impl<O: Order> Ring<O> {
             // SAFETY: the place lies in the ring; see the invariant of `Ring`. A batch has a slot,
             // and a segment for it.
             let taken = unsafe {
-                self.source(notes).take::<O, TABLE>(
-                    (next.turn(), next.at()),
-                    expected,
-                    SEGMENT,
-                    chain,
-                    segment,
-                    memory,
-                )
+                self.source(notes).take::<O, TABLE>(next.at(), expected, SEGMENT, chain, segment, memory)
             };
             taken.err()
         };
@@ -175,7 +168,7 @@ impl<O: Order> Ring<O> {
     /// forgotten. Stops at any other chain. Nothing is checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_single<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
-        match self.in_order.as_deref_mut().map(InOrder::notes) {
+        match self.in_order.as_deref_mut().map(InOrder::notes_from_end) {
             None => self.take_single::<TABLE>(batch, memory, ()),
             Some(notes) => self.take_single::<TABLE>(batch, memory, notes),
         }
@@ -195,7 +188,7 @@ impl<O: Order> Ring<O> {
         let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
         let mut lap = self.next_avail;
         let (mut at, mut left, mut end) = (lap.at(), wanted, SEGMENT);
-        let (mut turn, mut expected) = (lap.turn(), u32::from(lap.available()) << 16 | indirect);
+        let mut expected = u32::from(lap.available()) << 16 | indirect;
         let source = self.source(notes);
         let stop = loop {
             if left == 0 {
@@ -204,7 +197,7 @@ impl<O: Order> Ring<O> {
             }
             // SAFETY: the place lies in the ring; see the invariant of `Ring`. The batch has `slots`
             // slots at least, and a segment for each of them (its invariant); fewer were taken.
-            let taken = unsafe { source.take::<O, TABLE>((turn, at), expected, end, chain, segment, memory) };
+            let taken = unsafe { source.take::<O, TABLE>(at, expected, end, chain, segment, memory) };
             if let Err(stop) = taken {
                 break stop;
             }
@@ -214,7 +207,7 @@ impl<O: Order> Ring<O> {
             if at == 0 {
                 cold_path();
                 lap = lap.next_lap(size);
-                (turn, at) = (lap.turn(), lap.at());
+                at = lap.at();
                 expected ^= u32::from(SWAP) << 16;
             }
         };
@@ -230,7 +223,7 @@ impl<O: Order> Ring<O> {
     /// kind, unusual, or wrong, or the batch has no room for its segments.
     #[inline(never)]
     fn pop_walked<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
-        match self.in_order.as_deref_mut().map(InOrder::notes) {
+        match self.in_order.as_deref_mut().map(InOrder::notes_from_end) {
             None => self.take_walked::<TABLE>(batch, memory, ()),
             Some(notes) => self.take_walked::<TABLE>(batch, memory, notes),
         }
@@ -277,7 +270,7 @@ impl<O: Order> Ring<O> {
             // segments were taken from its room, and one more is free for each slot after this one.
             unsafe {
                 *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
-                notes.note(id.into(), walk.lens, next.word());
+                notes.note(next.at(), id, walk.lens);
                 chains.write(walk.chain(id, base));
                 (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
@@ -359,15 +352,15 @@ struct Source<'a, N> {
 impl<N: Note> Source<'_, N> {
     /// Takes the chain that lies `at` from the ring's end, if it has one descriptor.
     ///
-    /// `turn` is its lap's; see [`Cursor::turn`](crate::packed::cursor::Cursor::turn). `expected` is
-    /// the upper half of its second word, without WRITE and identifier. `Err`: nothing has changed.
+    /// `expected` is the upper half of its second word, without WRITE and identifier. `Err`: nothing
+    /// has changed.
     ///
     /// # Safety
     /// `chain` and `segment` are places of a batch, whose segment ends after `end` bytes.
     #[inline(always)]
     unsafe fn take<O: Order, const TABLE: bool>(
         &self,
-        (turn, at): (u64, isize),
+        at: isize,
         expected: u32,
         end: u32,
         chain: *mut Chain,
@@ -396,7 +389,7 @@ impl<N: Note> Source<'_, N> {
         // SAFETY: the identifier was checked; the caller vouches for the places.
         unsafe {
             *self.ids.add(id) = 1;
-            self.notes.note(id, taken.lens(), turn | u64::from(at as u32));
+            self.notes.note(at, id as u16, taken.lens());
             segment.write(Segment { addr: desc.addr, len: desc.len() });
             chain.write(taken);
         }

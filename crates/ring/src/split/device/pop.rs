@@ -4,7 +4,7 @@
 //!   pop_some --kind of the last chain--> pop_single | pop_walked --> all: done
 //!                                                               \--> pop_mixed: any kind, one by one
 //! ```
-use super::Ring;
+use super::{Ring, note_at};
 use crate::area::Cells;
 use crate::batch::{Batch, Chain, Free, Kind, MAX_CHAIN};
 use crate::chain::{Descriptor as _, single};
@@ -83,8 +83,9 @@ impl<O: Order> Ring<O> {
     fn walk_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> bool {
         batch.clear();
         let (next, (chain, segments)) = (self.next_avail, batch.front());
+        let place = next as usize & self.mask;
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        let head = usize::from(unsafe { entry(self.avail, next as usize & self.mask) });
+        let head = usize::from(unsafe { entry(self.avail, place) });
         if head > self.mask {
             return false;
         }
@@ -100,7 +101,7 @@ impl<O: Order> Ring<O> {
         // SAFETY: the head was checked, and a batch has a slot.
         unsafe {
             *mark = true;
-            notes.note(head, walk.lens, next);
+            notes.note(note_at(place), head as u16, walk.lens);
             chain.write(walk.chain(head as u16, segments));
         }
         self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
@@ -202,8 +203,9 @@ impl<O: Order> Ring<O> {
         let end = start + (limit - batch.count()) as u64;
         let mut next = start;
         while next != end {
+            let place = next as usize & mask;
             // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-            let head = usize::from(unsafe { entry(avail, next as usize & mask) });
+            let head = usize::from(unsafe { entry(avail, place) });
             // SAFETY: `InFlight` has a place for each head below the size, which is checked first.
             if head > mask || unsafe { *in_flight.add(head) } {
                 break;
@@ -219,7 +221,7 @@ impl<O: Order> Ring<O> {
             // after this one.
             unsafe {
                 *in_flight.add(head) = true;
-                notes.note(head, walk.lens, next);
+                notes.note(note_at(place), head as u16, walk.lens);
                 chains.write(walk.chain(head as u16, base));
                 (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
@@ -287,8 +289,9 @@ impl<N: Note> Source<'_, N> {
         segment: *mut Segment,
         memory: &mut impl TableMemory,
     ) -> bool {
+        let place = next as usize & self.mask;
         // SAFETY: the entry is less than the size; see the invariant of `Ring`.
-        let head = unsafe { entry(self.avail, next as usize & self.mask) };
+        let head = unsafe { entry(self.avail, place) };
         if usize::from(head) > self.mask {
             return false;
         }
@@ -311,7 +314,7 @@ impl<N: Note> Source<'_, N> {
         let taken = single(head, end, desc);
         // SAFETY: the head was checked; the caller vouches for the places.
         unsafe {
-            self.notes.note(head.into(), taken.lens(), next);
+            self.notes.note(note_at(place), head, taken.lens());
             segment.write(Segment { addr: desc.addr, len: desc.len() });
             chain.write(taken);
         }
