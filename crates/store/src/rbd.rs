@@ -75,6 +75,16 @@ const LOCK_TIME: Duration = Duration::from_secs(60);
 /// What a call has beyond the time in which the libraries themselves give up.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Loads librbd and librados, which a process in a sandbox cannot do any more.
+///
+/// [`Rbd::open`] does it otherwise.
+///
+/// # Errors
+/// They are missing, or too old.
+pub fn load() -> Result<(), LibraryError> {
+    Library::get().map(drop)
+}
+
 /// An open image of Ceph.
 #[derive(Debug)]
 pub struct Rbd {

@@ -23,15 +23,11 @@ const USER: &str = "admin";
 ///   with this process while the guest lives on.
 /// - `rbd_disable_zero_copy_writes`: a request keeps no reference to memory of ours.
 /// - `rbd_blocklist_on_break_lock`: the client whose lock is broken is fenced off.
-/// - `objecter_inflight_*`: librados would let the caller wait at 1024 requests or 100 MiB in
-///   flight. Queues have limits of their own, and `submit` must not wait.
 /// - No logs, and no socket: the process that opens images has its own.
 const SETTINGS: &[(&str, &str)] = &[
     ("rbd_cache", "false"),
     ("rbd_disable_zero_copy_writes", "true"),
     ("rbd_blocklist_on_break_lock", "true"),
-    ("objecter_inflight_ops", "0"),
-    ("objecter_inflight_op_bytes", "0"),
     ("admin_socket", ""),
     ("log_file", ""),
     ("log_to_file", "false"),

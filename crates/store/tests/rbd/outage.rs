@@ -43,7 +43,7 @@ fn requests_wait_for_an_osd_and_say_so() {
     let store = image.open();
     assert_eq!(write(&store, 0, &[1; 4096]), 4096);
     cluster.signal_osd(Signal::SIGSTOP);
-    // More requests than librados lets a caller make by itself.
+    // More than librados has in flight (objecter_inflight_ops is 1024).
     let (queues, jobs) = (3, 700);
     let mut queues: Vec<_> = (0..queues).map(|_| store.queue(jobs).expect("a queue")).collect();
     let mut memories = Vec::new();
