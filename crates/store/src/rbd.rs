@@ -151,8 +151,8 @@ impl Rbd {
     /// Bytes below which a discard frees nothing; its range should be aligned to them.
     #[must_use]
     pub fn discard_granularity(&self) -> u32 {
-        let value = self.session.image().setting(c"rbd_discard_granularity_bytes");
-        value.parse().unwrap_or(PHYSICAL_BLOCK).max(1)
+        let value = self.session.image().setting("rbd_discard_granularity_bytes");
+        value.and_then(|value| value.parse().ok()).unwrap_or(PHYSICAL_BLOCK).max(1)
     }
 }
 

@@ -21,7 +21,7 @@ const USER: &str = "admin";
 ///
 /// - `rbd_cache`: librbd's cache acknowledges writes that it has not sent yet. They would be lost
 ///   with this process while the guest lives on.
-/// - `rbd_disable_zero_copy_writes`: a request keeps no reference to memory of ours.
+/// - `rbd_disable_zero_copy_writes`: a request that has ended has no reference to memory of ours.
 /// - `rbd_blocklist_on_break_lock`: the client whose lock is broken is fenced off.
 /// - No logs, and no socket: the process that opens images has its own.
 const SETTINGS: &[(&str, &str)] = &[
@@ -149,7 +149,7 @@ impl Connection {
     }
 
     /// The value of a setting; empty if it has none.
-    pub(super) fn setting(&self, option: &CStr) -> String {
+    fn setting(&self, option: &CStr) -> String {
         let mut value = [0_u8; 4096];
         // SAFETY: the handle is valid; librados writes no more than the length, and ends with NUL.
         let got = unsafe {

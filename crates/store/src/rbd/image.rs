@@ -99,9 +99,9 @@ impl Image {
         self.features & JOURNALING != 0
     }
 
-    /// The value of a setting of the connection.
-    pub(super) fn setting(&self, option: &CStr) -> String {
-        self.connection.setting(option)
+    /// The value of a setting, as it holds for this image.
+    pub(super) fn setting(&self, option: &str) -> Option<String> {
+        self.settings().ok()?.into_iter().find_map(|(name, value)| (name == option).then_some(value))
     }
 
     /// Refuses settings that the image or its pool overrides, if they are not safe.

@@ -1,4 +1,5 @@
 //! The cluster, its images, and its OSD.
+use nix::sys::signal::Signal;
 use paravane_store::RbdLocation;
 use paravane_store::rbd::{Rbd, RbdError, RbdOptions};
 use std::path::{Path, PathBuf};
@@ -66,8 +67,18 @@ impl Cluster {
         image
     }
 
-    /// Takes a SIGSTOPped, SIGCONTinued or killed OSD for its process.
-    pub(crate) fn signal_osd(&self, signal: nix::sys::signal::Signal) {
+    /// Kills the OSD.
+    pub(crate) fn kill_osd(&self) {
+        self.signal_osd(Signal::SIGKILL);
+    }
+
+    /// Stops the OSD until the value is dropped.
+    pub(crate) fn stop_osd(&self) -> StoppedOsd<'_> {
+        self.signal_osd(Signal::SIGSTOP);
+        StoppedOsd(self)
+    }
+
+    fn signal_osd(&self, signal: Signal) {
         let file = self.conf.with_file_name("osd.pid");
         let pid =
             std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -84,6 +95,15 @@ impl Cluster {
             let start = Command::new("ceph-osd").arg("--conf").arg(&self.conf).args(arguments).output();
             start.expect("ceph-osd").status.success()
         });
+    }
+}
+
+/// The OSD hangs.
+pub(crate) struct StoppedOsd<'a>(&'a Cluster);
+
+impl Drop for StoppedOsd<'_> {
+    fn drop(&mut self) {
+        self.0.signal_osd(Signal::SIGCONT);
     }
 }
 

@@ -5,7 +5,7 @@ use paravane_store::rbd::RbdOptions;
 use paravane_store::{Job, Link, Store};
 use std::collections::VecDeque;
 
-/// Whether ranges leave their place in the image, by kind of image.
+/// Random requests on an image that is made with options, compared with a model.
 fn random_load(name: &str, more: &[&str]) {
     let Some(cluster) = Cluster::find(name) else { return };
     let _up = cluster.in_use();
@@ -86,6 +86,9 @@ fn the_end_of_an_image() {
     let store = image.open();
     let end = store.size();
     assert_eq!(end, 1 << 20);
+    let limits = store.limits();
+    assert!(!limits.read_only && limits.discard && limits.zeroes);
+    assert_eq!((limits.block, limits.physical_block, store.discard_granularity()), (1, 4096, 64 << 10));
     let mut memory = Memory::whole(vec![1; 1024]);
     let mut read_at = |offset| {
         // SAFETY: `memory` lives during the call.

@@ -20,6 +20,7 @@ fn names_that_do_not_exist() {
     let _up = cluster.in_use();
     let image = cluster.image("names", "1M", &[]);
     let known = image.location();
+    paravane_store::rbd::load().expect("the libraries");
     let error = fails(&RbdLocation { image: "nowhere".into(), ..known.clone() });
     assert_eq!(
         error.to_string(),

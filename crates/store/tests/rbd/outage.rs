@@ -1,7 +1,6 @@
 //! An OSD that is killed, or hangs.
 use crate::cluster::{Cluster, wait_until};
 use crate::disk::{Load, Memory, read, write};
-use nix::sys::signal::Signal;
 use paravane_store::rbd::RbdOptions;
 use paravane_store::{Job, Link, Store};
 use std::collections::VecDeque;
@@ -21,7 +20,7 @@ fn an_osd_is_killed_and_restarted_under_load() {
             load.step();
         }
         // With requests in flight.
-        cluster.signal_osd(Signal::SIGKILL);
+        cluster.kill_osd();
         std::thread::scope(|scope| {
             scope.spawn(|| cluster.start_osd());
             let goal = load.done + 500;
@@ -42,7 +41,7 @@ fn requests_wait_for_an_osd_and_say_so() {
     let image = cluster.image("waits", "64M", &[]);
     let store = image.open();
     assert_eq!(write(&store, 0, &[1; 4096]), 4096);
-    cluster.signal_osd(Signal::SIGSTOP);
+    let stopped = cluster.stop_osd();
     // More than librados has in flight (objecter_inflight_ops is 1024).
     let (queues, jobs) = (3, 700);
     let mut queues: Vec<_> = (0..queues).map(|_| store.queue(jobs).expect("a queue")).collect();
@@ -67,7 +66,7 @@ fn requests_wait_for_an_osd_and_say_so() {
         // SAFETY: nobody else uses the memory.
         unsafe { first.write_bytes(0xff, len) };
     });
-    cluster.signal_osd(Signal::SIGCONT);
+    drop(stopped);
     for queue in &mut queues {
         let mut outcomes = VecDeque::new();
         while outcomes.len() < usize::from(jobs) {
@@ -89,7 +88,7 @@ fn a_store_is_closed_while_its_osd_hangs() {
     let store = image.open_with(&RbdOptions { timeout: Duration::from_secs(3), ..RbdOptions::default() });
     let store = store.expect("the image");
     assert_eq!(write(&store, 0, &[1; 4096]), 4096);
-    cluster.signal_osd(Signal::SIGSTOP);
+    let stopped = cluster.stop_osd();
     let mut queue = store.queue(4).expect("a queue");
     let mut memory = Memory::whole(vec![7; 4096]);
     let job = Job::Read { pieces: memory.pieces(), offset: 0 };
@@ -118,7 +117,7 @@ fn a_store_is_closed_while_its_osd_hangs() {
     drop(queue);
     // It does not wait for the OSD.
     drop(store);
-    cluster.signal_osd(Signal::SIGCONT);
+    drop(stopped);
     // librbd has given nothing to memory that is the guest's again.
     wait_until("the image is closed", || image.open_with(&RbdOptions::default()).is_ok());
     assert_eq!(memory.bytes(), [7; 4096]);
