@@ -6,6 +6,7 @@ mod cluster;
 mod disk;
 mod images;
 mod io;
+mod killed;
 mod lock;
 mod open;
 mod outage;
