@@ -15,6 +15,8 @@
 //!
 //! StorageErrors: counts of failed requests, the last one        errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
+//! Snapshots: a new image on top of the old one, meanwhile        snapshot.rs, current.rs, overlay.rs, mark.rs
+//! Full: writes that wait for room                               full.rs
 //! ```
 //! The format of an image is never guessed: a guest can write any header into a raw image.
 //!
@@ -27,25 +29,34 @@
 //! assert_eq!(disk.queue_sizes(), [256, 256]);
 //! # Ok::<(), paravane_device::blk::OpenError>(())
 //! ```
+mod choice;
+mod current;
 mod direct;
 mod engine;
 mod errors;
+mod full;
 mod handler;
 mod image;
 mod image_file;
 mod in_flight;
+mod mark;
+mod overlay;
 mod pieces;
 mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
+mod snapshot;
 mod source;
 #[cfg(test)]
 mod tests;
+mod wake;
 
 use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
-use engine::{AtOnce, Engine, EngineKind, Mapped, Pool};
+use choice::{choose_engine, engine_name};
+use current::{Attached, Current};
+use engine::{Engine, EngineKind};
 use handler::{Handler, Limited};
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
@@ -58,14 +69,20 @@ use qcow2::Qcow2;
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
+use wake::Wake;
 use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
+pub use full::{Full, FullStatus, OnFull};
+pub use mark::OVERLAY_MARK;
+pub use overlay::{Overlay, OverlayBase};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;
+pub use snapshot::{Snapshot, SnapshotError, Snapshots};
 
 /// Descriptors of a request beside its data.
 const HEADER_AND_STATUS: u16 = 2;
@@ -172,6 +189,8 @@ pub struct BlkConfig {
     pub serial: Option<String>,
     /// Rate limit of the disk, for all its queues together \[none\].
     pub limiter: Option<Arc<Limiter>>,
+    /// What becomes of a write for which the host has no room \[error\].
+    pub on_full: OnFull,
 }
 
 impl BlkConfig {
@@ -192,6 +211,7 @@ impl BlkConfig {
             engine: EngineChoice::Auto,
             serial: None,
             limiter: None,
+            on_full: OnFull::Error,
         }
     }
 
@@ -287,6 +307,18 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
+    /// The image has become the backing file of an overlay while it was served.
+    #[error(
+        "{}: is the backing file of {}: serve that with --format qcow2, and this with --backing; to give up the \
+         overlay and what was written since, run `setfattr -x {OVERLAY_MARK}` on the image",
+        path.display(), overlay.display()
+    )]
+    Frozen {
+        /// Path of the image.
+        path: PathBuf,
+        /// Path of the overlay.
+        overlay: PathBuf,
+    },
     /// A dead process has requests in flight for the image: its kernel still does them.
     #[error(
         "{}: requests of a process that is gone are in flight for the image; wait for its storage",
@@ -362,8 +394,8 @@ pub enum OpenError {
 /// A disk: an open, locked image.
 #[derive(Debug)]
 pub struct Blk {
-    image: Arc<Image>,
-    engine: EngineKind,
+    current: Arc<Current>,
+    choice: EngineChoice,
     id: [u8; blk::ID_LEN],
     queue_sizes: Vec<u16>,
     limiter: Option<Arc<Limiter>>,
@@ -411,18 +443,6 @@ pub fn io_uring_available() -> io::Result<()> {
 /// As [`io_uring_available`].
 pub fn io_uring_registers_vectors() -> io::Result<bool> {
     engine::probe()
-}
-
-/// The immediate engine; it maps an image in memory where possible.
-fn immediate(image: &Image, present: Option<PresentPages>) -> EngineKind {
-    let may_map = image.in_memory && image.qcow2.is_none() && image.direct.is_none();
-    EngineKind::Immediate { mapped: may_map.then(|| mapped(image, present)).flatten() }
-}
-
-/// Maps the file of an image in memory.
-fn mapped(image: &Image, present: Option<PresentPages>) -> Option<Arc<Mapped>> {
-    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
-    Mapped::new(image, present).inspect_err(say).ok().map(Arc::new)
 }
 
 impl Blk {
@@ -489,38 +509,20 @@ impl Blk {
             Format::Raw if config.backing.is_empty() => Image::raw(file),
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
-        let pool = |at_once| Arc::new(Pool::new(&image, at_once));
-        let threads = |why| EngineKind::Threads { pool: pool(AtOnce::Never), why };
-        let engine = match (config.engine, engine::probe()) {
-            // A format has threads, which wait for the store.
-            _ if let (Some(store), None) = (image.source.store(), &image.qcow2) => {
-                EngineKind::Store(store.clone())
-            }
-            _ if image.source.store().is_some() => threads(None),
-            (EngineChoice::Threads, _) => threads(None),
-            (EngineChoice::Immediate, _) => immediate(&image, present),
-            (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
-                return Err(OpenError::EngineOfFormat { path: config.path });
-            }
-            (EngineChoice::Auto, _) if image.qcow2.is_some() && image.in_memory => {
-                EngineKind::Threads { pool: pool(AtOnce::InFile(mapped(&image, None))), why: None }
-            }
-            (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
-            (EngineChoice::Auto, _) if image.in_memory => immediate(&image, present),
-            (_, Ok(_)) => EngineKind::Uring { registers: config.registered_buffers },
-            (EngineChoice::IoUring, Err(source)) => {
-                return Err(OpenError::Engine { path: config.path, source });
-            }
-            (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string())),
-        };
+        let engine = choose_engine(&image, &config, present)?;
         let id = image.id(config.serial.as_deref());
         // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
-        let errors = Arc::new(StorageErrors::new(name, queue_sizes.len()));
-        let disk = Self { image, engine, id, queue_sizes, limiter: config.limiter, errors };
-        if config.registered_buffers && !matches!(disk.engine, EngineKind::Uring { .. }) {
+        let errors = Arc::new(StorageErrors::new(name.clone(), queue_sizes.len()));
+        let is_ring = matches!(engine, EngineKind::Uring { .. });
+        let full = Full::new(name, config.on_full);
+        let current = Current::new(Attached { image, engine }, full.clone());
+        full.of(&current);
+        let (choice, limiter) = (config.engine, config.limiter);
+        let disk = Self { current, choice, id, queue_sizes, limiter, errors };
+        if config.registered_buffers && !is_ring {
             return Err(OpenError::BuffersOfEngine { path: config.path, engine: disk.engine() });
         }
         Ok(disk)
@@ -531,13 +533,19 @@ impl Blk {
     /// Changes when a [`Resizer`] or [`Device::refresh`] finds a new size.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.image.sectors() * blk::SECTOR
+        self.current.image().sectors() * blk::SECTOR
     }
 
     /// A handle that changes the size while the disk is served.
     #[must_use]
     pub fn resizer(&self) -> Resizer {
-        Resizer::new(self.image.clone())
+        Resizer::new(self.current.clone())
+    }
+
+    /// A handle that takes snapshots while the disk is served.
+    #[must_use]
+    pub fn snapshots(&self) -> Snapshots {
+        Snapshots::new(self.current.clone(), self.choice)
     }
 
     /// Counters of failed requests.
@@ -549,7 +557,13 @@ impl Blk {
     /// Whether the disk is read-only.
     #[must_use]
     pub fn read_only(&self) -> bool {
-        self.image.read_only
+        self.current.image().read_only
+    }
+
+    /// Requests that wait for room.
+    #[must_use]
+    pub fn full(&self) -> Arc<Full> {
+        self.current.full.clone()
     }
 
     /// Name of the engine, with the reason if it is not the first choice.
@@ -558,17 +572,7 @@ impl Blk {
     /// REASON)`; `threads, mapped` for a qcow2 image in memory.
     #[must_use]
     pub fn engine(&self) -> String {
-        let engine = match &self.engine {
-            EngineKind::Uring { registers: false } => "io_uring".into(),
-            EngineKind::Uring { registers: true } => "io_uring with registered buffers".into(),
-            EngineKind::Immediate { mapped: None } => "immediate".into(),
-            EngineKind::Immediate { mapped: Some(_) } => "immediate, mapped".into(),
-            EngineKind::Threads { pool, why: None } if pool.mapped().is_some() => "threads, mapped".into(),
-            EngineKind::Store(_) => "queues of the store".into(),
-            EngineKind::Threads { why: None, .. } => "threads".into(),
-            EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
-        };
-        if self.image.direct.is_some() { engine + ", direct" } else { engine }
+        engine_name(&self.current.attached())
     }
 
     /// A duplicate descriptor of the image's file, for verification by the host.
@@ -580,14 +584,15 @@ impl Blk {
     /// # Errors
     /// The process has no file descriptors left, or the image is not a file.
     pub fn image(&self) -> io::Result<std::fs::File> {
-        self.image.file()?.try_clone()
+        self.current.image().file()?.try_clone()
     }
 
     fn config(&self) -> Config {
-        let (block, physical) = (self.image.block(), self.image.physical_block);
+        let image = self.current.image();
+        let (block, physical) = (image.block(), image.physical_block);
         let physical_sectors = (physical / blk::SECTOR) as u32;
         let mut config = Config {
-            capacity: self.image.sectors().to_le(),
+            capacity: image.sectors().to_le(),
             seg_max: u32::from(self.longest_chain() - HEADER_AND_STATUS).to_le(),
             blk_size: (block as u32).to_le(),
             physical_block_exp: (physical / block).ilog2() as u8,
@@ -595,7 +600,7 @@ impl Blk {
             num_queues: (self.queue_sizes.len() as u16).to_le(),
             ..Config::default()
         };
-        if !self.image.read_only {
+        if !image.read_only {
             config.max_discard_sectors = request::MAX_DISCARD_SECTORS.to_le();
             config.max_discard_seg = request::MAX_RANGES.to_le();
             config.discard_sector_alignment = physical_sectors.to_le();
@@ -624,7 +629,7 @@ impl Device for Blk {
             features |= blk::F_MQ;
         }
         features
-            | match self.image.read_only {
+            | match self.read_only() {
                 true => blk::F_RO,
                 false => blk::F_DISCARD | blk::F_WRITE_ZEROES,
             }
@@ -641,8 +646,9 @@ impl Device for Blk {
     /// Jobs of the immediate engine are done in `serve`: they wait for the disk if the image, or a
     /// backing file that a qcow2 image may have, is not in memory.
     fn may_block(&self) -> bool {
-        let in_memory = self.image.in_memory && self.image.qcow2.is_none();
-        matches!(self.engine, EngineKind::Immediate { .. }) && !in_memory
+        let Attached { image, engine } = self.current.attached();
+        let in_memory = image.in_memory && image.qcow2.is_none();
+        matches!(engine, EngineKind::Immediate { .. }) && !in_memory
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
@@ -650,8 +656,9 @@ impl Device for Blk {
     }
 
     fn refresh(&mut self) -> io::Result<bool> {
-        let before = self.image.sectors();
-        Ok(self.image.look()? != before)
+        let image = self.current.image();
+        let before = image.sectors();
+        Ok(image.look()? != before)
     }
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
@@ -661,25 +668,28 @@ impl Device for Blk {
                 format!("the disk has no queue {index}; it has {}", self.queue_sizes.len()),
             ));
         };
-        if let Some(file) = self.image.source.file() {
-            self.image.guards.check(file)?;
+        let (follower, attached) = self.current.join(size)?;
+        let Attached { image, engine } = attached;
+        if let Some(file) = image.source.file() {
+            image.guards.check(file)?;
         }
-        let engine = Engine::new(&self.engine, &self.image, size)?;
+        let engine = Engine::new(&engine, &image, size, follower.event())?;
+        let wake = Wake::new(follower.event(), engine.own_fd())?;
         let limit = match &self.limiter {
-            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), engine.fd())?)),
+            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), Some(wake.as_fd()))?)),
             None => None,
         };
         let errors = (index, self.errors.clone());
-        Ok(Box::new(Handler::new(self.image.clone(), self.id, engine, limit, (size, features), errors)))
+        let (follower, engine) = ((follower, image), (engine, wake));
+        Ok(Box::new(Handler::new(follower, self.id, engine, limit, (size, features), errors)))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.
     fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
-        match self.engine {
-            EngineKind::Immediate { mapped } if self.image.guards.maps_without_lock() => {
-                Some(Box::new(mapped?))
-            }
-            EngineKind::Threads { pool, .. } if self.image.guards.maps_without_lock() => {
+        let Attached { image, engine } = self.current.attached();
+        match engine {
+            EngineKind::Immediate { mapped } if image.guards.maps_without_lock() => Some(Box::new(mapped?)),
+            EngineKind::Threads { pool, .. } if image.guards.maps_without_lock() => {
                 Some(Box::new(pool.mapped()?.clone()))
             }
             _ => None,

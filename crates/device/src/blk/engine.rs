@@ -25,11 +25,11 @@ use crate::MappedQueue;
 use paravane_store::{Store, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// The engine of a disk, chosen when it is opened.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum EngineKind {
     /// A ring for each queue, with the image, and with guest memory if `registers`.
     ///
@@ -58,15 +58,24 @@ pub(super) enum Engine {
 
 impl Engine {
     /// Creates an engine with room for `jobs` jobs in flight.
-    pub(super) fn new(kind: &EngineKind, image: &Arc<Image>, jobs: u16) -> io::Result<Self> {
+    ///
+    /// An engine for files signals `event` when there is something to reap, after [`Engine::listen`].
+    pub(super) fn new(
+        kind: &EngineKind,
+        image: &Arc<Image>,
+        jobs: u16,
+        event: &Arc<OwnedFd>,
+    ) -> io::Result<Self> {
         Ok(match kind {
             EngineKind::Uring { registers } => {
-                Self::Uring(uring::Uring::new(image.file()?, *registers, jobs)?)
+                Self::Uring(uring::Uring::new(image.file()?, *registers, jobs, event.clone())?)
             }
             EngineKind::Immediate { mapped } => {
                 Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone()))
             }
-            EngineKind::Threads { pool, .. } => Self::Threads(threads::Threads::new(pool.clone(), jobs)?),
+            EngineKind::Threads { pool, .. } => {
+                Self::Threads(threads::Threads::new(pool.clone(), jobs, event.clone())?)
+            }
             EngineKind::Store(store) => Self::Store(store.queue(jobs)?),
         })
     }
@@ -94,14 +103,10 @@ impl Engine {
         }
     }
 
-    /// Becomes readable when there is something to reap, after [`Engine::listen`].
-    ///
-    /// `None` if jobs are done at once.
-    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    /// A descriptor of its own, signalled as the event of [`Engine::new`] is by others.
+    pub(super) fn own_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Uring(uring) => Some(uring.fd()),
-            Self::Immediate(_) => None,
-            Self::Threads(threads) => Some(threads.fd()),
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => None,
             Self::Store(queue) => Some(queue.fd()),
             #[cfg(test)]
             Self::Held(held) => Some(held.fd()),
@@ -118,7 +123,7 @@ impl Engine {
         }
     }
 
-    /// Clears [`Engine::fd`], and makes completions signal it.
+    /// Makes completions signal the descriptor.
     ///
     /// `true` if there is something to do already.
     pub(super) fn listen(&mut self) -> bool {

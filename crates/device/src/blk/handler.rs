@@ -5,16 +5,22 @@
 //!   drain:  wait and reap until nothing is in flight; when cut short, without further steps of requests,
 //!           and, with in-flight tracking, without jobs that the host has not begun
 //! ```
+//! When the disk's image is replaced, the queue takes nothing new until all queues have nothing in
+//! flight ([`current`](super::current)). A write for which the host has no room may wait
+//! ([`full`](super::full)), with the later writes of its queue.
+//!
 //! With a rate limit, chains are popped one at a time, while the limit allows. A queue that the
 //! limit holds wants no kicks; it sleeps on the engine and a timer.
 //!
 //! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that
 //! memory mapped, and a handler that is dropped first waits for its requests.
+use super::current::{Follower, Replacement};
 use super::engine::{Engine, Outcome};
-use super::errors::{Cause, StorageErrors};
+use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
 use super::request::{Command, Limits};
+use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
@@ -24,12 +30,19 @@ use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) struct Handler {
+    /// The image in use, as far as this queue knows.
     image: Arc<Image>,
+    follower: Follower,
+    wake: Wake,
+    /// Heads of requests that wait for room, in order.
+    waiting: VecDeque<u16>,
+    /// A write without room does not wait.
+    hurries: bool,
     id: [u8; blk::ID_LEN],
     limits: Limits,
     /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
@@ -69,9 +82,9 @@ impl Limited {
 impl Handler {
     /// Creates the handler of queue `queue`, with `size` descriptors.
     pub(super) fn new(
-        image: Arc<Image>,
+        (follower, image): (Follower, Arc<Image>),
         id: [u8; blk::ID_LEN],
-        engine: Engine,
+        (engine, wake): (Engine, Wake),
         limit: Option<Limited>,
         (size, features): (u16, u64),
         (queue, errors): (u16, Arc<StorageErrors>),
@@ -85,6 +98,10 @@ impl Handler {
         };
         Self {
             image,
+            follower,
+            wake,
+            waiting: VecDeque::new(),
+            hurries: false,
             id,
             limits,
             write_through: features & blk::F_FLUSH == 0,
@@ -171,6 +188,11 @@ impl Handler {
             ready.map_status(memory)?;
         }
         latency.request_started(|| probed(ready.measured(), chain.head));
+        // After a write that waits for room, in order.
+        if !self.waiting.is_empty() && ready.changes_data() && self.follower.full().hold(libc::ENOSPC) {
+            self.waiting.push_back(ready.wait());
+            return Ok(bytes);
+        }
         ready.push(&mut self.engine)?;
         Ok(bytes)
     }
@@ -247,6 +269,23 @@ impl Handler {
             Next::Again(_) if queue.is_tracked() => return Ok(()),
             Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
             Next::Done(ended, read) => (ended, blk::S_OK, read),
+            // It stays in flight for a successor.
+            Next::Full(..) if (last || self.hurries) && queue.is_tracked() => {
+                return Ok(());
+            }
+            Next::Full(ready, failure) => {
+                let full = self.follower.full();
+                let may_wait =
+                    full.waits() && !self.hurries && !last && !is_outside(&self.image, failure.missed);
+                let number = failure.number().unwrap_or(libc::ENOSPC);
+                if may_wait && (ready.has_waited() || full.hold(number)) {
+                    self.waiting.push_back(ready.wait());
+                    return Ok(());
+                }
+                let reason = reason(&self.image, failure.cause);
+                self.errors.add(self.queue, failure.missed, failure.cause, reason);
+                (ready.end(), blk::S_IOERR, failure.read)
+            }
             Next::Failed(_, failure) if last && queue.is_tracked() && failure.is_cancelled() => return Ok(()),
             Next::Failed(ended, failure) => {
                 let reason = reason(&self.image, failure.cause);
@@ -254,6 +293,9 @@ impl Handler {
                 (ended, blk::S_IOERR, failure.read)
             }
         };
+        if ended.has_waited() {
+            self.follower.full().release();
+        }
         let (operation, taken) = ended.taken();
         finish(queue, memory, ended, (head, code, written), served)?;
         latency.complete_request(operation, taken, || observed(self.requests.measured(head), head, code));
@@ -264,8 +306,13 @@ impl Handler {
     ///
     /// Once `cut` is set, no request takes another step. With in-flight tracking, jobs that the host
     /// has not begun are cancelled.
+    ///
+    /// Requests that wait for room are tried once more. Then they fail, or stay in flight with
+    /// in-flight tracking.
     fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
         let mut cancelled = false;
+        self.hurries = true;
+        self.hurry(finish.as_ref().is_some_and(|(queue, _)| !queue.queue().is_tracked()));
         loop {
             let tracked = finish.as_ref().is_some_and(|(queue, _)| queue.queue().is_tracked());
             // Relaxed: see below.
@@ -297,6 +344,8 @@ impl Handler {
                 }
             }
             if self.requests.in_flight() == 0 {
+                self.hurries = false;
+                self.follower.rest();
                 return;
             }
             if let Err(error) = self.engine.wait() {
@@ -309,6 +358,61 @@ impl Handler {
             self.engine.reap(&mut self.outcomes);
         }
     }
+}
+
+impl Handler {
+    /// Sees why the gate has changed: goes on with another image, or tries again what waits for room.
+    #[cold]
+    fn follow(&mut self) -> Result<(), ServeError> {
+        if let Some(Replacement { attached, engine }) = self.follower.look() {
+            let jobs = self.requests.size();
+            let engine = match engine {
+                Some(engine) => engine,
+                None => Engine::new(&attached.engine, &attached.image, jobs, self.follower.event())?,
+            };
+            self.follower.retire(std::mem::replace(&mut self.engine, engine));
+            self.image = attached.image;
+        }
+        if !self.follower.is_held() {
+            self.push_waiting()?;
+        }
+        Ok(())
+    }
+
+    /// Gives all requests that wait for room to the engine.
+    fn push_waiting(&mut self) -> io::Result<()> {
+        // Each may come back.
+        for head in std::mem::take(&mut self.waiting) {
+            if let Some(ready) = self.requests.waiting(head) {
+                ready.push(&mut self.engine)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes up the requests that wait for room: a last time if `again`, else they are left.
+    #[cold]
+    fn hurry(&mut self, again: bool) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        if again && let Err(error) = self.push_waiting() {
+            tracing::debug!(%error, "requests without room cannot be tried again");
+        }
+        for head in std::mem::take(&mut self.waiting) {
+            if let Some(ready) = self.requests.waiting(head) {
+                drop(ready.end());
+                self.follower.full().release();
+            }
+        }
+    }
+}
+
+/// Whether a request lies beyond the end of a block device, which answers as a full file does.
+#[cold]
+fn is_outside(image: &Image, missed: Missed) -> bool {
+    let end = missed.sector.map(|sector| (sector * blk::SECTOR).saturating_add(missed.bytes));
+    image.qcow2.is_none() && end.is_some_and(|end| image.is_device_shorter(end))
 }
 
 /// Message of a qcow2 image for an error without a number.
@@ -353,6 +457,9 @@ impl QueueHandler for Handler {
         if self.requests.is_leaked() {
             return Err(io::Error::other("the host has lost requests of this queue; reset the device").into());
         }
+        if self.follower.has_changed() {
+            self.follow()?;
+        }
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
         self.engine.follow(queue);
@@ -362,7 +469,9 @@ impl QueueHandler for Handler {
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
             self.reap(queue, &memory, &mut served, latency)?;
-            if self.limit.is_none() {
+            if self.follower.is_held() {
+                // Takes nothing.
+            } else if self.limit.is_none() {
                 let taken = memory.pop(queue, chains)?;
                 served.taken = taken as u32;
                 let taken = latency.take_batch(taken, queue.in_flight().into());
@@ -387,7 +496,13 @@ impl QueueHandler for Handler {
             Ok(())
         };
         match serve() {
-            Ok(()) => Ok(served),
+            Ok(()) => {
+                // Published by now.
+                if self.follower.is_held() && self.requests.in_flight() == 0 {
+                    self.follower.idle();
+                }
+                Ok(served)
+            }
             Err(ServeError::Queue(error)) => Err(queue.fail(error).into()),
             Err(host) => Err(host),
         }
@@ -395,18 +510,20 @@ impl QueueHandler for Handler {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.limit {
-            None => self.engine.fd(),
+            None => Some(self.wake.as_fd()),
             Some(limited) => Some(limited.brake.fd()),
         }
     }
 
     fn listen(&mut self) -> bool {
-        self.engine.listen() || self.limit.as_mut().is_some_and(|limited| limited.brake.listen())
+        let more = self.engine.listen() || self.limit.as_mut().is_some_and(|limited| limited.brake.listen());
+        // After the event was cleared: a change from here on signals it.
+        more || self.follower.has_changed()
     }
 
     fn wants_kicks(&self) -> bool {
         // Available requests wait for the limit, not for a kick.
-        !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
+        !self.follower.is_held() && !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
     }
 
     fn keeps_memory(&self) -> bool {
@@ -415,6 +532,7 @@ impl QueueHandler for Handler {
 
     fn has_news(&mut self) -> Option<bool> {
         let over = self.limit.as_ref().is_some_and(|Limited { brake, .. }| brake.holds() && brake.is_over());
+        let over = over || self.follower.has_changed();
         self.engine.has_news().map(|news| news || over)
     }
 

@@ -8,15 +8,17 @@
 use super::OpenError;
 use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
-use super::qcow2::Qcow2;
+use super::qcow2::{Base, Qcow2};
 use super::source::Source;
 use paravane_spec::blk::{ID_LEN, SECTOR};
+use paravane_store::Job;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open image.
 #[derive(Debug)]
@@ -39,6 +41,19 @@ pub(super) struct Image {
     pub(super) physical_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
+    /// Least block in bytes, if it is more than a sector: that of a disk which got an overlay.
+    least_block: u64,
+    /// The frozen image below an overlay that was made while the disk was served.
+    base: Option<Frozen>,
+}
+
+/// An image that is the backing file of another one from now on.
+#[derive(Debug)]
+struct Frozen {
+    /// Keeps its file, and the lock.
+    image: Arc<Image>,
+    /// Its last writes may not be on the disk.
+    unsynced: Mutex<bool>,
 }
 
 impl Image {
@@ -69,7 +84,63 @@ impl Image {
             in_memory,
             physical_block,
             direct,
+            least_block: SECTOR,
+            base: None,
         }
+    }
+
+    /// Serves the disk of `base`, with changes in an overlay that is open.
+    pub(super) fn overlay(file: ImageFile, qcow2: Qcow2, base: Arc<Self>) -> Result<Self, OpenError> {
+        let (least_block, physical_block) = (base.block(), base.physical_block);
+        let image = Self::through(file, qcow2)?;
+        let base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
+        Ok(Self { least_block, physical_block, base, ..image })
+    }
+
+    /// The image as a backing file.
+    pub(super) fn as_base(&self) -> io::Result<Base> {
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.base(),
+            None => Base::raw(&self.source, &self.path, self.direct.is_some()),
+        }
+    }
+
+    /// Does a job and waits for it. Returns its result as io_uring would.
+    ///
+    /// # Safety
+    /// As [`Source::perform`].
+    pub(super) unsafe fn perform(&self, job: Job) -> i32 {
+        if let (Job::Flush, Err(error)) = (job, self.sync_base()) {
+            return -error.raw_os_error().unwrap_or(libc::EIO);
+        }
+        // SAFETY: the caller promises what is asked for.
+        let on_source = |job| unsafe { self.source.perform(job) };
+        match &self.qcow2 {
+            Some(qcow2) => qcow2.perform(job, on_source),
+            None => on_source(job),
+        }
+    }
+
+    /// Makes all completed writes durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        // SAFETY: the job has no memory.
+        match unsafe { self.perform(Job::Flush) } {
+            0.. => Ok(()),
+            error => Err(io::Error::from_raw_os_error(-error)),
+        }
+    }
+
+    /// Makes the last writes to the image below durable, once.
+    ///
+    /// A driver's flush covers what it wrote before the overlay was there.
+    pub(super) fn sync_base(&self) -> io::Result<()> {
+        let Some(Frozen { image, unsynced }) = &self.base else { return Ok(()) };
+        let mut unsynced = unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        if *unsynced {
+            image.sync()?;
+            *unsynced = false;
+        }
+        Ok(())
     }
 
     /// The file.
@@ -82,13 +153,19 @@ impl Image {
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
     }
 
+    /// Whether the image is a block device that ends before `end`.
+    pub(super) fn is_device_shorter(&self, end: u64) -> bool {
+        let is_device = |file: &File| file.metadata().is_ok_and(|file| file.file_type().is_block_device());
+        self.source.file().is_some_and(is_device) && self.source.size().is_ok_and(|size| size < end)
+    }
+
     /// Block in bytes; requests are for whole blocks.
     pub(super) fn block(&self) -> u64 {
         let of_store = match (&self.qcow2, self.source.store()) {
             (None, Some(store)) => store.limits().block.into(),
             _ => SECTOR,
         };
-        self.direct.map_or(of_store.max(SECTOR), |direct| direct.block)
+        self.direct.map_or(of_store.max(self.least_block), |direct| direct.block)
     }
 
     /// Size in sectors.

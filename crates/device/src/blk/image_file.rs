@@ -4,6 +4,7 @@
 mod lock;
 
 use super::direct::Alignment;
+use super::mark;
 use super::present_pages::PresentPages;
 use super::source::{Source, end};
 use super::{Format, OpenError};
@@ -71,6 +72,16 @@ impl FileGuards {
         self.slot.is_some()
     }
 
+    /// The description that says that this process is alive.
+    pub(super) fn process(&self) -> Option<&File> {
+        self.slot.as_ref().map(Slot::file)
+    }
+
+    /// Whether other processes may have the image open for writing, too.
+    pub(super) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
     /// Checks before a queue starts that no dead process has requests in flight for `file`.
     ///
     /// Waits for [`PATIENCE`]. A locked image has no such requests.
@@ -132,6 +143,9 @@ impl UnlockedFile {
             (open(0).map_err(os)?, true)
         };
         check_kind(path, &file.metadata().map_err(os)?)?;
+        if !read_only && let Some(overlay) = mark::overlay(&file) {
+            return Err(OpenError::Frozen { path: path.to_owned(), overlay });
+        }
         // Held from here on: another process that finds the image locked knows that this one lives.
         let slot = Slot::take(&file, open(0).ok(), read_only);
         Ok(Self { file, slot, path: path.to_owned(), opening, claimed })
@@ -238,6 +252,19 @@ impl ImageFile {
         Self::locked(file, path, opening, FileGuards::default())
     }
 
+    /// Takes the descriptors of an image over that another process has opened and locked.
+    ///
+    /// `process`: see [`FileGuards::process`].
+    pub(super) fn adopt(
+        file: File,
+        process: Option<File>,
+        path: &Path,
+        opening: Opening,
+    ) -> Result<Self, OpenError> {
+        let slot = process.and_then(|process| Slot::adopt(&file, process));
+        Ok(Self { guards: FileGuards { slot, ..FileGuards::default() }, ..Self::of(file, path, opening)? })
+    }
+
     /// Uses a store, which sees to it that nothing else writes to it.
     pub(super) fn over(store: Arc<dyn Store>, opening: Opening) -> Result<Self, OpenError> {
         let path = PathBuf::from(store.status().location);
@@ -299,6 +326,14 @@ impl ImageFile {
         let path = path.to_owned();
         let source = Source::File(file);
         Ok(Self { source, guards, path, size, read_only, in_memory, physical_block: physical, direct })
+    }
+}
+
+/// Lets other processes read an image that this one has locked, and goes on to keep writers out.
+pub(super) fn share(file: &File) -> io::Result<()> {
+    match lock::whole(file, true)? {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has locked a part of it")),
     }
 }
 

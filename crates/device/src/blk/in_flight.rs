@@ -113,6 +113,11 @@ impl RequestTable {
         Some((&mut chunk[usize::from(head) % CHUNK], &mut self.in_flight))
     }
 
+    /// Number of heads.
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
     /// Requests that the engine has.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
@@ -155,9 +160,20 @@ impl RequestTable {
     /// Takes a request back from the engine. `None` if none is in flight there.
     pub(super) fn reaped(&mut self, outcome: Outcome) -> Option<Reaped<'_>> {
         let head = outcome.head();
-        let (entry, in_flight) = self.entry(head).filter(|(entry, _)| entry.step != Step::Idle)?;
+        let (entry, in_flight) =
+            self.entry(head).filter(|(entry, _)| entry.step != Step::Idle && !entry.waits)?;
         *in_flight -= 1;
         Some(Reaped { claim: Claim { entry, in_flight, head }, result: outcome.result() })
+    }
+
+    /// The request of `head` that waits for room ([`Ready::wait`]); `None`: it does not.
+    ///
+    /// The engine must not have it.
+    #[cold]
+    pub(super) fn waiting(&mut self, head: u16) -> Option<Ready<'_>> {
+        let (entry, in_flight) = self.entry(head).filter(|(entry, _)| entry.waits)?;
+        entry.waits = false;
+        Some(Ready(Claim { entry, in_flight, head }))
     }
 }
 
@@ -182,6 +198,7 @@ struct Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.entry.step = Step::Idle;
+        self.entry.waits = false;
         self.entry.release_data();
         self.entry.status_mapping = None;
     }
@@ -362,6 +379,26 @@ impl<'a> Ready<'a> {
     pub(super) fn end(self) -> Ended<'a> {
         Ended(self.0)
     }
+
+    /// Whether the step changes data of the image.
+    pub(super) fn changes_data(&self) -> bool {
+        self.0.entry.step.changes_data()
+    }
+
+    /// Keeps the request until [`RequestTable::waiting`] takes it up. Returns its head.
+    #[cold]
+    pub(super) fn wait(self) -> u16 {
+        let Self(claim) = self;
+        (claim.entry.waits, claim.entry.has_waited) = (true, true);
+        let head = claim.head;
+        std::mem::forget(claim);
+        head
+    }
+
+    /// Whether [`Ready::wait`] was called for the request.
+    pub(super) fn has_waited(&self) -> bool {
+        self.0.entry.has_waited
+    }
 }
 
 /// A request whose step the engine has done.
@@ -381,7 +418,12 @@ impl<'a> Reaped<'a> {
             Advance::Done(read) => Next::Done(Ended(claim), read),
             Advance::Failed(cause, read) => {
                 let missed = claim.entry.missed();
-                Next::Failed(Ended(claim), Failure { missed, cause, read })
+                let is_full = matches!(cause, Cause::Os(libc::ENOSPC | libc::EDQUOT));
+                let failure = Failure { missed, cause, read };
+                match is_full && claim.entry.step.changes_data() {
+                    true => Next::Full(Ready(claim), failure),
+                    false => Next::Failed(Ended(claim), failure),
+                }
             }
         }
     }
@@ -394,6 +436,8 @@ pub(super) enum Next<'a> {
     Again(Ready<'a>),
     /// The request is done; bytes of data put into guest memory.
     Done(Ended<'a>, u32),
+    /// The host has no room for the rest of the request. The step can be repeated.
+    Full(Ready<'a>, Failure),
     /// The host failed the request.
     Failed(Ended<'a>, Failure),
 }
@@ -409,6 +453,14 @@ pub(super) struct Failure {
 }
 
 impl Failure {
+    /// Error number of the host, if it has one.
+    pub(super) fn number(&self) -> Option<i32> {
+        match self.cause {
+            Cause::Os(number) => Some(number),
+            Cause::End => None,
+        }
+    }
+
     /// Whether the engine gave the job back ([`Engine::cancel`]).
     ///
     /// The job is undone or interrupted.
@@ -422,6 +474,11 @@ impl Failure {
 pub(super) struct Ended<'a>(Claim<'a>);
 
 impl Ended<'_> {
+    /// Whether the request has waited for room.
+    pub(super) fn has_waited(&self) -> bool {
+        self.0.entry.has_waited
+    }
+
     /// What is measured of the request.
     pub(super) fn measured(&self) -> Measured {
         self.0.entry.measured
@@ -470,6 +527,12 @@ enum Step {
     Zero,
 }
 
+impl Step {
+    fn changes_data(self) -> bool {
+        matches!(self, Self::Write | Self::Allocate | Self::Zero)
+    }
+}
+
 /// See [`Next`].
 enum Advance {
     Again,
@@ -504,6 +567,10 @@ struct Entry {
     /// Writes go through to the disk: the driver cannot flush.
     durable: bool,
     retries: u8,
+    /// The engine does not have the step: it waits for room.
+    waits: bool,
+    /// It has waited for room.
+    has_waited: bool,
     measured: Measured,
 }
 
@@ -525,6 +592,7 @@ impl Entry {
         self.read = 0;
         self.range = 0;
         self.retries = 0;
+        self.has_waited = false;
     }
 
     /// Continues after the last step.

@@ -27,6 +27,7 @@
 //! [`storage`](mod@storage) explain how imago 0.2.6 can be led to one, and how that is prevented.
 mod bytes;
 mod cluster_map;
+mod create;
 mod header;
 mod refcounts;
 mod storage;
@@ -53,12 +54,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use storage::Storage;
 
+pub(super) use create::create;
 pub use header::{Features, HeaderError};
 pub use refcounts::{ClusterRole, RefcountError};
 
 type Access = FormatAccess<Storage>;
 type Alone<'a> = RwLockWriteGuard<'a, ()>;
-type Driver = imago::qcow2::Qcow2<Storage>;
+type Driver = imago::qcow2::Qcow2<Storage, Arc<Access>>;
 
 /// Most bytes of one step: the size of a worker's buffer.
 ///
@@ -80,7 +82,9 @@ pub(super) struct Qcow2 {
     /// Locked exclusively while clusters are freed, which nothing may use then.
     ///
     /// `Some` until it is dropped.
-    access: Option<RwLock<Access>>,
+    ///
+    /// Shared with the overlay of a frozen image, which only reads.
+    access: Option<RwLock<Arc<Access>>>,
     /// Shared: data is in place, or written to allocated clusters. Exclusive: tables change.
     ///
     /// Locked after `access`.
@@ -90,6 +94,10 @@ pub(super) struct Qcow2 {
     tables: RwLock<()>,
     /// Clusters that are accessed in place. `None`: none are.
     clusters: Option<ClusterMap>,
+    /// Tables that a request has changed may not be in the file: writing them has failed.
+    ///
+    /// The next change writes them, and until then no write is done without one.
+    unwritten: AtomicBool,
     /// imago has panicked.
     broken: AtomicBool,
     /// Message of the last error, if it has no number.
@@ -108,15 +116,38 @@ impl Qcow2 {
             open(image, layers, &mut files).map(|(driver, cluster)| (Access::new(driver), cluster))
         }));
         let (access, cluster) = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
-        Ok(Self {
+        Ok(Self::new(image, access, cluster, files))
+    }
+
+    /// Opens `image` as an overlay of an image that is open.
+    pub(super) fn over(image: &ImageFile, base: Base) -> Result<Self, OpenError> {
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            let (mut driver, cluster) = open_driver(image)?;
+            driver.set_backing(Some(base.0));
+            Ok((Access::new(driver), cluster))
+        }));
+        let (access, cluster) = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
+        Ok(Self::new(image, access, cluster, Vec::new()))
+    }
+
+    fn new(image: &ImageFile, access: Access, cluster: u64, layers: Vec<ImageFile>) -> Self {
+        Self {
             clusters: ClusterMap::new(cluster, access.size()),
-            access: Some(RwLock::new(access)),
+            access: Some(RwLock::new(Arc::new(access))),
             tables: RwLock::default(),
+            unwritten: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             reason: Mutex::default(),
             store: image.source.store().cloned(),
-            _layers: files,
-        })
+            _layers: layers,
+        }
+    }
+
+    /// The image as a backing file.
+    ///
+    /// It may be written to until the overlay is used, and not after.
+    pub(super) fn base(&self) -> io::Result<Base> {
+        Ok(Base(self.read()?.clone()))
     }
 
     /// Sectors of the disk.
@@ -128,6 +159,9 @@ impl Qcow2 {
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         self.guarded(|| {
             let (mut access, _alone) = self.remap(0, u64::MAX)?;
+            let access = Arc::get_mut(&mut access).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::ResourceBusy, "a snapshot is being made; try again")
+            })?;
             access.resize(size, PreallocateMode::None)?;
             access.flush()?;
             access.sync()
@@ -162,8 +196,9 @@ impl Qcow2 {
     /// that of [`Qcow2::perform`], and runs no code of the format.
     pub(super) fn in_place(&self, job: Job, file: impl Fn(Job) -> i32) -> Option<i32> {
         let (pieces, offset) = transfer(job)?;
-        // Relaxed: see `guarded`.
-        if self.broken.load(Ordering::Relaxed) {
+        // Relaxed: see `guarded`. A write that misses `unwritten` runs at the time of the failure.
+        let writes = matches!(job, Job::Write { .. });
+        if self.broken.load(Ordering::Relaxed) || writes && self.unwritten.load(Ordering::Relaxed) {
             return None;
         }
         let clusters = self.clusters.as_ref()?;
@@ -264,15 +299,18 @@ impl Qcow2 {
             }),
             Job::Flush => self.sync(),
             Job::Discard { offset, len } => {
-                let (mut access, _alone) = self.remap(offset, len)?;
-                access.discard_to_any(offset, len)?;
-                access.flush()?;
+                let (access, _alone) = self.remap(offset, len)?;
+                // SAFETY: no mapping exists: requests hold the locks that `remap` has, and an
+                // overlay that is being prepared reads nothing.
+                unsafe { access.discard_to_any_unsafe(offset, len) }?;
+                self.write_tables(&access)?;
                 Ok(0)
             }
             Job::Zeroes { offset, len, unmap: true } => {
-                let (mut access, _alone) = self.remap(offset, len)?;
-                access.discard_to_zero(offset, len)?;
-                access.flush()?;
+                let (access, _alone) = self.remap(offset, len)?;
+                // SAFETY: as above.
+                unsafe { access.discard_to_zero_unsafe(offset, len) }?;
+                self.write_tables(&access)?;
                 Ok(0)
             }
             Job::Zeroes { offset, len, unmap: false } => {
@@ -288,7 +326,9 @@ impl Qcow2 {
     fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
         let access = self.read()?;
         let unchanged = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        if is_allocated(&access, offset, data.len() as u64)? {
+        // Relaxed: the lock orders.
+        let written = !self.unwritten.load(Ordering::Relaxed);
+        if written && is_allocated(&access, offset, data.len() as u64)? {
             return access.write(data, offset);
         }
         drop((unchanged, access));
@@ -304,12 +344,23 @@ impl Qcow2 {
     fn change_tables(&self, run: impl FnOnce(&Access) -> io::Result<()>) -> io::Result<()> {
         let access = self.read()?;
         let _alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        run(&access)?;
-        access.flush()
+        let done = run(&access);
+        // Also after an error: what is done of the change must not wait for the next one.
+        let written = self.write_tables(&access);
+        done.and(written)
+    }
+
+    /// Writes changed tables to the file.
+    fn write_tables(&self, access: &Access) -> io::Result<()> {
+        // Relaxed: `tables` is locked exclusively.
+        self.unwritten.store(true, Ordering::Relaxed);
+        access.flush()?;
+        self.unwritten.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Takes the image for a change that frees clusters of `len` bytes at `offset` of the disk.
-    fn remap(&self, offset: u64, len: u64) -> io::Result<(RwLockWriteGuard<'_, Access>, Alone<'_>)> {
+    fn remap(&self, offset: u64, len: u64) -> io::Result<(RwLockWriteGuard<'_, Arc<Access>>, Alone<'_>)> {
         let access = self.write()?;
         let alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         self.forget(offset, len);
@@ -343,12 +394,12 @@ impl Qcow2 {
 
     // A poisoned lock belongs to an image that is disabled.
 
-    fn read(&self) -> io::Result<RwLockReadGuard<'_, Access>> {
+    fn read(&self) -> io::Result<RwLockReadGuard<'_, Arc<Access>>> {
         let access = self.access.as_ref().ok_or_else(panicked)?;
         Ok(access.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn write(&self) -> io::Result<RwLockWriteGuard<'_, Access>> {
+    fn write(&self) -> io::Result<RwLockWriteGuard<'_, Arc<Access>>> {
         let access = self.access.as_ref().ok_or_else(panicked)?;
         Ok(access.write().unwrap_or_else(PoisonError::into_inner))
     }
@@ -408,8 +459,43 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     &mut buffer[..len]
 }
 
+/// An image as the backing file of an overlay.
+#[derive(Debug)]
+pub(super) struct Base(Arc<Access>);
+
+impl Base {
+    /// The bytes of a file or store.
+    pub(super) fn raw(source: &Source, path: &Path, direct: bool) -> io::Result<Self> {
+        let storage = Storage::new(bytes(source, path, false, direct)?, 0, Arc::default());
+        Ok(Self(Arc::new(Access::new(Raw::open_image(storage, false)?))))
+    }
+
+    /// Size of the disk in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.0.size()
+    }
+}
+
 /// Opens an image and its backing files. Returns the size of its clusters, too.
 fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<(Driver, u64), OpenError> {
+    let path = &image.path;
+    let (mut driver, cluster) = open_driver(image)?;
+    match (driver.implicit_backing_file(), layers.split_first()) {
+        (None, None) => driver.set_backing(None),
+        (Some(_), Some((layer, rest))) => {
+            let access = open_backing(layer, rest, files)?;
+            driver.set_backing(Some(Arc::new(access)));
+        }
+        (Some(name), None) => {
+            return Err(OpenError::Backing { path: path.to_owned(), name: name.clone() });
+        }
+        (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
+    }
+    Ok((driver, cluster))
+}
+
+/// Opens an image without its backing files.
+fn open_driver(image: &ImageFile) -> Result<(Driver, u64), OpenError> {
     let (path, writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.source)
@@ -437,17 +523,6 @@ fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Resu
     // Relaxed: no other thread has the image yet.
     sealed.store(true, Ordering::Relaxed);
     driver.set_data_file(None);
-    match (driver.implicit_backing_file(), layers.split_first()) {
-        (None, None) => driver.set_backing(None),
-        (Some(_), Some((layer, rest))) => {
-            let access = open_backing(layer, rest, files)?;
-            driver.set_backing(Some(access));
-        }
-        (Some(name), None) => {
-            return Err(OpenError::Backing { path: path.to_owned(), name: name.clone() });
-        }
-        (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
-    }
     Ok((driver, header.cluster()))
 }
 
@@ -472,14 +547,18 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Re
 }
 
 fn storage(image: &ImageFile, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
-    let bytes = match image.source.try_clone()? {
+    let bytes = bytes(&image.source, &image.path, !image.read_only, image.direct.is_some())?;
+    Ok(Storage::new(bytes, first, sealed))
+}
+
+fn bytes(source: &Source, path: &Path, writable: bool, direct: bool) -> io::Result<Bytes> {
+    Ok(match source.try_clone()? {
         Source::File(file) => {
-            let options = StorageOpenOptions::new().write(!image.read_only).filename(&image.path);
+            let options = StorageOpenOptions::new().write(writable).direct(direct).filename(path);
             Bytes::File(imago::file::File::from_open_file(file, options)?)
         }
         Source::Store(store) => Bytes::Store(store.into()),
-    };
-    Ok(Storage::new(bytes, first, sealed))
+    })
 }
 
 fn unusable(path: &Path, source: io::Error) -> OpenError {

@@ -7,7 +7,7 @@
 //! Handlers check each batch against the size that was found last, and fail requests beyond it.
 //! After the file has shrunk and before that is found, a read beyond its end fails, and a write
 //! extends it again. So shrink the guest's file systems first.
-use super::image::Image;
+use super::current::Current;
 use paravane_spec::blk::SECTOR;
 use rustix::fs::{AtFlags, StatxFlags};
 use std::io;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 /// Several may exist; each reports changes that are new to it.
 #[derive(Debug)]
 pub struct Resizer {
-    image: Arc<Image>,
+    current: Arc<Current>,
     /// Size that it has reported last, in sectors.
     seen: u64,
 }
 
 impl Resizer {
-    pub(super) fn new(image: Arc<Image>) -> Self {
-        Self { seen: image.sectors(), image }
+    pub(super) fn new(current: Arc<Current>) -> Self {
+        Self { seen: current.image().sectors(), current }
     }
 
     /// Reads the size of the image; `true` if it has changed since the last call.
@@ -35,7 +35,7 @@ impl Resizer {
     /// # Errors
     /// The host does not report the size. The disk has not changed.
     pub fn look(&mut self) -> io::Result<bool> {
-        let sectors = self.image.look()?;
+        let sectors = self.current.image().look()?;
         Ok(std::mem::replace(&mut self.seen, sectors) != sectors)
     }
 
@@ -47,20 +47,21 @@ impl Resizer {
     /// The size is 0 or not a multiple of the block (512 bytes; with direct I/O that of the file);
     /// the disk is read-only; or the host refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
-        let block = self.image.block();
+        let image = self.current.image();
+        let block = image.block();
         if size == 0 || !size.is_multiple_of(block) {
             let what =
                 format!("invalid disk size of {size} bytes: it must be a positive multiple of {block}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        self.image.resize(size)?;
+        image.resize(size)?;
         self.look()
     }
 
     /// Error of the last look at the image, by any resizer of the disk.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.image.look_error()
+        self.current.image().look_error()
     }
 
     /// Whether the image has been deleted, so that its data is lost when it is closed.
@@ -71,12 +72,12 @@ impl Resizer {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let is_gone =
             |file| rustix::fs::statx(file, c"", flags, StatxFlags::NLINK).map(|found| found.stx_nlink == 0);
-        self.image.source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
+        self.current.image().source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
     }
 
     /// Size of the disk in bytes at the last look at the image. Never blocks.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.image.sectors() * SECTOR
+        self.current.image().sectors() * SECTOR
     }
 }

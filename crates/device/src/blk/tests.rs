@@ -3,6 +3,7 @@ mod block_device;
 mod data;
 mod direct;
 mod disk;
+mod full;
 mod in_flight;
 mod in_place;
 mod latencies;
@@ -14,8 +15,14 @@ mod model;
 mod open;
 mod qcow2;
 mod resize;
+mod snapshot;
 mod stores;
 
+use super::current::Attached;
+use super::engine::Engine;
+use super::engine::held::{Held, Orders};
+use super::handler::Handler;
+use super::wake::Wake;
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;
 use crate::rig::{DATA, Rig, segment, skipped};
@@ -25,7 +32,7 @@ use paravane_ring::driver::Used;
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
@@ -84,7 +91,7 @@ fn is_mapped(disk: &Blk) -> bool {
 static DIRECT_BLOCK: LazyLock<Result<u64, String>> = LazyLock::new(|| {
     let file = image(&[0; 4096]);
     let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Immediate) });
-    disk.map(|disk| disk.image.block()).map_err(|why| why.to_string())
+    disk.map(|disk| disk.current.image().block()).map_err(|why| why.to_string())
 });
 
 /// Bytes that tell where they are.
@@ -126,6 +133,15 @@ fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
     let range =
         DiscardRange { sector: sector.to_le(), num_sectors: num_sectors.to_le(), flags: flags.to_le() };
     range.as_bytes().to_vec()
+}
+
+/// The handler of a queue, with a host that follows the test's orders.
+fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handler {
+    let (follower, Attached { image, .. }) = disk.current.join(256).unwrap();
+    let engine = Engine::Held(Held::new(image.clone(), orders));
+    let wake = Wake::new(follower.event(), engine.own_fd()).unwrap();
+    let errors = (0, disk.errors());
+    Handler::new((follower, image), disk.id, (engine, wake), None, (256, features), errors)
 }
 
 /// An answered request.

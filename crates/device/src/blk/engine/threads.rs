@@ -13,10 +13,9 @@
 //! be waited for.
 use super::{Image, Job, Mapped, Outcome};
 use crate::LogDevice;
-use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -160,18 +159,14 @@ fn work(work_queue: &WorkQueue, image: &Image) {
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
     // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and
     // it has not even been posted.
-    let on_source = |job| unsafe { image.source.perform(job) };
-    match &image.qcow2 {
-        Some(qcow2) => qcow2.perform(job, on_source),
-        None => on_source(job),
-    }
+    unsafe { image.perform(job) }
 }
 
 /// State that a queue shares with the workers.
 struct Shared {
     outcomes: Mutex<Vec<Outcome>>,
     posted: Condvar,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
 }
 
 impl Shared {
@@ -212,9 +207,8 @@ impl std::fmt::Debug for Threads {
 }
 
 impl Threads {
-    pub(super) fn new(pool: Arc<Pool>, jobs: u16) -> io::Result<Self> {
+    pub(super) fn new(pool: Arc<Pool>, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
         pool.start()?;
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
         let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });
         let done = VecDeque::with_capacity(jobs.into());
@@ -224,10 +218,6 @@ impl Threads {
     /// Whether jobs may be done at once.
     pub(super) fn copies(&self) -> bool {
         matches!(self.pool.at_once, AtOnce::InFile(_))
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
     }
 
     pub(super) fn listen(&mut self) -> bool {

@@ -15,9 +15,9 @@ use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 /// The image is the ring's only registered file.
 const IMAGE: types::Fixed = types::Fixed(0);
@@ -88,7 +88,7 @@ fn no_ring(error: io::Error, entries: u32) -> io::Error {
 /// The ring of one queue.
 pub(in crate::blk) struct Uring {
     ring: IoUring,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
     /// Registered guest memory, if requested.
     registered: Option<Registered>,
     /// Registered memory supports transfers of several pieces.
@@ -102,20 +102,15 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    pub(super) fn new(file: &File, registers: bool, jobs: u16) -> io::Result<Self> {
+    pub(super) fn new(file: &File, registers: bool, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
         // Every job in flight has an entry in either queue (the completion queue is twice as long):
         // neither can overflow.
         let entries = u32::from(jobs).next_power_of_two().max(2);
         let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
-        let event = event()?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let registered = registers.then(Registered::default);
         Ok(Self { ring, event, registered, lists: probe()? })
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
     }
 
     pub(super) fn registers(&self) -> bool {

@@ -65,6 +65,13 @@ impl Slot {
         &self.process
     }
 
+    /// Uses the slot that another process has taken by its descriptor `process`.
+    ///
+    /// `None`: that is of another file.
+    pub(super) fn adopt(file: &File, process: File) -> Option<Self> {
+        same(file, &process).ok()?.then_some(Self { process })
+    }
+
     /// Takes a free slot; `again` is a second open file description of the image.
     ///
     /// `None`: all are taken, or the file system has no locks. Then a successor of this process
@@ -72,10 +79,6 @@ impl Slot {
     pub(super) fn take(file: &File, again: Option<File>, read_only: bool) -> Option<Self> {
         let process = again?;
         // The path may name another file by now.
-        let same = |one: &File, other: &File| -> io::Result<bool> {
-            let (one, other) = (one.metadata()?, other.metadata()?);
-            Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
-        };
         if !same(file, &process).ok()? {
             return None;
         }
@@ -93,6 +96,12 @@ impl Slot {
         }
         None
     }
+}
+
+/// Whether both are of one file.
+fn same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 /// Retries `attempt` for [`PATIENCE`] while it returns `false`.

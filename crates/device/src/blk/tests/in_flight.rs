@@ -1,7 +1,6 @@
 //! Requests in flight: short transfers, errors, resets, memory that goes away.
-use super::super::engine::held::{Held, Orders};
-use super::super::engine::{Engine, Job};
-use super::super::{Handler, Operation};
+use super::super::Operation;
+use super::super::engine::Job;
 use super::*;
 use crate::rig::{BASE, SIZE};
 use crate::{Device, MappedQueue, Served, State};
@@ -23,9 +22,7 @@ impl HeldRig {
         let disk = Blk::open(config(file, EngineChoice::Threads)).unwrap();
         let features = disk.features() & !refused_features;
         let orders = Arc::new(Mutex::new(orders));
-        let engine = Engine::Held(Held::new(disk.image.clone(), orders.clone()));
-        let handler =
-            Handler::new(disk.image.clone(), disk.id, engine, None, (256, features), (0, disk.errors()));
+        let handler = held_handler(&disk, orders.clone(), features);
         Self { rig: Rig::with_handler(disk, features, Box::new(handler)), orders }
     }
 
@@ -214,7 +211,7 @@ fn a_stop_completes_what_is_in_flight() {
 }
 
 /// Has the queue of a rig tracked, in the last 64 KiB of its memory.
-fn track(rig: &mut Rig<Blk>) {
+pub(super) fn track(rig: &mut Rig<Blk>) {
     let Rig { live, memory, device, addresses, .. } = rig;
     let features = device.features();
     let mut handle = memory.handle();

@@ -59,7 +59,7 @@ fn asked(disk: &Blk, offset: u64, len: usize) -> Option<Vec<(u64, usize)>> {
         }
         other => panic!("{other:?}"),
     };
-    let done = disk.image.qcow2.as_ref().unwrap().in_place(Job::Read { pieces, offset }, file)?;
+    let done = disk.current.image().qcow2.as_ref().unwrap().in_place(Job::Read { pieces, offset }, file)?;
     let log = log.into_inner();
     assert_eq!(log.iter().map(|(_, len)| *len).sum::<usize>(), done as usize);
     Some(log)

@@ -1,7 +1,4 @@
 //! Records of a disk's requests, with a clock that only the test moves.
-use super::super::Handler;
-use super::super::engine::Engine;
-use super::super::engine::held::{Held, Orders};
 use super::*;
 use crate::latency::rig::Watch;
 use crate::latency::{Operation, Request, RequestObserver, RequestRecord, Stage};
@@ -25,10 +22,8 @@ fn a_slow_host_shows_as_host_io_and_nothing_else_does() {
         let file = image(&pattern(DISK, 1));
         let disk = Blk::open(config(&file, EngineChoice::Threads)).unwrap();
         let orders = Arc::new(Mutex::new(Orders::default()));
-        let engine = Engine::Held(Held::new(disk.image.clone(), orders.clone()));
         let features = features | disk.features();
-        let handler =
-            Handler::new(disk.image.clone(), disk.id, engine, None, (256, features), (0, disk.errors()));
+        let handler = held_handler(&disk, orders.clone(), features);
         let mut rig = Rig::with_handler(disk, features, Box::new(handler));
         let watch = Watch::of(&mut rig.live);
         (0..3).for_each(|number| add_read(&mut rig, number));
@@ -156,10 +151,8 @@ fn a_stop_records_what_it_completes_and_a_reset_forgets_it() {
     for complete in [true, false] {
         let file = image(&pattern(DISK, 1));
         let disk = Blk::open(config(&file, EngineChoice::Threads)).unwrap();
-        let engine = Engine::Held(Held::new(disk.image.clone(), Arc::default()));
         let features = disk.features();
-        let handler =
-            Handler::new(disk.image.clone(), disk.id, engine, None, (256, features), (0, disk.errors()));
+        let handler = held_handler(&disk, Arc::default(), features);
         let mut rig = Rig::with_handler(disk, features, Box::new(handler));
         let watch = Watch::of(&mut rig.live);
         (0..3).for_each(|number| add_read(&mut rig, number));

@@ -1,0 +1,352 @@
+//! The image that the queues of a disk use, and its replacement while they run.
+//!
+//! ```text
+//!   Current::hold      gate odd: each queue takes nothing new, and says when nothing is in flight
+//!      all idle ------> Hold::replace   the other image, gate even: queues go on with it
+//!      a timeout -----> Hold is dropped gate even: queues go on with the same image
+//! ```
+//! A queue looks at the gate once a batch: one load of a word that it shares with nobody who writes.
+//! All else is under a lock, and happens only when the gate has changed. Whoever changes the gate
+//! then signals each queue's descriptor, so that a thread that sleeps looks, too.
+//!
+//! The switch is atomic for the driver: while a request is in flight no queue uses the other image,
+//! and once a queue uses it, none uses the old one.
+use super::engine::{Engine, EngineKind};
+use super::full::Full;
+use super::image::Image;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An image, and the engine that does its I/O.
+#[derive(Clone, Debug)]
+pub(super) struct Attached {
+    pub(super) image: Arc<Image>,
+    pub(super) engine: EngineKind,
+}
+
+/// The image in use.
+#[derive(Debug)]
+pub(super) struct Current {
+    /// Odd: queues are held. It changes when they have to look.
+    gate: AtomicU64,
+    state: Mutex<State>,
+    /// A queue has become idle, has gone on or has ended.
+    changed: Condvar,
+    pub(super) full: Arc<Full>,
+}
+
+#[derive(Debug)]
+struct State {
+    attached: Attached,
+    /// Number of replacements.
+    generation: u64,
+    queues: Vec<Member>,
+    next: u64,
+    /// Engines of images that were replaced: to end one takes a while.
+    retired: Vec<Engine>,
+}
+
+/// A live queue.
+#[derive(Debug)]
+struct Member {
+    id: u64,
+    jobs: u16,
+    event: Arc<OwnedFd>,
+    progress: Progress,
+    /// Engine for an image that comes, and the number of that image.
+    prepared: Option<(u64, Engine)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Running,
+    /// Nothing is in flight, and it takes nothing while the gate is odd.
+    Idle,
+    /// As `Idle`, and no thread serves it, maybe for long.
+    Resting,
+}
+
+impl Current {
+    pub(super) fn new(attached: Attached, full: Arc<Full>) -> Arc<Self> {
+        let state = State { attached, generation: 0, queues: Vec::new(), next: 0, retired: Vec::new() };
+        Arc::new(Self { gate: AtomicU64::new(0), state: Mutex::new(state), changed: Condvar::new(), full })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No change can be left half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The image and its engine.
+    pub(super) fn attached(&self) -> Attached {
+        self.state().attached.clone()
+    }
+
+    /// The image.
+    pub(super) fn image(&self) -> Arc<Image> {
+        self.state().attached.image.clone()
+    }
+
+    /// Number of live queues.
+    pub(super) fn queues(&self) -> usize {
+        self.state().queues.len()
+    }
+
+    /// Takes a queue in, with room for `jobs` jobs. It makes an engine for what is attached.
+    pub(super) fn join(self: &Arc<Self>, jobs: u16) -> io::Result<(Follower, Attached)> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let event = Arc::new(rustix::event::eventfd(0, flags)?);
+        let mut state = self.state();
+        let id = state.next;
+        state.next += 1;
+        // Acquire: pairs with the release in `turn_gate`. The lock orders, too.
+        let gate = self.gate.load(Ordering::Acquire);
+        let held = is_odd(gate);
+        let progress = if held { Progress::Idle } else { Progress::Running };
+        state.queues.push(Member { id, jobs, event: event.clone(), progress, prepared: None });
+        let (generation, attached) = (state.generation, state.attached.clone());
+        drop(state);
+        let follower = Follower { current: self.clone(), id, event, gate, generation, held, is_idle: held };
+        Ok((follower, attached))
+    }
+
+    /// Changes the gate by `step`, and has all queues look at it.
+    fn turn_gate(&self, state: &State, step: u64) {
+        // Release: for what the queue reads without the lock, which is nothing; it pairs with the
+        // acquire in `Follower::has_changed` all the same.
+        self.gate.fetch_add(step, Ordering::Release);
+        for queue in &state.queues {
+            // Fails only if the counter is full, and so readable.
+            let _ = rustix::io::write(&queue.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Has all queues try again what waits for room.
+    pub(super) fn retry(&self) {
+        self.turn_gate(&self.state(), 2);
+    }
+
+    /// Makes an engine for each live queue, for `attached` that will be in use.
+    ///
+    /// # Errors
+    /// The host refuses a resource.
+    pub(super) fn prepare(&self, attached: &Attached) -> io::Result<()> {
+        let queues: Vec<_> = {
+            let state = self.state();
+            state.queues.iter().map(|queue| (queue.id, queue.jobs, queue.event.clone())).collect()
+        };
+        for (id, jobs, event) in queues {
+            let engine = Engine::new(&attached.engine, &attached.image, jobs, &event)?;
+            let mut state = self.state();
+            let next = state.generation + 1;
+            // A queue that ends meanwhile needs none.
+            let queue = state.queues.iter_mut().find(|queue| queue.id == id);
+            let old = queue.and_then(|queue| queue.prepared.replace((next, engine)));
+            drop(state);
+            drop(old);
+        }
+        Ok(())
+    }
+
+    /// Holds all queues, and waits until nothing is in flight.
+    ///
+    /// `None`: that has taken longer than `patience`, and they go on. One caller at a time.
+    pub(super) fn hold(&self, patience: Duration) -> Option<Hold<'_>> {
+        let begin = Instant::now();
+        let mut state = self.state();
+        for queue in &mut state.queues {
+            if queue.progress == Progress::Idle {
+                queue.progress = Progress::Running;
+            }
+        }
+        self.turn_gate(&state, 1);
+        drop(state);
+        let hold = Hold { current: self, begin };
+        let runs = |state: &State| state.queues.iter().any(|queue| queue.progress == Progress::Running);
+        hold.wait(patience, runs).then_some(hold)
+    }
+
+    /// Ends the engines of replaced images, and those that were prepared in vain.
+    pub(super) fn clear(&self) {
+        let (retired, prepared): (Vec<_>, Vec<_>) = {
+            let mut state = self.state();
+            let retired = std::mem::take(&mut state.retired);
+            (retired, state.queues.iter_mut().filter_map(|queue| queue.prepared.take()).collect())
+        };
+        drop((retired, prepared));
+    }
+}
+
+/// All queues are held. Dropped: they go on.
+pub(super) struct Hold<'a> {
+    current: &'a Current,
+    begin: Instant,
+}
+
+impl Hold<'_> {
+    /// Waits while `pending`, for `patience` from the begin on. `false`: it still is.
+    fn wait(&self, patience: Duration, pending: impl Fn(&State) -> bool) -> bool {
+        let mut state = self.current.state();
+        loop {
+            if !pending(&state) {
+                return true;
+            }
+            let left = patience.saturating_sub(self.begin.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.current.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Replaces the image, lets all queues go on, and waits for that. Returns the length of the pause.
+    pub(super) fn replace(self, attached: Attached, patience: Duration) -> Duration {
+        {
+            let mut state = self.current.state();
+            state.attached = attached;
+            state.generation += 1;
+            self.current.turn_gate(&state, 1);
+        }
+        let waits = |state: &State| state.queues.iter().any(|queue| queue.progress == Progress::Idle);
+        self.wait(patience, waits);
+        let pause = self.begin.elapsed();
+        std::mem::forget(self);
+        pause
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.current.turn_gate(&self.current.state(), 1);
+    }
+}
+
+/// One queue's part. Dropped: the queue has ended, and nothing of it is in flight.
+#[derive(Debug)]
+pub(super) struct Follower {
+    current: Arc<Current>,
+    id: u64,
+    event: Arc<OwnedFd>,
+    /// The gate as it was seen last.
+    gate: u64,
+    /// Number of the image that it uses.
+    generation: u64,
+    /// It takes nothing new.
+    held: bool,
+    /// Others know that nothing is in flight.
+    is_idle: bool,
+}
+
+/// Replacement of a queue's image.
+#[derive(Debug)]
+pub(super) struct Replacement {
+    pub(super) attached: Attached,
+    /// Its engine, if one was prepared.
+    pub(super) engine: Option<Engine>,
+}
+
+fn is_odd(gate: u64) -> bool {
+    gate % 2 == 1
+}
+
+/// The value of a gate that never is: a queue that comes back looks.
+const UNSEEN: u64 = u64::MAX;
+
+impl Follower {
+    /// Signalled when the gate has changed; engines use it, too.
+    pub(super) fn event(&self) -> &Arc<OwnedFd> {
+        &self.event
+    }
+
+    /// Whether [`Follower::look`] has something to see.
+    pub(super) fn has_changed(&self) -> bool {
+        // Acquire: pairs with the release in `turn_gate`.
+        self.current.gate.load(Ordering::Acquire) != self.gate
+    }
+
+    /// Whether the queue takes nothing new.
+    pub(super) fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Where requests that find no room are counted.
+    pub(super) fn full(&self) -> &Arc<Full> {
+        &self.current.full
+    }
+
+    /// Sees why the gate has changed. Returns the image to use from now on, if it is another one.
+    ///
+    /// With a replacement, nothing of the queue is in flight.
+    #[cold]
+    pub(super) fn look(&mut self) -> Option<Replacement> {
+        let mut state = self.current.state();
+        // Under the lock the gate does not change.
+        self.gate = self.current.gate.load(Ordering::Acquire);
+        self.held = is_odd(self.gate);
+        let generation = state.generation;
+        let attached = (!self.held && generation != self.generation).then(|| state.attached.clone());
+        let queue = state.queues.iter_mut().find(|queue| queue.id == self.id)?;
+        if self.held {
+            self.is_idle = match queue.progress {
+                Progress::Running => false,
+                Progress::Idle | Progress::Resting => true,
+            };
+            if self.is_idle {
+                queue.progress = Progress::Idle;
+            }
+            return None;
+        }
+        (queue.progress, self.is_idle) = (Progress::Running, false);
+        // A late queue may find one for the image after this one.
+        let prepared = queue.prepared.take_if(|(of, _)| attached.is_some() && *of == generation);
+        let engine = prepared.map(|(_, engine)| engine);
+        drop(state);
+        self.current.changed.notify_all();
+        self.generation = generation;
+        attached.map(|attached| Replacement { attached, engine })
+    }
+
+    /// Tells that nothing of a held queue is in flight.
+    #[cold]
+    pub(super) fn idle(&mut self) {
+        if std::mem::replace(&mut self.is_idle, true) {
+            return;
+        }
+        self.progress(Progress::Idle);
+    }
+
+    /// Tells that nothing is in flight, and that the queue looks before it takes something.
+    #[cold]
+    pub(super) fn rest(&mut self) {
+        self.gate = UNSEEN;
+        self.progress(Progress::Resting);
+    }
+
+    fn progress(&self, progress: Progress) {
+        if let Some(queue) = self.current.state().queues.iter_mut().find(|queue| queue.id == self.id) {
+            queue.progress = progress;
+        }
+        self.current.changed.notify_all();
+    }
+
+    /// Gives up an engine whose image was replaced. It ends when there is time.
+    pub(super) fn retire(&self, engine: Engine) {
+        self.current.state().retired.push(engine);
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let prepared = {
+            let mut state = self.current.state();
+            let at = state.queues.iter().position(|queue| queue.id == self.id);
+            at.map(|at| state.queues.swap_remove(at))
+        };
+        self.current.changed.notify_all();
+        drop(prepared);
+    }
+}

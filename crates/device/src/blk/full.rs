@@ -1,0 +1,168 @@
+//! Requests that wait for room: the host's file system, quota or store is full.
+//!
+//! ```text
+//!   a write fails with ENOSPC or EDQUOT --> held --every second, Full::retry--> the engine again
+//!   later writes of its queue ------------> held          |
+//!   reads and flushes: served on                           '--done: the last one ends the state
+//! ```
+//! The driver sees requests that take long, and nothing else. One line in the log begins the state, and
+//! one ends it.
+use super::current::Current;
+use crate::LogDevice;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Time between two attempts.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Stack of the thread that counts it.
+const STACK: usize = 128 << 10;
+
+/// What becomes of a write for which the host has no room (ENOSPC, EDQUOT).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// It fails.
+    #[default]
+    Error,
+    /// It waits, with the later writes of its queue, and is tried again every second.
+    ///
+    /// A queue that stops tries once more. What fails then is left to a successor by in-flight
+    /// tracking; without, it fails.
+    Wait,
+}
+
+/// A disk that waits for room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FullStatus {
+    /// When the first request found none.
+    pub since: SystemTime,
+    /// Requests that wait.
+    pub requests: u64,
+    /// Error of the host.
+    pub error: String,
+}
+
+/// Requests of a disk that wait for room.
+#[derive(Debug)]
+pub struct Full {
+    /// Name in the log.
+    device: String,
+    policy: OnFull,
+    state: Mutex<State>,
+    ended: Condvar,
+    disk: OnceLock<Weak<Current>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    now: Option<(FullStatus, Instant)>,
+    /// Number of times that the disk began to wait.
+    times: u64,
+    /// A thread counts the time to the next attempt.
+    retries: bool,
+}
+
+impl Full {
+    pub(super) fn new(device: String, policy: OnFull) -> Arc<Self> {
+        let (state, ended) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { device, policy, state, ended, disk: OnceLock::new() })
+    }
+
+    /// Sets the disk, once.
+    pub(super) fn of(&self, disk: &Arc<Current>) {
+        let _ = self.disk.set(Arc::downgrade(disk));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change leaves it whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, while requests wait.
+    #[must_use]
+    pub fn status(&self) -> Option<FullStatus> {
+        self.state().now.as_ref().map(|(status, _)| status.clone())
+    }
+
+    /// Number of times that requests began to wait.
+    #[must_use]
+    pub fn times(&self) -> u64 {
+        self.state().times
+    }
+
+    /// Tries all waiting requests again now.
+    pub fn retry(&self) {
+        if let Some(disk) = self.disk.get().and_then(Weak::upgrade)
+            && self.state().now.is_some()
+        {
+            disk.retry();
+        }
+    }
+
+    /// Whether requests wait rather than fail.
+    pub(super) fn waits(&self) -> bool {
+        self.policy == OnFull::Wait
+    }
+
+    /// Counts one more request that waits. `false`: it cannot.
+    #[cold]
+    pub(super) fn hold(self: &Arc<Self>, error: i32) -> bool {
+        let mut state = self.state();
+        if !state.retries {
+            if let Err(error) = self.count_time() {
+                tracing::error!(device = self.device, "writes cannot wait for room: no thread: {error}");
+                return false;
+            }
+            state.retries = true;
+        }
+        if let Some((status, _)) = &mut state.now {
+            status.requests += 1;
+            return true;
+        }
+        let error = io::Error::from_raw_os_error(error).to_string();
+        state.times += 1;
+        let status = FullStatus { since: SystemTime::now(), requests: 1, error: error.clone() };
+        state.now = Some((status, Instant::now()));
+        drop(state);
+        tracing::error!(device = self.device, "disk full: writes wait for room: {error}");
+        true
+    }
+
+    /// Counts a request that waits no more.
+    #[cold]
+    pub(super) fn release(&self) {
+        let mut state = self.state();
+        let Some((status, _)) = &mut state.now else { return };
+        status.requests = status.requests.saturating_sub(1);
+        if status.requests > 0 {
+            return;
+        }
+        let seconds = state.now.take().map_or(0.0, |(_, since)| since.elapsed().as_secs_f64());
+        drop(state);
+        self.ended.notify_all();
+        tracing::info!(device = self.device, "disk no longer full: no write waits, after {seconds:.1} s");
+    }
+
+    /// Starts a thread that tries again until no request waits.
+    fn count_time(self: &Arc<Self>) -> io::Result<()> {
+        let (full, device) = (self.clone(), LogDevice::current());
+        let run = move || {
+            let _named = LogDevice::enter(device);
+            let mut state = full.state();
+            while state.now.is_some() {
+                state = full.ended.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+                let Some(disk) = full.disk.get().and_then(Weak::upgrade) else { break };
+                if state.now.is_some() {
+                    // A queue may want the lock.
+                    drop(state);
+                    disk.retry();
+                    state = full.state();
+                }
+            }
+            state.retries = false;
+        };
+        // It waits for the lock, which the caller has until the state is there.
+        std::thread::Builder::new().name("blk-full".into()).stack_size(STACK).spawn(run).map(drop)
+    }
+}

@@ -1,0 +1,101 @@
+//! An overlay for a disk that is served, on its way to the process that serves it.
+//!
+//! ```text
+//!   process that may create files                     process that serves the disk
+//!     Overlay::create  an empty qcow2 image, locked
+//!     Overlay::files   two descriptors      ------>   Overlay::received
+//!     closes its own                                  Snapshots::take
+//! ```
+//! The locks belong to the open file descriptions, and so go along.
+use super::image_file::{ImageFile, Opening};
+use super::source::Source;
+use super::{Format, OpenError, qcow2};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// How an overlay is opened.
+const OPENING: Opening = Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false };
+
+/// What an overlay records of the image below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverlayBase {
+    /// Path of the image.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: Format,
+    /// Size of the disk in bytes.
+    pub size: u64,
+}
+
+/// An overlay without data, open and locked.
+#[derive(Debug)]
+pub struct Overlay(pub(super) ImageFile);
+
+impl Overlay {
+    /// Creates the file of an overlay, and closes it.
+    ///
+    /// It gets the mode of the image below it, and its owner if this process may give files away.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be created. A file that was begun is removed.
+    pub fn create_file(path: &Path, base: &OverlayBase) -> Result<(), OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let options = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).to_owned();
+        let file = options.open(path).map_err(os)?;
+        let fill = || {
+            if let Ok(below) = base.path.metadata()
+                && below.is_file()
+            {
+                // Only root may.
+                let _ = std::os::unix::fs::fchown(&file, Some(below.uid()), Some(below.gid()));
+                file.set_permissions(PermissionsExt::from_mode(below.mode() & 0o666))?;
+            }
+            let format = match base.format {
+                Format::Raw => "raw",
+                Format::Qcow2 => "qcow2",
+            };
+            let name = base.path.to_str().ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidInput, "the path of the image below it is not UTF-8")
+            })?;
+            let source = Source::File(file.try_clone()?);
+            qcow2::create(&source, path, base.size, (name.to_owned(), format))
+        };
+        fill().map_err(|source| {
+            let _ = std::fs::remove_file(path);
+            os(source)
+        })
+    }
+
+    /// Creates an overlay as [`Overlay::create_file`] does, and locks it.
+    ///
+    /// # Errors
+    /// As above, or another process has it.
+    pub fn create(path: &Path, base: &OverlayBase) -> Result<Self, OpenError> {
+        Self::create_file(path, base)?;
+        ImageFile::open(path, OPENING).map(Self)
+    }
+
+    /// Descriptors for the process that serves the disk, in order.
+    #[must_use]
+    pub fn files(&self) -> Vec<BorrowedFd<'_>> {
+        let process = self.0.guards.process().map(AsFd::as_fd);
+        self.0.source.file().map(AsFd::as_fd).into_iter().chain(process).collect()
+    }
+
+    /// Takes an overlay over by its descriptors, which another process may have chosen.
+    ///
+    /// # Errors
+    /// They are not those of an overlay.
+    pub fn received(files: Vec<OwnedFd>, path: &Path) -> Result<Self, OpenError> {
+        let mut files = files.into_iter().map(File::from);
+        let wrong = || {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "its descriptors are missing");
+            OpenError::Os { path: path.to_owned(), source }
+        };
+        let file = files.next().ok_or_else(wrong)?;
+        ImageFile::adopt(file, files.next(), path, OPENING).map(Self)
+    }
+}

@@ -1,0 +1,200 @@
+//! Snapshots of a disk while its queues run.
+//!
+//! ```text
+//!   prepare: open the overlay on the image, sync the image, make engines, mark the image
+//!   pause:   hold the queues, wait for what is in flight, replace the image     Current::hold
+//!   after:   share the image's lock, end the old engines, sync the image again
+//! ```
+//! The image is then the backing file of the overlay, and not written to again: it has all writes
+//! that were completed before the pause, and none that began after. What fails before the replacement
+//! changes nothing.
+//!
+//! A write that was in flight is completed in the image. So nothing that the driver has been told is
+//! missing there, and nothing that it was not told matters: the image is what a crash would have left.
+use super::choice::{choose_engine, engine_name};
+use super::current::{Attached, Current};
+use super::image::Image;
+use super::image_file;
+use super::mark;
+use super::overlay::{Overlay, OverlayBase};
+use super::qcow2::Qcow2;
+use super::{BlkConfig, EngineChoice, Format, OpenError};
+use paravane_spec::blk::SECTOR;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Duration;
+use thiserror::Error;
+
+/// A snapshot was not taken. The disk is as it was.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The disk takes no writes.
+    #[error("the disk is read-only: its image is a snapshot already")]
+    ReadOnly,
+    /// The image is not locked.
+    #[error("the image is not locked, and another process may write to it: serve it without --no-lock")]
+    Unlocked,
+    /// Another snapshot is being taken.
+    #[error("another snapshot of the disk is being taken; try again")]
+    Busy,
+    /// The overlay cannot be used.
+    #[error(transparent)]
+    Overlay(#[from] OpenError),
+    /// The overlay has another size than the disk.
+    #[error("the overlay has {overlay} bytes, the disk {disk}: it has changed its size; try again")]
+    Size {
+        /// Size of the overlay's disk in bytes.
+        overlay: u64,
+        /// Size of the disk in bytes.
+        disk: u64,
+    },
+    /// The image cannot be used as a backing file, or not be synced.
+    #[error("cannot prepare the image: {0}")]
+    Image(io::Error),
+    /// Requests in flight have taken too long.
+    #[error(
+        "requests in flight did not end within {} ms (--pause-limit); the disk runs on without a snapshot",
+        .0.as_millis()
+    )]
+    Timeout(Duration),
+}
+
+/// A snapshot that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Time from the first hold of a queue until all go on.
+    pub pause: Duration,
+    /// Number of queues that ran.
+    pub queues: usize,
+    /// Path of the image below, which is frozen.
+    pub base: PathBuf,
+    /// The image below is marked; see [`OVERLAY_MARK`](super::OVERLAY_MARK).
+    pub is_marked: bool,
+    /// Engine of the overlay.
+    pub engine: String,
+    /// Why the image below may lose its last writes in a crash of the host until the next flush.
+    pub unsynced: Option<String>,
+}
+
+/// Takes snapshots of a disk.
+#[derive(Debug)]
+pub struct Snapshots {
+    current: Arc<Current>,
+    choice: EngineChoice,
+    alone: Mutex<()>,
+}
+
+impl Snapshots {
+    pub(super) fn new(current: Arc<Current>, choice: EngineChoice) -> Self {
+        Self { current, choice, alone: Mutex::default() }
+    }
+
+    /// What an overlay of the disk has to record.
+    ///
+    /// # Errors
+    /// The disk has no snapshots.
+    pub fn base(&self) -> Result<OverlayBase, SnapshotError> {
+        let image = self.current.image();
+        check(&image)?;
+        let format = if image.qcow2.is_some() { Format::Qcow2 } else { Format::Raw };
+        Ok(OverlayBase { path: image.path.clone(), format, size: image.sectors() * SECTOR })
+    }
+
+    /// Path of the image in use.
+    #[must_use]
+    pub fn image(&self) -> PathBuf {
+        self.current.image().path.clone()
+    }
+
+    /// Name of its engine, as [`Blk::engine`](super::Blk::engine).
+    #[must_use]
+    pub fn engine(&self) -> String {
+        engine_name(&self.current.attached())
+    }
+
+    /// Freezes the image, and has the disk write to `overlay` from now on.
+    ///
+    /// The queues are held for `limit` at most. May block on storage before and after that.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`]. Nothing has changed.
+    pub fn take(&self, overlay: Overlay, limit: Duration) -> Result<Snapshot, SnapshotError> {
+        let _alone = match self.alone.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(SnapshotError::Busy),
+        };
+        let taken = self.take_alone(overlay, limit);
+        self.current.clear();
+        taken
+    }
+
+    fn take_alone(&self, Overlay(file): Overlay, limit: Duration) -> Result<Snapshot, SnapshotError> {
+        let base = self.current.image();
+        check(&base)?;
+        let path = file.path.clone();
+        let below = base.as_base().map_err(SnapshotError::Image)?;
+        let below_size = below.size();
+        let qcow2 = Qcow2::over(&file, below)?;
+        let image = Arc::new(Image::overlay(file, qcow2, base.clone())?);
+        let config = BlkConfig {
+            // A ring is for raw images.
+            engine: if self.choice == EngineChoice::IoUring { EngineChoice::Auto } else { self.choice },
+            ..BlkConfig::new(&path)
+        };
+        let engine = choose_engine(&image, &config, None)?;
+        let attached = Attached { image: image.clone(), engine };
+        let engine = engine_name(&attached);
+        // So that little is left to write afterwards.
+        base.sync().map_err(SnapshotError::Image)?;
+        self.current.prepare(&attached).map_err(SnapshotError::Image)?;
+        let marked = base.source.file().map(|file| mark::set(file, &path));
+        let is_marked = marked.transpose().map_err(SnapshotError::Image)?.unwrap_or(false);
+        let mut undo = Unmark(Some(base.clone()));
+
+        let hold = self.current.hold(limit).ok_or(SnapshotError::Timeout(limit))?;
+        // Requests are checked against it. Nobody changes it without a lock that both have.
+        let disk = base.sectors() * SECTOR;
+        let overlay = image.sectors() * SECTOR;
+        if overlay != disk || below_size / SECTOR * SECTOR != disk {
+            return Err(SnapshotError::Size { overlay, disk });
+        }
+        let queues = self.current.queues();
+        let pause = hold.replace(attached, limit.saturating_mul(2));
+        undo.0 = None;
+
+        if let Some(file) = base.source.file()
+            && let Err(error) = image_file::share(file)
+        {
+            tracing::warn!(path = %base.path.display(), %error, "the image below cannot be shared by other overlays");
+        }
+        self.current.clear();
+        let unsynced = image.sync_base().err().map(|error| error.to_string());
+        Ok(Snapshot { pause, queues, base: base.path.clone(), is_marked, engine, unsynced })
+    }
+}
+
+/// Whether an image can be frozen.
+fn check(image: &Image) -> Result<(), SnapshotError> {
+    if image.read_only {
+        return Err(SnapshotError::ReadOnly);
+    }
+    if image.guards.is_shared() {
+        return Err(SnapshotError::Unlocked);
+    }
+    Ok(())
+}
+
+/// Removes the mark of an image, if it is left to do so.
+struct Unmark(Option<Arc<Image>>);
+
+impl Drop for Unmark {
+    fn drop(&mut self) {
+        if let Some(file) = self.0.as_ref().and_then(|image| image.source.file()) {
+            mark::clear(file);
+        }
+    }
+}
