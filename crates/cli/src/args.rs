@@ -1,5 +1,6 @@
 //! The command line.
 use crate::disk::DiskArg;
+use crate::disk::args::DiskArgs;
 use crate::engine::Engine;
 use crate::net::NetArg;
 use crate::serve::args::{LogFormat, ServeArgs, StatusArgs, TopArgs, TraceArgs};
@@ -28,6 +29,7 @@ pub(crate) enum Command {
     Status(StatusArgs),
     Top(TopArgs),
     Trace(TraceArgs),
+    Disk(DiskArgs),
     Doctor(DoctorArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),

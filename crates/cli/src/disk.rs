@@ -1,6 +1,20 @@
-//! `--disk PATH[,ro]`.
+//! `--disk PATH[,ro]`, and the commands of `paravane disk`.
+pub(crate) mod args;
+mod fork;
+mod snapshot;
+
+use crate::failure::Failure;
+use args::{DiskArgs, DiskCommand};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::str::FromStr;
+
+pub(crate) fn main(args: &DiskArgs) -> Result<ExitCode, Failure> {
+    match &args.command {
+        DiskCommand::Snapshot(args) => snapshot::main(args),
+        DiskCommand::Fork(args) => fork::main(args),
+    }
+}
 
 /// One disk of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         Command::Status(args) => serve::status::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Trace(args) => trace::main(&args),
+        Command::Disk(args) => disk::main(&args),
         Command::Manuals(args) => manuals::main(&args),
         Command::Reference(args) => reference::main(&args),
         Command::Doctor(args) => doctor::main(&args),

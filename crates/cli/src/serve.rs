@@ -25,6 +25,7 @@ pub(crate) mod sandbox;
 pub(crate) mod shelf;
 pub(crate) mod signals;
 mod slow;
+pub(crate) mod snapshot;
 mod sockets;
 pub(crate) mod spec;
 pub(crate) mod status;
@@ -33,6 +34,7 @@ pub(crate) mod systemd;
 pub(crate) mod take_over;
 mod threads;
 pub(crate) mod trace;
+pub(crate) mod wire;
 
 use crate::conventions::BackEnd;
 use crate::failure::{self, Failure};
@@ -55,6 +57,7 @@ use sandbox::user::Target;
 use sd_notify::NotifyState;
 use shelf::{Found, KeptSession, Place, Shelf};
 use signals::{Request, Signals};
+use snapshot::SnapshotServer;
 use sockets::Sockets;
 use spec::{DeviceSpec, Endpoint, Kind};
 use std::collections::HashMap;
@@ -68,6 +71,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use take_over::{Giver, Taker};
 use threads::Threads;
+use trace::stream::Wanted;
 
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
@@ -499,7 +503,11 @@ fn run(
         giver.as_ref().map_or_else(Default::default, |giver| giver.moved.clone());
     if let (Some(control), Some(giver)) = (control, &giver) {
         let (traced, giver) = (exports.clone(), giver.clone());
-        let give = move |stream, uid, version| giver.answer(stream, uid, version);
+        let snapshots = SnapshotServer::new(exports.clone());
+        let give = move |stream, uid, wanted| match wanted {
+            Wanted::HandOver(version) => giver.answer(stream, uid, version),
+            Wanted::Snapshot(device) => snapshots.answer(stream, uid, device),
+        };
         control.serve(report(), move |device| traced.trace(device), give, control_moved)?;
     }
     if let Some(metrics) = metrics {

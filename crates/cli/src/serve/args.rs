@@ -298,6 +298,12 @@ pub(crate) struct BlkArgs {
     /// The VMM chooses the size up to this. Below 128, requests have fewer segments.
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
+    /// What to do with a write for which the host has no room [default: wait]
+    ///
+    /// A full file system, quota, volume or store. A write that waits is tried again every second,
+    /// and after SIGHUP; reads go on.
+    #[arg(long, value_enum, value_name = "ACTION")]
+    pub(crate) on_full: Option<OnFull>,
     /// I/O engine [default: auto]
     #[arg(long, value_enum, value_name = "ENGINE")]
     pub(crate) engine: Option<Engine>,
@@ -319,6 +325,16 @@ pub(crate) enum Format {
     Raw,
     /// QEMU's qcow2
     Qcow2,
+}
+
+/// What becomes of a write without room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnFull {
+    /// Hold it, and later writes of its queue, until there is room
+    #[default]
+    Wait,
+    /// Fail it
+    Error,
 }
 
 /// A backing file.

@@ -3,7 +3,7 @@
 //! ```text
 //!   accept --client's end has no name--> report --> closed
 //!      '-----client's end has a name---> its line --> trace (see `trace::lines`) --> closed
-//!                                                '--> handover (see `take_over`)
+//!                                                '--> handover (see `take_over`), snapshot (see `snapshot`)
 //! ```
 //! A client that asks binds its own end to a name before it connects (Linux finds one: autobind in
 //! unix(7)). So the daemon need not wait for a line that may not come, and nobody else is read.
@@ -15,7 +15,7 @@ use super::report::Report;
 use super::reporter::Reporter;
 use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
-use super::trace::stream::{self, Find, Give, TRACES};
+use super::trace::stream::{self, Find, Give, TRACES, Wanted};
 use anyhow::{Context, bail};
 use hyper::body::Bytes;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -89,7 +89,7 @@ impl Control {
 
     /// Answers clients in a new thread until the process ends.
     ///
-    /// `find` finds the trace of a device by its name, `give` hands all devices over. `moved` ends
+    /// `find` finds the trace of a device by its name, `give` hands all devices over, or takes a snapshot. `moved` ends
     /// accepting: another daemon does.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Control {
         &self,
         report: impl Fn() -> Report + Send + 'static,
         find: impl Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync + 'static,
-        give: impl Fn(UnixStream, u32, u32) -> io::Result<()> + Send + Sync + 'static,
+        give: impl Fn(UnixStream, u32, Wanted) -> io::Result<()> + Send + Sync + 'static,
         moved: Arc<Notify>,
     ) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;

@@ -32,6 +32,7 @@ use super::open::{LinkEnds, OpenContext, Opening, UnlockedDisk};
 use super::report::{self, Report};
 
 use super::shelf::Shelf;
+use super::snapshot::messages::Layer;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
 use super::threads::Threads;
@@ -42,10 +43,12 @@ use crate::failure::one_line;
 use group::{Group, Leaving, State, groups};
 use lock_wait::{LockWait, WAITS_FOR};
 use paravane_device::LogDevice;
+use paravane_device::blk::{Snapshot, Snapshots};
 use paravane_vhost::{Handover, MappingPool, Notifier, caught};
 use served::{ServedDevice, Sessions};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -193,6 +196,9 @@ impl Exports {
     ///
     /// [`Exports::advance`] carries it out and reports the outcome.
     pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) {
+        if let Some(why) = self.frozen(&wanted) {
+            return self.refused(&why);
+        }
         let mut inner = self.inner();
         inner.report_outcome();
         let mut old = std::mem::take(&mut inner.groups);
@@ -203,7 +209,7 @@ impl Exports {
             until: Instant::now() + RELOAD_TIMEOUT,
         };
         for specs in groups(wanted) {
-            let is_same = |group: &Group| group.is_good() && group.specs == specs;
+            let is_same = |group: &Group| group.is_good() && same(&group.specs, &specs);
             let group = match old.iter().position(is_same) {
                 Some(at) => {
                     let group = old.remove(at);
@@ -225,6 +231,25 @@ impl Exports {
         inner.reload = Some(reload);
     }
 
+    /// Why the list cannot be served: a device would write to an image that a snapshot has frozen.
+    ///
+    /// The disk would lose what its guest has written since.
+    fn frozen(&self, wanted: &[DeviceSpec]) -> Option<String> {
+        let inner = self.inner();
+        let frozen = |spec: &DeviceSpec| {
+            let image = spec.writable_image()?;
+            let member = inner.served().find(|member| member.overlay_of(&image).is_some())?;
+            let overlay = member.overlay_of(&image)?.display();
+            Some(format!(
+                "device {}: {} is the backing file of {overlay} since a snapshot; write image = \"{overlay}\", \
+                 format and backing into the file, as `paravane disk snapshot` has printed",
+                spec.name,
+                image.display()
+            ))
+        };
+        wanted.iter().find_map(frozen)
+    }
+
     /// Records that the new list is invalid; the devices stay.
     pub(crate) fn refused(&self, why: &str) {
         tracing::error!("reload failed, devices unchanged: {why}");
@@ -235,10 +260,11 @@ impl Exports {
 
     /// Has all devices check the host's side again.
     ///
-    /// Drivers learn of new image sizes.
+    /// Drivers learn of new image sizes. Disks try again what waits for room.
     pub(crate) fn refresh(&self) {
         for member in self.inner().served() {
             member.export.refresh();
+            member.retry();
         }
     }
 
@@ -340,6 +366,38 @@ impl Exports {
         let member = inner.served().find(|member| member.spec.name == name);
         let member = member.ok_or_else(|| Answer::NoDevice(format!("no device is named {name:?}")))?;
         member.trace().map_err(Answer::Error)
+    }
+
+    /// What takes snapshots of a disk that is served, and its backing files, top first.
+    ///
+    /// # Errors
+    /// There is no such disk.
+    pub(crate) fn snapshots(&self, name: &str) -> Result<(Arc<Snapshots>, Vec<Layer>), String> {
+        let inner = self.inner();
+        let member = inner.served().find(|member| member.spec.name == name);
+        member.ok_or_else(|| format!("no device is named {name:?}"))?.snapshots()
+    }
+
+    /// Notes that a disk writes to `overlay` since a snapshot.
+    ///
+    /// A reload of a file that says so leaves it alone.
+    pub(crate) fn replaced(&self, name: &str, overlay: &Path, snapshot: &Snapshot) {
+        let mut inner = self.inner();
+        let Inner { groups, leaving, .. } = &mut *inner;
+        for group in groups {
+            if let Some(spec) = group.specs.iter_mut().find(|spec| spec.name == name)
+                && let State::Served(members) = &mut group.state
+                && let Some(member) = members.iter_mut().find(|member| member.spec.name == name)
+            {
+                *spec = spec.on_overlay(overlay);
+                return member.replaced(overlay, snapshot);
+            }
+        }
+        // It has begun to stop.
+        let mut stopping = leaving.iter_mut().filter_map(|leaving| leaving.members.as_mut()).flatten();
+        if let Some(member) = stopping.find(|member| member.spec.name == name) {
+            member.replaced(overlay, snapshot);
+        }
     }
 
     /// State and counters of all devices.
@@ -555,6 +613,13 @@ impl Inner {
             |spec: &DeviceSpec| report::Waiting { name: spec.name.clone(), why: why.clone(), seconds };
         group.specs.iter().map(waiting).collect()
     }
+}
+
+/// Whether two groups are specified in the same way.
+fn same(one: &[DeviceSpec], other: &[DeviceSpec]) -> bool {
+    // After a snapshot, the file may name the images in another way.
+    let canonical = |specs: &[DeviceSpec]| specs.iter().map(DeviceSpec::canonical).collect::<Vec<_>>();
+    one == other || canonical(one) == canonical(other)
 }
 
 fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {

@@ -1,11 +1,12 @@
 //! Opens devices by their specifications.
-use super::args::{Backing, Format};
+use super::args::{Backing, Format, OnFull};
 use super::sandbox::paths::AllowedPaths;
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{
-    self, BlkConfig, EngineChoice, Layer, LayerSource, OpenError, Resizer, StorageErrors, UnlockedBlk,
+    self, BlkConfig, EngineChoice, Full, Layer, LayerSource, OpenError, Resizer, Snapshots, StorageErrors,
+    UnlockedBlk,
 };
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
@@ -25,6 +26,8 @@ pub(crate) struct Opened {
     pub(crate) figures: Figures,
     /// Detects changes of a disk's size.
     pub(crate) resizer: Option<Resizer>,
+    /// Takes snapshots of a disk.
+    pub(crate) snapshots: Option<Arc<Snapshots>>,
     /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
 }
@@ -87,6 +90,8 @@ pub(crate) struct Figures {
     pub(crate) net: Option<Arc<Counters>>,
     /// Disks.
     pub(crate) storage: Option<Arc<StorageErrors>>,
+    /// Disks: writes that wait for room.
+    pub(crate) full: Option<Arc<Full>>,
     /// Rate limiters.
     pub(crate) limiters: Vec<Arc<Limiter>>,
     /// Stores of a disk that are no files, top first.
@@ -169,6 +174,7 @@ pub(crate) fn open(
             device: Box::new(Rng::new()),
             figures: Figures::default(),
             resizer: None,
+            snapshots: None,
             back_end: "getrandom".to_owned(),
         }
         .into()),
@@ -244,8 +250,10 @@ fn opened(
     let back_end = format!("{image} ({})", device.engine());
     let resizer = Some(device.resizer());
     let (storage, limiters) = (Some(device.errors()), Vec::from_iter(limiter));
-    let figures = Figures { storage, limiters, stores, ..Figures::default() };
-    Opened { device: Box::new(device), figures, resizer, back_end }
+    let snapshots = Some(Arc::new(device.snapshots()));
+    let full = Some(device.full());
+    let figures = Figures { storage, full, limiters, stores, ..Figures::default() };
+    Opened { device: Box::new(device), figures, resizer, snapshots, back_end }
 }
 
 fn unlocked(
@@ -298,6 +306,10 @@ fn disk_config(
         },
         serial: blk.serial.clone(),
         limiter: limiter.clone(),
+        on_full: match blk.on_full {
+            OnFull::Wait => blk::OnFull::Wait,
+            OnFull::Error => blk::OnFull::Error,
+        },
         ..BlkConfig::new("")
     };
     Ok((config, stores))
@@ -340,5 +352,5 @@ fn connect<B: BackEnd>(
     };
     let card = net::Net::new(config, end)?;
     let figures = Figures { net: Some(card.counters()), limiters, ..Figures::default() };
-    Ok(Opened { device: Box::new(card), figures, resizer: None, back_end }.into())
+    Ok(Opened { device: Box::new(card), figures, resizer: None, snapshots: None, back_end }.into())
 }

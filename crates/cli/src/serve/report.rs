@@ -1,7 +1,7 @@
 //! The daemon's report: JSON of the control socket and `paravane status --json`.
 //!
 //! Names are stable; fields may be added.
-use paravane_device::blk::{ErrorTotals, Operation};
+use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
 use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
@@ -147,6 +147,17 @@ pub(crate) struct Device {
     /// Disks: invalid requests, for example for a sector beyond the end.
     #[serde(default)]
     pub(crate) rejected_requests: Option<u64>,
+    /// Disks: writes wait for room on the host (`--on-full wait`).
+    #[serde(default)]
+    pub(crate) full: Option<Full>,
+    /// Disks: how often writes began to wait for room.
+    #[serde(default)]
+    pub(crate) full_times: Option<u64>,
+    /// Disks: number of snapshots that were taken while served.
+    #[serde(default)]
+    pub(crate) snapshots: u64,
+    #[serde(default)]
+    pub(crate) last_snapshot: Option<Snapshot>,
     /// Disks: why the last check of the size failed.
     #[serde(default)]
     pub(crate) size_error: Option<String>,
@@ -306,6 +317,55 @@ pub(crate) struct Net {
     /// Receive buffers of the guest too short for any frame.
     #[serde(default)]
     pub(crate) unusable_buffers: u64,
+}
+
+/// Writes that wait for room.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Full {
+    /// When they began to, in RFC 3339, UTC.
+    pub(crate) since: String,
+    /// Seconds since 1970.
+    pub(crate) since_unix_s: f64,
+    /// Number of requests that wait.
+    pub(crate) requests: u64,
+    pub(crate) error: String,
+}
+
+impl Full {
+    pub(crate) fn new(full: &FullStatus) -> Self {
+        Self {
+            since: rfc3339(full.since),
+            since_unix_s: seconds(full.since),
+            requests: full.requests,
+            error: full.error.clone(),
+        }
+    }
+}
+
+/// A snapshot of a disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    /// RFC 3339, UTC.
+    pub(crate) time: String,
+    /// Seconds since 1970.
+    pub(crate) unix_time_s: f64,
+    /// Time for which the disk stood still, in microseconds.
+    pub(crate) pause_us: f64,
+    /// The image that it has frozen.
+    pub(crate) base: String,
+}
+
+impl Snapshot {
+    /// A snapshot that was taken now.
+    pub(crate) fn now(snapshot: &blk::Snapshot) -> Self {
+        let now = SystemTime::now();
+        Self {
+            time: rfc3339(now),
+            unix_time_s: seconds(now),
+            pause_us: snapshot.pause.as_secs_f64() * 1e6,
+            base: snapshot.base.display().to_string(),
+        }
+    }
 }
 
 /// Requests that storage failed, by operation.
@@ -495,6 +555,7 @@ impl Device {
             || self.size_error.is_some()
             || self.image_deleted
             || self.stores.iter().any(|store| store.link != "up")
+            || self.full.is_some()
             || self.errors() > 0
     }
 

@@ -1,7 +1,9 @@
 //! Specifications of devices, validated without touching the host.
 //!
 //! A reload leaves a device alone if its old and new specifications are equal.
-use super::args::{Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, Switch};
+use super::args::{
+    Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, OnFull, Switch,
+};
 use super::take_over::Offered;
 use crate::engine::Engine;
 use crate::size::Size;
@@ -91,6 +93,7 @@ pub(crate) struct Blk {
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
     pub(crate) engine: Engine,
+    pub(crate) on_full: OnFull,
     /// Threshold of the slow-request log.
     pub(crate) slow: Option<Duration>,
     pub(crate) limit: RateLimit,
@@ -205,6 +208,39 @@ impl DeviceSpec {
         self.locations().into_iter().filter_map(Location::path).collect()
     }
 
+    /// The specification after a snapshot: the disk's image is `overlay`, on the old one.
+    pub(crate) fn on_overlay(&self, overlay: &Path) -> Self {
+        let mut spec = self.clone();
+        if let Kind::Blk(blk) = &mut spec.kind {
+            let old = std::mem::replace(&mut blk.image, overlay.to_owned().into());
+            blk.backing.insert(0, Backing { format: blk.format, location: old });
+            blk.format = Format::Qcow2;
+            (blk.direct, blk.registered_buffers) = (false, false);
+            if blk.engine == Engine::IoUring {
+                blk.engine = Engine::Auto;
+            }
+        }
+        spec
+    }
+
+    /// The same with canonical paths of images.
+    pub(crate) fn canonical(&self) -> Self {
+        let mut spec = self.clone();
+        if let Kind::Blk(blk) = &mut spec.kind {
+            blk.image = real_location(&blk.image);
+            blk.backing.iter_mut().for_each(|layer| layer.location = real_location(&layer.location));
+        }
+        spec
+    }
+
+    /// The image that the disk writes to, with a canonical path.
+    pub(crate) fn writable_image(&self) -> Option<Location> {
+        match &self.kind {
+            Kind::Blk(blk) if !blk.read_only => Some(real_location(&blk.image)),
+            _ => None,
+        }
+    }
+
     /// The name of the card's TAP device.
     pub(crate) fn tap(&self) -> Option<&str> {
         match &self.kind {
@@ -313,6 +349,7 @@ impl Blk {
             // A read or write takes three descriptors or more.
             queue_size: queue_size(args.queue_size, 4)?,
             engine,
+            on_full: args.on_full.unwrap_or_default(),
             slow,
             limit: limit(&args.limit)?,
         })

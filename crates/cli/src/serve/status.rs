@@ -14,7 +14,7 @@ pub(crate) mod table;
 
 use super::args::StatusArgs;
 use super::control;
-use super::report::{Device, Report, Stopping, StorageErrors, Waiting};
+use super::report::{Device, Full, Report, Stopping, StorageErrors, Waiting};
 use crate::failure::Failure;
 use crate::{output, wrap};
 use anyhow::Context;
@@ -197,6 +197,10 @@ fn problems(device: &Device, out: &mut String) {
     }
     if let Some(error) = &device.size_error {
         line(out, &format!("  ! {name}: cannot read the size of the image: {error}"));
+    }
+    if let Some(full) = &device.full {
+        let Full { since, requests, error, .. } = full;
+        line(out, &format!("  ! {name}: full since {since}: {requests} writes wait for room: {error}"));
     }
     if device.image_deleted {
         line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));

@@ -26,7 +26,6 @@
 //! image's descriptor is not passed: its lock shows that no request of the old daemon is in flight.
 mod giver;
 mod taker;
-mod wire;
 
 pub(crate) use giver::Giver;
 pub(crate) use taker::{Taker, find};

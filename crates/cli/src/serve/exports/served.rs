@@ -1,17 +1,20 @@
 //! One served device.
+use super::super::args::{Backing, Format};
 use super::super::open::{self, Figures, LinkEnds, OpenContext, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::slow::SlowLog;
+use super::super::snapshot::messages::{self, Layer};
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
 use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
-use paravane_device::blk::Resizer;
+use paravane_device::blk::{Resizer, Snapshot, Snapshots};
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +27,10 @@ pub(super) struct ServedDevice {
     ///
     /// Dropped when the device stops, as it keeps the image open.
     resizer: Option<Resizer>,
+    /// Takes snapshots of a disk; dropped as `resizer` is.
+    snapshots: Option<Arc<Snapshots>>,
+    /// Snapshots that were taken.
+    taken: SnapshotFigures,
     back_end: String,
     /// Threads of its own.
     threads: Vec<IoThread>,
@@ -33,6 +40,15 @@ pub(super) struct ServedDevice {
     stopping: Option<Instant>,
     /// It stops for another daemon, which has not got its state yet.
     handing_over: bool,
+}
+
+/// Snapshots of a device.
+#[derive(Default)]
+struct SnapshotFigures {
+    count: u64,
+    last: Option<report::Snapshot>,
+    /// Canonical paths of frozen images, and the overlay of each.
+    frozen: Vec<(PathBuf, PathBuf)>,
 }
 
 /// The session that a device resumes.
@@ -99,7 +115,7 @@ impl ServedDevice {
         ended: &Arc<Notifier>,
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
-        let Opened { device, figures, resizer, back_end } = opened;
+        let Opened { device, figures, resizer, snapshots, back_end } = opened;
         let ExportContext { sockets, shelf, threads: shared, .. } = context;
         let name = spec.name.clone();
         let shares = spec.workers.is_none() && !device.may_block();
@@ -156,6 +172,8 @@ impl ServedDevice {
             export,
             figures,
             resizer,
+            snapshots,
+            taken: SnapshotFigures::default(),
             back_end,
             threads,
             trace,
@@ -167,7 +185,7 @@ impl ServedDevice {
     /// Begins to hand the device over to another daemon; returns at once.
     pub(super) fn begin_hand_over(&mut self) {
         (self.stopping, self.handing_over) = (Some(Instant::now()), true);
-        self.resizer = None;
+        (self.resizer, self.snapshots) = (None, None);
         self.figures.stores.clear();
         if let Some(trace) = &self.trace {
             trace.end();
@@ -191,7 +209,7 @@ impl ServedDevice {
     pub(super) fn begin_stop(&mut self, sessions: Sessions) {
         tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
-        self.resizer = None;
+        (self.resizer, self.snapshots) = (None, None);
         self.figures.stores.clear();
         if let Some(trace) = &self.trace {
             trace.end();
@@ -232,6 +250,54 @@ impl ServedDevice {
                 Err(format!("device {name} measures no latencies: remove --latencies off"))
             }
             (None, kind) => Err(format!("device {name} is of kind {}: only disks are traced", kind.name())),
+        }
+    }
+
+    /// What takes snapshots of it, and its backing files, top first.
+    ///
+    /// # Errors
+    /// It has no snapshots.
+    pub(super) fn snapshots(&self) -> Result<(Arc<Snapshots>, Vec<Layer>), String> {
+        let name = &self.spec.name;
+        match (&self.snapshots, &self.spec.kind) {
+            (Some(snapshots), Kind::Blk(blk)) => {
+                let format = |format| match format {
+                    Format::Raw => messages::Format::Raw,
+                    Format::Qcow2 => messages::Format::Qcow2,
+                };
+                let layer = |layer: &Backing| {
+                    let path = layer.path.to_str().map(str::to_owned);
+                    path.map(|path| Layer { format: format(layer.format), path })
+                };
+                let layers: Option<Vec<_>> = blk.backing.iter().map(layer).collect();
+                let layers = layers.ok_or(format!("device {name}: the path of a backing file is not UTF-8"));
+                Ok((snapshots.clone(), layers?))
+            }
+            (None, Kind::Blk(_)) => Err(format!("device {name} is stopping")),
+            (_, kind) => Err(format!("device {name} is of kind {}: only disks have snapshots", kind.name())),
+        }
+    }
+
+    /// Notes a snapshot: the disk writes to `overlay` now.
+    pub(super) fn replaced(&mut self, overlay: &Path, snapshot: &Snapshot) {
+        if let Some(image) = self.spec.writable_image() {
+            self.taken.frozen.push((image, overlay.to_owned()));
+        }
+        self.spec = self.spec.on_overlay(overlay);
+        self.back_end = format!("{} ({})", overlay.display(), snapshot.engine);
+        self.taken.count += 1;
+        self.taken.last = Some(report::Snapshot::now(snapshot));
+    }
+
+    /// The overlay of an image that a snapshot has frozen.
+    pub(super) fn overlay_of(&self, image: &Path) -> Option<&Path> {
+        self.taken.frozen.iter().find(|(frozen, _)| frozen == image).map(|(_, overlay)| overlay.as_path())
+    }
+
+    /// Tries again what waits for room.
+    pub(super) fn retry(&self) {
+        if let Some(full) = &self.figures.full {
+            full.retry();
         }
     }
 
@@ -309,6 +375,15 @@ impl ServedDevice {
             throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
             storage_errors: storage.as_ref().map(report::StorageErrors::new),
             rejected_requests: storage.as_ref().map(|totals| totals.rejected),
+            full: self
+                .figures
+                .full
+                .as_ref()
+                .and_then(|full| full.status())
+                .map(|full| report::Full::new(&full)),
+            full_times: self.figures.full.as_ref().map(|full| full.times()),
+            snapshots: self.taken.count,
+            last_snapshot: self.taken.last.clone(),
             size_error: self.resizer.as_ref().and_then(Resizer::error),
             stores: self.figures.stores.iter().map(|store| store.status().into()).collect(),
             image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),

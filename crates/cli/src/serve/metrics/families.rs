@@ -72,7 +72,7 @@ const DAEMON: [DaemonMetric; 16] = [
 /// A metric of each device: name without suffix, help, kind, value.
 type DeviceMetric = (&'static str, &'static str, Kind, fn(&Device) -> Option<u64>);
 
-const DEVICE: [DeviceMetric; 33] = [
+const DEVICE: [DeviceMetric; 37] = [
     (
         "paravane_device_kept",
         "Whether the next daemon can resume the session if this one dies (0 or 1)",
@@ -195,6 +195,18 @@ const DEVICE: [DeviceMetric; 33] = [
     ),
     ("paravane_blk_cache_used_bytes", "Bytes that caches hold", Kind::Gauge, |device| {
         of_caches(device, |cache| cache.used_bytes)
+    }),
+    ("paravane_blk_full", "Whether writes wait for room on the host (0 or 1)", Kind::Gauge, |device| {
+        device.full_times.map(|_| device.full.is_some().into())
+    }),
+    ("paravane_blk_full_requests", "Writes that wait for room on the host", Kind::Gauge, |device| {
+        device.full_times.map(|_| device.full.as_ref().map_or(0, |full| full.requests))
+    }),
+    ("paravane_blk_full_times", "Times that writes began to wait for room", Kind::Counter, |device| {
+        device.full_times
+    }),
+    ("paravane_blk_snapshots", "Snapshots taken while the disk was served", Kind::Counter, |device| {
+        device.full_times.map(|_| device.snapshots)
     }),
     ("paravane_net_transmitted_frames", "Frames from the guest", Kind::Counter, |device| {
         Some(device.net.as_ref()?.transmitted_frames)

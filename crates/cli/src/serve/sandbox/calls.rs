@@ -50,6 +50,10 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getcwd,
     libc::SYS_fcntl,
     libc::SYS_flock,
+    // The mark of an image that is frozen below an overlay.
+    libc::SYS_fgetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_fremovexattr,
     // Whether two descriptors are of one open file; fcntl tells from Linux 6.10 on.
     libc::SYS_kcmp,
     libc::SYS_dup,

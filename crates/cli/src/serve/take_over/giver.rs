@@ -6,7 +6,7 @@
 //!      refused, no Begin in time
 //! ```
 use super::super::exports::Exports;
-use super::wire::{Parcel, Wire};
+use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, PATIENCE, VERSION};
 use paravane_vhost::Handover;
 use std::collections::HashSet;
@@ -99,7 +99,7 @@ impl Giver {
         Ok(())
     }
 
-    fn serve(&self, wire: &Wire, uid: u32, version: u32) {
+    fn serve(&self, wire: &Wire<Message>, uid: u32, version: u32) {
         if let Err(why) = self.claim(uid, version) {
             tracing::warn!("take-over refused: {why}");
             let _ = wire.say(&Message::Refused(why));
@@ -143,7 +143,7 @@ impl Giver {
         Ok(())
     }
 
-    fn hand_over(&self, wire: &Wire) -> Result<usize, Fault> {
+    fn hand_over(&self, wire: &Wire<Message>) -> Result<usize, Fault> {
         let devices = self.exports.offered().map_err(Fault::Refused)?;
         let offer = Offer {
             pid: std::process::id(),
@@ -167,7 +167,7 @@ impl Giver {
     }
 
     /// Sends all devices as they are drained, and waits until they are taken.
-    fn send_all(&self, wire: &Wire, arrivals: &Receiver<Sent>) -> Result<usize, String> {
+    fn send_all(&self, wire: &Wire<Message>, arrivals: &Receiver<Sent>) -> Result<usize, String> {
         let lost = |error: io::Error| format!("the new daemon has failed: {error}");
         for moved in &self.moved {
             moved.notify_one();

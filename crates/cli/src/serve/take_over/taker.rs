@@ -4,7 +4,7 @@ use super::super::exports::Arrivals;
 use super::super::metrics::Metrics;
 use super::super::spec::DeviceSpec;
 use super::super::trace::lines::{Ask, HandOverRequest};
-use super::wire::{Parcel, Wire};
+use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, Offered, PATIENCE, VERSION};
 use anyhow::{Context, anyhow, bail};
 use paravane_vhost::Handover;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// A connection to a daemon that offers its devices.
 pub(crate) struct Taker {
-    wire: Arc<Wire>,
+    wire: Arc<Wire<Message>>,
     offer: Offer,
     path: PathBuf,
 }
@@ -144,7 +144,7 @@ impl Taker {
 }
 
 /// Passes the devices on as they arrive. Those that do not arrive are started anew.
-fn receive(wire: &Wire, mut senders: HashMap<String, Sender<Handover>>) {
+fn receive(wire: &Wire<Message>, mut senders: HashMap<String, Sender<Handover>>) {
     loop {
         match wire.receive() {
             Ok(Some(Parcel { message: Message::Device(name), record, fds })) => {

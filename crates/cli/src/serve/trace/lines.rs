@@ -11,6 +11,7 @@
 //!     closes: the trace ends
 //! ```
 //! A client whose end has no name gets the report at once, and is not read.
+use crate::serve::snapshot::messages::SnapshotRequest;
 use paravane_device::latency::{Operation, RequestRecord, Stage};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -32,6 +33,8 @@ pub(crate) enum Ask {
     Trace(TraceRequest),
     /// See [`crate::serve::take_over`].
     HandOver(HandOverRequest),
+    /// See [`crate::serve::snapshot`].
+    Snapshot(SnapshotRequest),
 }
 
 /// A request for all devices of the daemon.

@@ -1,6 +1,7 @@
 //! Sends a trace to one client of the control socket.
 use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
 use super::{RequestTrace, TraceReader};
+use crate::serve::snapshot::messages::SnapshotRequest;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +26,21 @@ const BATCH: usize = 1024;
 /// Finds the trace of a device, or says why there is none.
 pub(crate) type Find = dyn Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync;
 
-/// Answers a daemon of this user that wants to take over with this version.
-pub(crate) type Give = dyn Fn(std::os::unix::net::UnixStream, u32, u32) -> io::Result<()> + Send + Sync;
+/// Answers a process of the user `uid` that wants more than a trace.
+pub(crate) type Give = dyn Fn(std::os::unix::net::UnixStream, u32, Wanted) -> io::Result<()> + Send + Sync;
+
+/// What a process wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// All devices, by this version of handovers.
+    HandOver(u32),
+    /// A snapshot of this device.
+    Snapshot(String),
+}
 
 /// Reads the client's line and sends the trace until either side ends it.
 ///
-/// A daemon that wants to take over is passed to `give`.
+/// A process that wants something else is passed to `give`.
 ///
 /// `asked` is called when the line is there.
 pub(crate) async fn serve(
@@ -46,7 +56,11 @@ pub(crate) async fn serve(
         Ok(Ask::Trace(request)) => request,
         Ok(Ask::HandOver(HandOverRequest { version })) => {
             let uid = stream.peer_cred()?.uid();
-            return give(stream.into_std()?, uid, version);
+            return give(stream.into_std()?, uid, Wanted::HandOver(version));
+        }
+        Ok(Ask::Snapshot(SnapshotRequest { device })) => {
+            let uid = stream.peer_cred()?.uid();
+            return give(stream.into_std()?, uid, Wanted::Snapshot(device));
         }
         Err(error) => return send(&mut stream, &[Answer::Error(format!("invalid request: {error}"))]).await,
     };

@@ -139,6 +139,7 @@ fn a_stop_tries_once_more_and_does_not_wait() {
     let served = it.rig.handler.drain(&mut it.rig.live, true);
     assert_eq!((served.completed, it.full.status()), (2, None));
     assert_eq!(it.rig.peek(STATUS, 2), [blk::S_IOERR, blk::S_OK]);
+    drop(it);
     // A reset forgets them.
     let mut it = FullRig::new(&file, &FULL, OnFull::Wait);
     it.add(0, blk::T_OUT);

@@ -1,4 +1,4 @@
-//! Messages between two daemons, with records and descriptors.
+//! Messages between two processes of this program, with records and descriptors.
 //!
 //! ```text
 //!   header: magic, length of the message, length of the record, number of descriptors (u32 each)
@@ -7,13 +7,15 @@
 //!   record
 //! ```
 //! Numbers are little-endian. Descriptors come first, so that no other byte carries any.
-use super::Message;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io::{self, ErrorKind, Read, Write};
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,42 +34,43 @@ const MAX_LEN: usize = 64 << 20;
 /// Time that the kernel may refuse to have more descriptors under way.
 const TOO_MANY_REFS: Duration = Duration::from_secs(10);
 
-/// A connection between two daemons.
+/// A connection between two processes, for messages `M`.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Wire<M> {
     stream: UnixStream,
     sending: Mutex<()>,
+    messages: PhantomData<fn(M)>,
 }
 
 /// A message with what it carries.
 #[derive(Debug)]
-pub(super) struct Parcel {
-    pub(super) message: Message,
-    pub(super) record: Vec<u8>,
-    pub(super) fds: Vec<OwnedFd>,
+pub(crate) struct Parcel<M> {
+    pub(crate) message: M,
+    pub(crate) record: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
-impl Wire {
+impl<M: Serialize + DeserializeOwned> Wire<M> {
     /// Uses a stream; either direction waits for `patience` at most.
-    pub(super) fn new(stream: UnixStream, patience: Duration) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream, patience: Duration) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Self { stream, sending: Mutex::new(()) })
+        Ok(Self { stream, sending: Mutex::new(()), messages: PhantomData })
     }
 
     /// Changes the longest wait for a message; `None`: no limit.
-    pub(super) fn wait_at_most(&self, patience: Option<Duration>) -> io::Result<()> {
+    pub(crate) fn wait_at_most(&self, patience: Option<Duration>) -> io::Result<()> {
         self.stream.set_read_timeout(patience)
     }
 
     /// Sends a message without record and descriptors.
-    pub(super) fn say(&self, message: &Message) -> io::Result<()> {
+    pub(crate) fn say(&self, message: &M) -> io::Result<()> {
         self.send(message, &[], &[])
     }
 
     /// Sends a message.
-    pub(super) fn send(&self, message: &Message, record: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, message: &M, record: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let _alone = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         let text = serde_json::to_vec(message)?;
         if text.len() > MAX_LEN || record.len() > MAX_LEN || fds.len() > MAX_FDS {
@@ -105,7 +108,7 @@ impl Wire {
     }
 
     /// Receives a message. `None`: the other daemon has closed the connection.
-    pub(super) fn receive(&self) -> io::Result<Option<Parcel>> {
+    pub(crate) fn receive(&self) -> io::Result<Option<Parcel<M>>> {
         let invalid = |what: &'static str| io::Error::new(ErrorKind::InvalidData, what);
         let mut header = [0; HEADER];
         let mut stream = &self.stream;
@@ -126,7 +129,7 @@ impl Wire {
         });
         let [text, record, count] = [text, record, count].map(|number| number as usize);
         if magic != MAGIC {
-            return Err(invalid("it does not answer as a daemon that can hand over"));
+            return Err(invalid("it does not answer as a daemon of this version"));
         }
         if text > MAX_LEN || record > MAX_LEN || count > MAX_FDS {
             return Err(invalid("a message is too large"));
@@ -184,7 +187,9 @@ impl Wire {
 mod tests {
     use super::*;
 
-    fn pair() -> (Wire, UnixStream) {
+    type Message = String;
+
+    fn pair() -> (Wire<Message>, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (Wire::new(near, Duration::from_secs(20)).unwrap(), far)
     }
@@ -192,7 +197,7 @@ mod tests {
     #[test]
     fn records_and_descriptors_arrive_in_order() {
         let (near, far) = pair();
-        let far = Wire::new(far, Duration::from_secs(20)).unwrap();
+        let far = Wire::<Message>::new(far, Duration::from_secs(20)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let files: Vec<_> = (0..600_u64)
             .map(|index| {
@@ -205,17 +210,17 @@ mod tests {
         let sent = record.clone();
         let sender = std::thread::spawn(move || {
             let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-            near.send(&Message::Device("a".into()), &sent, &fds).unwrap();
-            near.say(&Message::End).unwrap();
+            near.send(&"device".to_owned(), &sent, &fds).unwrap();
+            near.say(&"end".to_owned()).unwrap();
         });
         let Parcel { message, record: received, fds } = far.receive().unwrap().unwrap();
-        assert_eq!(message, Message::Device("a".into()));
+        assert_eq!(message, "device");
         assert!(received == record);
         let sizes: Vec<u64> =
             fds.into_iter().map(|fd| std::fs::File::from(fd).metadata().unwrap().len()).collect();
         assert!(sizes.iter().copied().eq(0..600));
         let end = far.receive().unwrap().unwrap();
-        assert!(end.message == Message::End && end.record.is_empty() && end.fds.is_empty());
+        assert!(end.message == "end" && end.record.is_empty() && end.fds.is_empty());
         sender.join().unwrap();
         assert!(far.receive().unwrap().is_none());
     }
@@ -228,7 +233,7 @@ mod tests {
             drop(far);
             near.receive().unwrap_err().to_string()
         };
-        assert!(refused(b"{\"error\": \"invalid request\"}\n").contains("can hand over"));
+        assert!(refused(b"{\"error\": \"invalid request\"}\n").contains("of this version"));
         let header = |numbers: [u32; 3]| {
             let numbers = [MAGIC].into_iter().chain(numbers);
             numbers.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()

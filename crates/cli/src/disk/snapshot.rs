@@ -1,0 +1,234 @@
+//! `paravane disk snapshot`: creates an overlay, and has the daemon of a disk switch to it.
+//!
+//! See [`crate::serve::snapshot`] for the conversation.
+use super::args::{LiveArgs, SnapshotArgs};
+use crate::failure::Failure;
+use crate::output;
+use crate::serve::control;
+use crate::serve::snapshot::messages::{
+    Base, Format, Layer, Message, OverlayRequest, SnapshotRequest, Taken,
+};
+use crate::serve::trace::lines::Ask;
+use crate::serve::wire::{Parcel, Wire};
+use anyhow::{Context, anyhow, bail};
+use paravane_device::blk::{Overlay, OverlayBase};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Longest wait for the daemon, beyond the pause: it syncs the image before and after.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+pub(crate) fn main(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
+    take(&args.device, &args.overlay, &[], &args.common)
+}
+
+/// The result, for `--json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    device: &'a str,
+    pid: u32,
+    /// The frozen image.
+    base: &'a Layer,
+    /// What it is based on, top first.
+    backing: &'a [Layer],
+    /// Of the guest that runs, then those for other guests.
+    overlays: &'a [String],
+    #[serde(flatten)]
+    taken: &'a Taken,
+}
+
+/// Takes a snapshot, with overlays for other guests.
+pub(super) fn take(
+    device: &str,
+    overlay: &Path,
+    others: &[PathBuf],
+    common: &LiveArgs,
+) -> Result<ExitCode, Failure> {
+    let daemon = find(common.control.as_deref(), device).map_err(Failure::request)?;
+    let ask = Ask::Snapshot(SnapshotRequest { device: device.to_owned() });
+    let named = || daemon.display().to_string();
+    let stream = control::request(&daemon, &ask).with_context(named).map_err(Failure::request)?;
+    let wire = Wire::new(stream, PATIENCE).context("control socket")?;
+    let base = match receive(&wire).with_context(named).map_err(Failure::request)? {
+        Message::Base(base) => base,
+        _ => return Err(anyhow!("{}: unexpected answer", named()).into()),
+    };
+    let (overlays, taken) = create(&wire, &base, overlay, others, common).map_err(Failure::request)?;
+    if common.json {
+        let Base { pid, image, backing, .. } = &base;
+        let report = Report { device, pid: *pid, base: image, backing, overlays: &overlays, taken: &taken };
+        let text = serde_json::to_string(&report).context("cannot print the result")?;
+        output::print(&(text + "\n"))?;
+    } else {
+        output::print(&text(device, &base, &overlays, &taken))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The control socket of the daemon that has the device.
+fn find(control: Option<&Path>, device: &str) -> Result<PathBuf, anyhow::Error> {
+    if let Some(path) = control {
+        return Ok(path.to_owned());
+    }
+    let directory =
+        control::directory().context("no control directory: name the socket with --control PATH")?;
+    let daemons = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
+    let mut found = daemons.into_iter().filter_map(|(path, report)| {
+        report.ok()?.devices.iter().any(|served| served.name == device).then_some(path)
+    });
+    let Some(first) = found.next() else {
+        bail!("no daemon in {} has a device {device:?}", directory.display());
+    };
+    if let Some(other) = found.next() {
+        bail!(
+            "two daemons have a device {device:?}: choose one with --control {} or {}",
+            first.display(),
+            other.display()
+        );
+    }
+    Ok(first)
+}
+
+/// The next message of the daemon.
+fn receive(wire: &Wire<Message>) -> Result<Message, anyhow::Error> {
+    match wire.receive()? {
+        Some(Parcel { message: Message::Failed(why), .. }) => {
+            // What a daemon says must not control the terminal.
+            bail!("{}", why.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>())
+        }
+        Some(Parcel { message, .. }) => Ok(message),
+        None => bail!("the daemon has closed the connection"),
+    }
+}
+
+/// Creates the overlays and has the daemon use the first one. Removes them if it does not.
+fn create(
+    wire: &Wire<Message>,
+    base: &Base,
+    overlay: &Path,
+    others: &[PathBuf],
+    common: &LiveArgs,
+) -> Result<(Vec<String>, Taken), anyhow::Error> {
+    let below = OverlayBase {
+        path: base.image.path.as_str().into(),
+        format: base.image.format.into(),
+        size: base.size,
+    };
+    let mut created = Created::default();
+    let mut paths = Vec::new();
+    for path in std::iter::once(overlay).chain(others.iter().map(PathBuf::as_path)) {
+        let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
+        let text = absolute.to_str().with_context(|| format!("{}: is not UTF-8", path.display()))?;
+        paths.push(text.to_owned());
+    }
+    let (own, rest) = paths.split_first().context("no overlay")?;
+    let overlay = Overlay::create(Path::new(own), &below)?;
+    created.0.push(own.into());
+    for path in rest {
+        Overlay::create_file(Path::new(path), &below)?;
+        created.0.push(path.into());
+    }
+    let limit: Duration = common.pause_limit.into();
+    let pause_limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
+    let request = OverlayRequest { path: own.clone(), pause_limit_us };
+    wire.send(&Message::Overlay(request), &[], &overlay.files()).context("cannot send the overlay")?;
+    // The daemon has its own descriptors. From here on only it says what becomes of the overlay.
+    drop(overlay);
+    let answer = wire.receive();
+    match answer {
+        Ok(Some(Parcel { message: Message::Taken(taken), .. })) => {
+            created.0.clear();
+            Ok((paths, taken))
+        }
+        Ok(Some(Parcel { message: Message::Failed(why), .. })) => bail!("{why}"),
+        other => {
+            // It may use the overlay.
+            created.0.clear();
+            let why =
+                other.err().map_or("it has closed the connection".to_owned(), |error| error.to_string());
+            bail!(
+                "the daemon has not answered ({why}); `paravane status` shows whether it uses {own}; \
+                 if not, remove that file"
+            )
+        }
+    }
+}
+
+/// Files to remove when this is dropped.
+#[derive(Default)]
+struct Created(Vec<PathBuf>);
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Nothing is in it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn text(device: &str, base: &Base, overlays: &[String], taken: &Taken) -> String {
+    let mut out = String::new();
+    let Base { image, backing, .. } = base;
+    let [own, others @ ..] = overlays else { return out };
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{device}: {} is frozen; writes go to {own}", image.path);
+    let noun = if taken.queues == 1 { "queue" } else { "queues" };
+    let _ = writeln!(out, "pause: {:.3} ms, {} {noun}", taken.pause_us / 1e3, taken.queues);
+    if let Some(why) = &taken.unsynced {
+        let _ = writeln!(out, "{}: not on the disk before the next flush: {why}", image.path);
+    }
+    if !taken.marked {
+        let _ = writeln!(
+            out,
+            "{} is not marked, as its file system has no extended attributes: never serve it for writing again",
+            image.path
+        );
+    }
+    let layers: Vec<String> = std::iter::once(image).chain(backing).map(ToString::to_string).collect();
+    let keys = |out: &mut String, path: &str| {
+        let options: String = layers.iter().map(|layer| format!(" --backing {layer}")).collect();
+        let _ = writeln!(out, "  --image {path} --format {}{options}", Format::Qcow2);
+        let _ = writeln!(out, "  image = {path:?}\n  format = \"qcow2\"\n  backing = {layers:?}");
+    };
+    let _ = writeln!(out, "\nNext start of {device}, on the command line or in its file:");
+    keys(&mut out, own);
+    for other in others {
+        let _ = writeln!(out, "\nAnother guest:");
+        keys(&mut out, other);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operator_is_told_what_to_change() {
+        let layer = |format, path: &str| Layer { format, path: path.into() };
+        let base = Base {
+            pid: 7,
+            image: layer(Format::Qcow2, "/img/one.qcow2"),
+            size: 1 << 20,
+            backing: vec![layer(Format::Raw, "/img/base.img")],
+        };
+        let overlays = ["/img/two.qcow2".to_owned(), "/img/fork.qcow2".to_owned()];
+        let taken =
+            Taken { pause_us: 412.0, queues: 2, marked: false, engine: "threads".into(), unsynced: None };
+        let text = text("vm0", &base, &overlays, &taken);
+        for line in [
+            "vm0: /img/one.qcow2 is frozen; writes go to /img/two.qcow2",
+            "pause: 0.412 ms, 2 queues",
+            "  --image /img/two.qcow2 --format qcow2 --backing qcow2:/img/one.qcow2 --backing raw:/img/base.img",
+            "  image = \"/img/fork.qcow2\"",
+            "  backing = [\"qcow2:/img/one.qcow2\", \"raw:/img/base.img\"]",
+        ] {
+            assert!(text.lines().any(|there| there == line), "{line:?} is not in\n{text}");
+        }
+        assert!(text.contains("is not marked"));
+    }
+}

@@ -1,0 +1,133 @@
+//! Snapshots of disks that are served: the daemon's side.
+//!
+//! ```text
+//!   client (`paravane disk snapshot`)                    daemon
+//!   {"snapshot": {"device": "vm0"}}              ----->  same user or root? a disk with snapshots?
+//!                                                <-----  Base: its image; or Failed
+//!   creates and locks the overlay
+//!   Overlay, with its descriptors                ----->  prepares, holds the queues, goes on with the overlay
+//!                                                <-----  Taken; or Failed, and nothing has changed
+//! ```
+//! The daemon may not create files in its sandbox, and so the client does. A client that goes after
+//! Overlay changes nothing: the daemon's log says what was done.
+pub(crate) mod messages;
+
+use super::exports::Exports;
+use super::wire::{Parcel, Wire};
+use messages::{Base, Message, Taken};
+use paravane_device::LogDevice;
+use paravane_device::blk::{Overlay, Snapshots};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Longest wait for a message of the client.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most snapshots that are being taken.
+const MOST: usize = 8;
+/// Longest time for which queues may be held.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Takes snapshots for clients.
+pub(crate) struct SnapshotServer {
+    exports: Exports,
+    running: AtomicUsize,
+}
+
+impl SnapshotServer {
+    pub(crate) fn new(exports: Exports) -> Arc<Self> {
+        Arc::new(Self { exports, running: AtomicUsize::new(0) })
+    }
+
+    /// Answers a client of the user `uid`, in a thread.
+    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, device: String) -> io::Result<()> {
+        let server = self.clone();
+        let wire = Wire::new(stream, PATIENCE)?;
+        let answer = move || {
+            // Relaxed: a count that orders nothing.
+            let running = server.running.fetch_add(1, Ordering::Relaxed);
+            let message = match running < MOST {
+                true => server.serve(&wire, uid, &device),
+                false => Message::Failed(format!("{MOST} snapshots are being taken: try again")),
+            };
+            server.running.fetch_sub(1, Ordering::Relaxed);
+            // A client that has gone misses it.
+            let _ = wire.say(&message);
+        };
+        std::thread::Builder::new().name("snapshot".into()).spawn(answer).map(drop)
+    }
+
+    fn serve(&self, wire: &Wire<Message>, uid: u32, device: &str) -> Message {
+        let own = rustix::process::geteuid().as_raw();
+        if uid != 0 && uid != own {
+            let why = format!("user {uid} may not take snapshots of user {own}: run as that user or root");
+            return Message::Failed(why);
+        }
+        let _named = LogDevice::enter(Some(device.into()));
+        match self.take(wire, device) {
+            Ok(taken) => Message::Taken(taken),
+            Err(why) => {
+                tracing::warn!(device, "no snapshot: {why}");
+                Message::Failed(why)
+            }
+        }
+    }
+
+    fn take(&self, wire: &Wire<Message>, device: &str) -> Result<Taken, String> {
+        let lost = |error: io::Error| format!("the client has failed: {error}");
+        let (snapshots, backing) = self.exports.snapshots(device)?;
+        wire.say(&Message::Base(base(&snapshots, backing)?)).map_err(lost)?;
+        let (request, fds) = match wire.receive().map_err(lost)? {
+            Some(Parcel { message: Message::Overlay(request), fds, .. }) => (request, fds),
+            Some(_) => return Err("a message is out of order".to_owned()),
+            None => return Err("the client has closed the connection".to_owned()),
+        };
+        let path = Path::new(&request.path);
+        if !path.is_absolute() {
+            return Err(format!("{}: the path of the overlay is not absolute", path.display()));
+        }
+        let limit = Duration::from_micros(request.pause_limit_us).min(LONGEST_PAUSE);
+        let taken = Overlay::received(fds, path)
+            .map_err(Into::into)
+            .and_then(|overlay| snapshots.take(overlay, limit))
+            .map_err(|error| error.to_string())?;
+        let pause_us = taken.pause.as_secs_f64() * 1e6;
+        self.exports.replaced(device, path, &taken);
+        tracing::info!(
+            device,
+            overlay = %path.display(),
+            base = %taken.base.display(),
+            queues = taken.queues,
+            "snapshot taken: the base is frozen, writes go to the overlay; pause of {:.3} ms",
+            pause_us / 1e3
+        );
+        if let Some(error) = &taken.unsynced {
+            tracing::warn!(device, "the base is not synced until the next flush: {error}");
+        }
+        Ok(Taken {
+            pause_us,
+            queues: taken.queues,
+            marked: taken.is_marked,
+            engine: taken.engine,
+            unsynced: taken.unsynced,
+        })
+    }
+}
+
+/// What the client has to know of the image.
+fn base(snapshots: &Snapshots, mut backing: Vec<messages::Layer>) -> Result<Base, String> {
+    let base = snapshots.base().map_err(|error| error.to_string())?;
+    let absolute = |path: &Path| -> Result<String, String> {
+        let path = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let named = path.to_str().map(str::to_owned);
+        named.ok_or_else(|| format!("{}: the path is not UTF-8, which qcow2 demands", path.display()))
+    };
+    for layer in &mut backing {
+        layer.path = absolute(Path::new(&layer.path))?;
+    }
+    let image = messages::Layer { format: base.format.into(), path: absolute(&base.path)? };
+    Ok(Base { pid: std::process::id(), image, size: base.size, backing })
+}
