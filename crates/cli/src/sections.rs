@@ -55,6 +55,12 @@ const PLAIN: Sections = Sections { environment: &[RUST_LOG], ..NONE };
 const CLIENT: Sections =
     Sections { files: &[CONTROL], environment: &[RUST_LOG, RUNTIME_DIRECTORY, XDG_RUNTIME_DIR], ..NONE };
 
+const DISK_EXIT: &[(u8, &str)] = &[
+    (0, "The disk writes to the overlay."),
+    (1, "The daemon sends an unexpected answer, or the output was closed."),
+    (2, "Nothing was changed, as the message says."),
+];
+
 /// A command that serves one device.
 const SERVE_ONE: Sections =
     Sections { exit: SERVE_EXIT, see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"], ..NONE };
@@ -70,7 +76,7 @@ const SERVE_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 15] = [
+pub(crate) const ALL: [Sections; 18] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -297,6 +303,39 @@ pub(crate) const ALL: [Sections; 15] = [
             ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
         ],
         see_also: &["paravane-top(1)", "paravane-status(1)", "paravane-serve(1)"],
+    },
+    Sections {
+        command: "paravane-disk",
+        examples: &[(
+            "paravane disk snapshot vm0-disk /img/vm0-1.qcow2",
+            "Freeze the image of a served disk.",
+        )],
+        exit: DISK_EXIT,
+        see_also: &["paravane-disk-snapshot(1)", "paravane-disk-fork(1)"],
+        ..CLIENT
+    },
+    Sections {
+        command: "paravane-disk-snapshot",
+        examples: &[
+            ("paravane disk snapshot vm0-disk /img/vm0-1.qcow2", "Freeze the image of a served disk."),
+            (
+                "paravane disk snapshot vm0-disk /img/vm0-1.qcow2 --pause-limit 50ms --json",
+                "Only if that is quick.",
+            ),
+        ],
+        exit: DISK_EXIT,
+        see_also: &["paravane-disk-fork(1)", "paravane-status(1)", "paravane-serve-blk(1)"],
+        ..CLIENT
+    },
+    Sections {
+        command: "paravane-disk-fork",
+        examples: &[(
+            "paravane disk fork vm0-disk /img/vm0-1.qcow2 /img/vm1.qcow2 /img/vm2.qcow2",
+            "Make two disks for other guests from the disk of a guest that runs.",
+        )],
+        exit: DISK_EXIT,
+        see_also: &["paravane-disk-snapshot(1)", "paravane-status(1)", "paravane-serve-blk(1)"],
+        ..CLIENT
     },
     Sections {
         command: "paravane-doctor",

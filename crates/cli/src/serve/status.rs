@@ -332,6 +332,18 @@ mod tests {
     }
 
     #[test]
+    fn a_full_disk_is_a_line() {
+        let mut daemon = daemon();
+        let since = "2026-11-23T05:57:20.123Z".into();
+        let full = Full { since, requests: 3, error: "No space".into(), ..Full::default() };
+        daemon.report.devices[0].full = Some(full);
+        assert!(daemon.report.devices[0].has_problem());
+        let text = text(&[daemon], TextOptions::default());
+        let line = "  ! vm0: full since 2026-11-23T05:57:20.123Z: 3 writes wait for room: No space";
+        assert!(text.lines().any(|there| there == line), "{text}");
+    }
+
+    #[test]
     fn storage_errors_are_a_line_with_the_last_one() {
         let mut daemon = daemon();
         let last = StorageError {

@@ -15,6 +15,7 @@ mod doctor;
 mod driver;
 #[path = "../../../vhost/tests/serve/entropy.rs"]
 mod entropy;
+mod full;
 #[path = "../../../vhost/tests/serve/guest_physical.rs"]
 mod guest_physical;
 #[path = "../../../vhost/tests/serve/held.rs"]
@@ -59,6 +60,7 @@ mod sessions;
 #[path = "../../../vhost/tests/serve/signals.rs"]
 mod signals;
 mod slow_disk;
+mod snapshot;
 mod stalled;
 mod stop;
 // The daemon's side of `paravane hold`.

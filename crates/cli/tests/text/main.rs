@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 15] = [
+const COMMANDS: [&[&str]; 18] = [
     &[],
     &["run"],
     &["serve"],
@@ -24,6 +24,9 @@ const COMMANDS: [&[&str]; 15] = [
     &["status"],
     &["top"],
     &["trace"],
+    &["disk"],
+    &["disk", "snapshot"],
+    &["disk", "fork"],
     &["doctor"],
     &["bench"],
     &["completions"],

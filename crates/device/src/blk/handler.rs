@@ -266,12 +266,12 @@ impl Handler {
         };
         let (ended, code, written) = match reaped.advance() {
             Next::Again(ready) if !last => return Ok(ready.push(&mut self.engine)?),
-            Next::Again(_) if queue.is_tracked() => return Ok(()),
+            // What is left of it stays in flight for a successor.
+            Next::Again(ready) if queue.is_tracked() => return leave(&ready.end(), &self.follower),
             Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
             Next::Done(ended, read) => (ended, blk::S_OK, read),
-            // It stays in flight for a successor.
-            Next::Full(..) if (last || self.hurries) && queue.is_tracked() => {
-                return Ok(());
+            Next::Full(ready, _) if (last || self.hurries) && queue.is_tracked() => {
+                return leave(&ready.end(), &self.follower);
             }
             Next::Full(ready, failure) => {
                 let full = self.follower.full();
@@ -286,7 +286,9 @@ impl Handler {
                 self.errors.add(self.queue, failure.missed, failure.cause, reason);
                 (ready.end(), blk::S_IOERR, failure.read)
             }
-            Next::Failed(_, failure) if last && queue.is_tracked() && failure.is_cancelled() => return Ok(()),
+            Next::Failed(ended, failure) if last && queue.is_tracked() && failure.is_cancelled() => {
+                return leave(&ended, &self.follower);
+            }
             Next::Failed(ended, failure) => {
                 let reason = reason(&self.image, failure.cause);
                 self.errors.add(self.queue, failure.missed, failure.cause, reason);
@@ -332,10 +334,10 @@ impl Handler {
                         let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
                         self.step(outcome, queue, &memory, served, (latency, last))
                     }
-                    None => {
-                        drop(self.requests.reaped(outcome));
-                        Ok(())
-                    }
+                    None => self
+                        .requests
+                        .reaped(outcome)
+                        .map_or(Ok(()), |reaped| leave(&reaped.forget(), &self.follower)),
                 };
                 if let Err(error) = stepped {
                     // The queue has latched: the rest can only be forgotten.
@@ -406,6 +408,14 @@ impl Handler {
             }
         }
     }
+}
+
+/// Ends a request here that is not answered.
+fn leave(ended: &Ended<'_>, follower: &Follower) -> Result<(), ServeError> {
+    if ended.has_waited() {
+        follower.full().release();
+    }
+    Ok(())
 }
 
 /// Whether a request lies beyond the end of a block device, which answers as a full file does.

@@ -410,6 +410,11 @@ pub(super) struct Reaped<'a> {
 }
 
 impl<'a> Reaped<'a> {
+    /// Gives the request up.
+    pub(super) fn forget(self) -> Ended<'a> {
+        Ended(self.claim)
+    }
+
     /// Goes on by the result of the step.
     pub(super) fn advance(self) -> Next<'a> {
         let Self { claim, result } = self;

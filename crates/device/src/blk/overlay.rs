@@ -10,6 +10,7 @@
 use super::image_file::{ImageFile, Opening};
 use super::source::Source;
 use super::{Format, OpenError, qcow2};
+use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -96,6 +97,11 @@ impl Overlay {
             OpenError::Os { path: path.to_owned(), source }
         };
         let file = files.next().ok_or_else(wrong)?;
+        let flags = rustix::fs::fcntl_getfl(&file)
+            .map_err(|error| OpenError::Os { path: path.to_owned(), source: error.into() })?;
+        if !flags.contains(OFlags::RDWR) || flags.contains(OFlags::APPEND) {
+            return Err(OpenError::ReadOnly { path: path.to_owned() });
+        }
         ImageFile::adopt(file, files.next(), path, OPENING).map(Self)
     }
 }

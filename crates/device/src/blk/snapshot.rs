@@ -13,6 +13,7 @@
 //! missing there, and nothing that it was not told matters: the image is what a crash would have left.
 use super::choice::{choose_engine, engine_name};
 use super::current::{Attached, Current};
+use super::engine::EngineKind;
 use super::image::Image;
 use super::image_file;
 use super::mark;
@@ -132,6 +133,19 @@ impl Snapshots {
         taken
     }
 
+    /// The engine of an overlay on this image.
+    fn overlay_engine(&self, base: &Image) -> EngineChoice {
+        let blocks = matches!(self.current.attached().engine, EngineKind::Immediate { .. })
+            && !(base.in_memory && base.qcow2.is_none());
+        match self.choice {
+            // A ring is for raw images.
+            EngineChoice::IoUring => EngineChoice::Auto,
+            // It has no thread of its own that it may block.
+            EngineChoice::Immediate if !blocks => EngineChoice::Auto,
+            choice => choice,
+        }
+    }
+
     fn take_alone(&self, Overlay(file): Overlay, limit: Duration) -> Result<Snapshot, SnapshotError> {
         let base = self.current.image();
         check(&base)?;
@@ -140,11 +154,7 @@ impl Snapshots {
         let below_size = below.size();
         let qcow2 = Qcow2::over(&file, below)?;
         let image = Arc::new(Image::overlay(file, qcow2, base.clone())?);
-        let config = BlkConfig {
-            // A ring is for raw images.
-            engine: if self.choice == EngineChoice::IoUring { EngineChoice::Auto } else { self.choice },
-            ..BlkConfig::new(&path)
-        };
+        let config = BlkConfig { engine: self.overlay_engine(&base), ..BlkConfig::new(&path) };
         let engine = choose_engine(&image, &config, None)?;
         let attached = Attached { image: image.clone(), engine };
         let engine = engine_name(&attached);

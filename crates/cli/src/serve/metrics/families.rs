@@ -470,7 +470,7 @@ mod tests {
     use super::*;
     use crate::serve::metrics::exposition::Format;
     use crate::serve::report::{
-        Net, OperationLatency, Queue, Reload, StageLatency, StorageError, StorageErrors,
+        Full, Net, OperationLatency, Queue, Reload, StageLatency, StorageError, StorageErrors,
     };
 
     #[test]
@@ -484,6 +484,9 @@ mod tests {
             size: Some(4096),
             storage_errors: Some(StorageErrors { write: 3, last, ..StorageErrors::default() }),
             rejected_requests: Some(2),
+            full: Some(Full { requests: 5, ..Full::default() }),
+            full_times: Some(2),
+            snapshots: 3,
             queues: vec![queue(1), queue(2)],
             ..Device::default()
         };
@@ -518,6 +521,10 @@ mod tests {
             "paravane_blk_errors_total{device=\"vm0\",kind=\"blk\",operation=\"write_zeroes\"} 0",
             "paravane_blk_last_error_timestamp_seconds{device=\"vm0\",kind=\"blk\"} 1.5",
             "paravane_blk_rejected_requests_total{device=\"vm0\",kind=\"blk\"} 2",
+            "paravane_blk_full{device=\"vm0\",kind=\"blk\"} 1",
+            "paravane_blk_full_requests{device=\"vm0\",kind=\"blk\"} 5",
+            "paravane_blk_full_times_total{device=\"vm0\",kind=\"blk\"} 2",
+            "paravane_blk_snapshots_total{device=\"vm0\",kind=\"blk\"} 3",
             "paravane_blk_size_bytes{device=\"vm0\",kind=\"blk\"} 4096",
             "paravane_net_received_bytes_total{device=\"n\",kind=\"net\"} 7",
             "paravane_net_dropped_frames_total{device=\"n\",kind=\"net\",reason=\"no_room\"} 5",

@@ -1,0 +1,225 @@
+//! Snapshots of disks in the sandbox, under clients that check their data.
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, status, without_sandbox};
+use crate::driver::{Driver, Random, Wish};
+use crate::images::{has_qemu_img, qemu_img};
+use crate::load::{self, DISKS, SIZE};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+
+/// A disk of a file, with more keys.
+fn disk(name: &str, keys: &str) -> String {
+    format!("[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{keys}")
+}
+
+fn take(control: &str, arguments: &[&str]) -> Output {
+    paravane().arg("disk").args(arguments).args(["--control", control]).output().unwrap()
+}
+
+/// A snapshot that is taken; its report.
+fn snapshot(control: &str, device: &str, overlay: &str) -> Value {
+    // Generous: the host may be busy.
+    let output = take(control, &["snapshot", device, overlay, "--json", "--pause-limit", "30s"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The images of a disk that has had snapshots, top first.
+#[derive(Clone, Debug)]
+struct Chain(Vec<String>);
+
+impl Chain {
+    /// Keys for the file of devices.
+    fn keys(&self) -> String {
+        let Self(paths) = self;
+        let (top, below) = paths.split_first().unwrap();
+        if below.is_empty() {
+            return format!("image = {top:?}\n");
+        }
+        let layer = |(number, path): (usize, &String)| match number + 1 == below.len() {
+            true => format!("raw:{path}"),
+            false => format!("qcow2:{path}"),
+        };
+        let layers: Vec<String> = below.iter().enumerate().map(layer).collect();
+        format!("image = {top:?}\nformat = \"qcow2\"\nbacking = {layers:?}\n")
+    }
+}
+
+#[test]
+fn clients_notice_nothing_of_twenty_snapshots() {
+    if !has_qemu_img("clients_notice_nothing_of_twenty_snapshots") {
+        return;
+    }
+    let folder = Folder::new();
+    let engines = ["auto", "threads", "immediate", "auto"];
+    let mut chains: Vec<Chain> =
+        DISKS.iter().map(|name| Chain(vec![folder.image(&format!("{name}.img"))])).collect();
+    let text = |chains: &[Chain]| -> String {
+        let named = DISKS.iter().zip(engines).zip(chains);
+        named
+            .map(|((name, engine), chain)| disk(name, &format!("engine = {engine:?}\n{}", chain.keys())))
+            .collect()
+    };
+    let (file, control) = (folder.write("d.toml", &text(&chains)), folder.text("control"));
+    let mut daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    let mut pauses = Vec::new();
+    let mut frozen = Vec::new();
+    let models = load::under_load(
+        |name| folder.path(&format!("{name}.sock")),
+        20,
+        |number| {
+            let at = number % DISKS.len();
+            let overlay = folder.text(&format!("{}-{number}.qcow2", DISKS[at]));
+            let report = snapshot(&control, DISKS[at], &overlay);
+            let base = report["base"]["path"].as_str().unwrap().to_owned();
+            assert_eq!(base, chains[at].0[0], "{report}");
+            assert!(report["unsynced"].is_null(), "{report}");
+            pauses.push(report["pause_us"].as_f64().unwrap());
+            frozen.push((std::fs::read(&base).unwrap(), base));
+            chains[at].0.insert(0, overlay.clone());
+            let device = status(&control)["devices"][at].clone();
+            assert!(device["back_end"].as_str().unwrap().starts_with(&overlay), "{device}");
+            assert_eq!(device["snapshots"], chains[at].0.len() - 1, "{device}");
+        },
+        || status(&control).to_string(),
+    );
+    pauses.sort_by(f64::total_cmp);
+    eprintln!(
+        "pauses of 20 snapshots under load: median {:.0} µs, longest {:.0} µs",
+        pauses[pauses.len() / 2],
+        pauses[pauses.len() - 1]
+    );
+    for (content, path) in &frozen {
+        assert!(std::fs::read(path).unwrap() == *content, "{path} was written to");
+    }
+    // The old file would have the disks write to frozen images.
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for("reload failed");
+    assert!(line.contains("is the backing file of"), "{line}");
+    folder.write("d.toml", &text(&chains));
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("reloaded: 4 unchanged, 0 removed, 0 added, 0 failed");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    for (Chain(paths), (_, model)) in chains.iter().zip(&models) {
+        paths[..paths.len() - 1].iter().for_each(|path| qemu_img(&["check", "-q", path]));
+        let flat = folder.text("flat.img");
+        qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &paths[0], &flat]);
+        assert!(std::fs::read(flat).unwrap() == *model, "{} is not what was written", paths[0]);
+    }
+    // The next daemon.
+    let daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    let (name, mut model) = models.into_iter().next().unwrap();
+    let mut driver =
+        Driver::connect(&folder.path(&format!("{name}.sock")), load::wish(true, true, 2)).unwrap();
+    driver.exercise(&mut model, 100, &mut Random::new(9));
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+fn wish() -> Wish {
+    Wish { packed: true, event_idx: true, queues: 1, depth: 4 }
+}
+
+/// Whether the files of a folder can be marked.
+fn has_marks(folder: &Folder) -> bool {
+    let path = folder.write("probe", "");
+    rustix::fs::setxattr(&path, "user.paravane.probe", b"1", rustix::fs::XattrFlags::empty()).is_ok()
+}
+
+#[test]
+fn a_fork_begins_with_what_the_guest_had_and_the_old_image_is_refused() {
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let arguments = ["blk", "--name", "vm0", "--image", &image, "--socket", &socket];
+    let daemon = Daemon::start(&[&arguments[..], &["--control", &control]].concat());
+    let mut model = vec![0; SIZE];
+    let mut driver = Driver::connect(Path::new(&socket), wish()).unwrap();
+    driver.exercise(&mut model, 200, &mut Random::new(1));
+    let (own, fork) = (folder.text("own.qcow2"), folder.text("fork.qcow2"));
+
+    // What is refused leaves nothing behind.
+    assert_refused(&take(&control, &["snapshot", "vm1", &own]), "no device is named \"vm1\"");
+    let missing = folder.text("missing/own.qcow2");
+    assert_refused(&take(&control, &["snapshot", "vm0", &missing]), "cannot open the image");
+    let none = folder.text("none");
+    assert_refused(&take(&none, &["snapshot", "vm0", &own]), "none");
+    folder.write("taken.qcow2", "something");
+    assert_refused(&take(&control, &["fork", "vm0", &own, &folder.text("taken.qcow2")]), "exists");
+    assert!(!Path::new(&own).exists());
+    assert_eq!(std::fs::read(folder.path("taken.qcow2")).unwrap(), b"something");
+
+    let output = take(&control, &["fork", "vm0", &own, &fork, "--pause-limit", "30s"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for line in [
+        format!("vm0: {image} is frozen; writes go to {own}"),
+        format!("  --image {own} --format qcow2 --backing raw:{image}"),
+        format!("  --image {fork} --format qcow2 --backing raw:{image}"),
+    ] {
+        assert!(text.lines().any(|there| there == line), "{line:?} is not in\n{text}");
+    }
+    let at_fork = model.clone();
+    driver.exercise(&mut model, 200, &mut Random::new(2));
+    assert!(std::fs::read(&image).unwrap() == at_fork, "the image is not that of the fork");
+
+    // The other guest, at the same time.
+    let (socket, backing) = (folder.text("t"), format!("raw:{image}"));
+    let of_fork = ["--image", &fork, "--format", "qcow2", "--backing", &backing, "--control", "off"];
+    let other = Daemon::start(&[&["blk", "--socket", &socket][..], &of_fork].concat());
+    let mut forked = at_fork.clone();
+    let mut second = Driver::connect(Path::new(&socket), wish()).unwrap();
+    second.exercise(&mut forked, 200, &mut Random::new(3));
+    driver.exercise(&mut model, 200, &mut Random::new(4));
+    assert!(std::fs::read(&image).unwrap() == at_fork);
+    drop((driver, second));
+    for daemon in [daemon, other] {
+        let (ended, log) = daemon.end();
+        assert!(ended.success(), "{log:?}");
+    }
+    let old = || paravane().arg("serve").args(arguments).args(without_sandbox()).output().unwrap();
+    match has_marks(&folder) {
+        true => assert_refused(&old(), "is the backing file of"),
+        false => crate::daemon::skip("the mark of a frozen image", "no extended attributes in this folder"),
+    }
+}
+
+#[test]
+fn a_new_daemon_takes_over_with_the_overlay_and_not_with_the_old_image() {
+    let folder = Folder::new();
+    if !has_marks(&folder) {
+        let why = "no extended attributes in this folder";
+        return crate::daemon::skip("a_new_daemon_takes_over_with_the_overlay", why);
+    }
+    let image = folder.image("vm.img");
+    let overlay = folder.text("vm-1.qcow2");
+    let (before, after) = (Chain(vec![image.clone()]), Chain(vec![overlay.clone(), image]));
+    let (file, control) = (folder.write("d.toml", &disk("vm", &before.keys())), folder.text("control"));
+    let daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    let mut model = vec![0; SIZE];
+    let mut driver = Driver::connect(&folder.path("vm.sock"), load::wish(false, true, 2)).unwrap();
+    let mut random = Random::new(1);
+    driver.exercise(&mut model, 100, &mut random);
+    snapshot(&control, "vm", &overlay);
+    driver.exercise(&mut model, 100, &mut random);
+    let take_over = || {
+        let mut command = paravane();
+        command
+            .args(["serve", "--config", &file, "--control", &control, "--take-over"])
+            .args(without_sandbox());
+        command
+    };
+    assert_refused(&take_over().output().unwrap(), "is the backing file of");
+    driver.exercise(&mut model, 100, &mut random);
+    folder.write("d.toml", &disk("vm", &after.keys()));
+    let mut new = Daemon::spawn(&mut take_over());
+    new.wait_for("ready");
+    let (ended, log) = daemon.wait();
+    assert!(ended.success(), "{log:?}");
+    driver.exercise(&mut model, 100, &mut random);
+    drop(driver);
+    let (ended, log) = new.end();
+    assert!(ended.success(), "{log:?}");
+}
