@@ -519,7 +519,8 @@ impl Blk {
         let is_ring = matches!(engine, EngineKind::Uring { .. });
         let full = Full::new(name, config.on_full);
         let current = Current::new(Attached { image, engine }, full.clone());
-        full.of(&current);
+        let disk = Arc::downgrade(&current);
+        full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
         let (choice, limiter) = (config.engine, config.limiter);
         let disk = Self { current, choice, id, queue_sizes, limiter, errors };
         if config.registered_buffers && !is_ring {
@@ -656,9 +657,8 @@ impl Device for Blk {
     }
 
     fn refresh(&mut self) -> io::Result<bool> {
-        let image = self.current.image();
-        let before = image.sectors();
-        Ok(image.look()? != before)
+        let before = self.current.image().sectors();
+        Ok(self.current.look()? != before)
     }
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {

@@ -1,9 +1,9 @@
 //! The image that the queues of a disk use, and its replacement while they run.
 //!
 //! ```text
-//!   Current::hold      gate odd: each queue takes nothing new, and says when nothing is in flight
-//!      all idle ------> Hold::replace   the other image, gate even: queues go on with it
-//!      a timeout -----> Hold is dropped gate even: queues go on with the same image
+//!   Current::replace   gate odd: each queue takes nothing new, and says when nothing is in flight
+//!      all idle ------> the last one replaces the image, gate even: queues go on with it
+//!      a timeout -----> gate even: queues go on with the same image
 //! ```
 //! A queue looks at the gate once a batch: one load of a word that it shares with nobody who writes.
 //! All else is under a lock, and happens only when the gate has changed. Whoever changes the gate
@@ -17,7 +17,7 @@ use super::image::Image;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// An image, and the engine that does its I/O.
@@ -35,6 +35,8 @@ pub(super) struct Current {
     state: Mutex<State>,
     /// A queue has become idle, has gone on or has ended.
     changed: Condvar,
+    /// Locked while the size of the disk must stay.
+    sizing: Mutex<()>,
     pub(super) full: Arc<Full>,
 }
 
@@ -45,7 +47,10 @@ struct State {
     generation: u64,
     queues: Vec<Member>,
     next: u64,
-    /// Engines of images that were replaced: to end one takes a while.
+    /// What to replace it with, while queues are held.
+    pending: Option<Attached>,
+    /// Images that were replaced, and their engines: to end one takes a while.
+    replaced: Vec<Attached>,
     retired: Vec<Engine>,
 }
 
@@ -71,8 +76,22 @@ enum Progress {
 
 impl Current {
     pub(super) fn new(attached: Attached, full: Arc<Full>) -> Arc<Self> {
-        let state = State { attached, generation: 0, queues: Vec::new(), next: 0, retired: Vec::new() };
-        Arc::new(Self { gate: AtomicU64::new(0), state: Mutex::new(state), changed: Condvar::new(), full })
+        let state = State {
+            attached,
+            generation: 0,
+            queues: Vec::new(),
+            next: 0,
+            pending: None,
+            replaced: Vec::new(),
+            retired: Vec::new(),
+        };
+        Arc::new(Self {
+            gate: AtomicU64::new(0),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            sizing: Mutex::default(),
+            full,
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -88,6 +107,29 @@ impl Current {
     /// The image.
     pub(super) fn image(&self) -> Arc<Image> {
         self.state().attached.image.clone()
+    }
+
+    /// Keeps the size of the disk.
+    pub(super) fn keep_size(&self) -> MutexGuard<'_, ()> {
+        self.sizing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Current::keep_size`]; `None`: somebody has it, maybe for long.
+    pub(super) fn try_keep_size(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.sizing.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Updates the size of the disk; see [`Image::look`]. It stays as it is during a snapshot.
+    pub(super) fn look(&self) -> io::Result<u64> {
+        let image = self.image();
+        match self.try_keep_size() {
+            Some(_kept) => image.look(),
+            None => Ok(image.sectors()),
+        }
     }
 
     /// Number of live queues.
@@ -151,10 +193,13 @@ impl Current {
         Ok(())
     }
 
-    /// Holds all queues, and waits until nothing is in flight.
+    /// Replaces the image while queues are held and nothing is in flight. Returns the length of the pause.
     ///
-    /// `None`: that has taken longer than `patience`, and they go on. One caller at a time.
-    pub(super) fn hold(&self, patience: Duration) -> Option<Hold<'_>> {
+    /// The last queue that has nothing in flight does it, which saves a switch of threads.
+    ///
+    /// `None`: requests in flight have taken longer than `patience`, and queues go on with the same
+    /// image. One caller at a time.
+    pub(super) fn replace(&self, attached: Attached, patience: Duration) -> Option<Duration> {
         let begin = Instant::now();
         let mut state = self.state();
         for queue in &mut state.queues {
@@ -162,66 +207,52 @@ impl Current {
                 queue.progress = Progress::Running;
             }
         }
+        state.pending = Some(attached);
         self.turn_gate(&state, 1);
-        drop(state);
-        let hold = Hold { current: self, begin };
-        let runs = |state: &State| state.queues.iter().any(|queue| queue.progress == Progress::Running);
-        hold.wait(patience, runs).then_some(hold)
+        // There may be no queue.
+        self.replace_if_idle(&mut state);
+        loop {
+            let is_replaced = state.pending.is_none();
+            if is_replaced && !state.queues.iter().any(|queue| queue.progress == Progress::Idle) {
+                return Some(begin.elapsed());
+            }
+            let left = patience.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                let pending = state.pending.take();
+                if pending.is_some() {
+                    self.turn_gate(&state, 1);
+                }
+                drop(state);
+                // A queue that has not gone on yet does so when its thread runs.
+                return pending.is_none().then(|| begin.elapsed());
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Replaces the image, if that is wanted and nothing is in flight.
+    fn replace_if_idle(&self, state: &mut State) {
+        if state.queues.iter().any(|queue| queue.progress == Progress::Running) {
+            return;
+        }
+        if let Some(attached) = state.pending.take() {
+            let old = std::mem::replace(&mut state.attached, attached);
+            state.replaced.push(old);
+            state.generation += 1;
+            self.turn_gate(state, 1);
+        }
     }
 
     /// Ends the engines of replaced images, and those that were prepared in vain.
     pub(super) fn clear(&self) {
-        let (retired, prepared): (Vec<_>, Vec<_>) = {
+        let (retired, replaced, prepared): (_, _, Vec<_>) = {
             let mut state = self.state();
-            let retired = std::mem::take(&mut state.retired);
-            (retired, state.queues.iter_mut().filter_map(|queue| queue.prepared.take()).collect())
+            let (retired, replaced) =
+                (std::mem::take(&mut state.retired), std::mem::take(&mut state.replaced));
+            let prepared = state.queues.iter_mut().filter_map(|queue| queue.prepared.take());
+            (retired, replaced, prepared.collect())
         };
-        drop((retired, prepared));
-    }
-}
-
-/// All queues are held. Dropped: they go on.
-pub(super) struct Hold<'a> {
-    current: &'a Current,
-    begin: Instant,
-}
-
-impl Hold<'_> {
-    /// Waits while `pending`, for `patience` from the begin on. `false`: it still is.
-    fn wait(&self, patience: Duration, pending: impl Fn(&State) -> bool) -> bool {
-        let mut state = self.current.state();
-        loop {
-            if !pending(&state) {
-                return true;
-            }
-            let left = patience.saturating_sub(self.begin.elapsed());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.current.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// Replaces the image, lets all queues go on, and waits for that. Returns the length of the pause.
-    pub(super) fn replace(self, attached: Attached, patience: Duration) -> Duration {
-        {
-            let mut state = self.current.state();
-            state.attached = attached;
-            state.generation += 1;
-            self.current.turn_gate(&state, 1);
-        }
-        let waits = |state: &State| state.queues.iter().any(|queue| queue.progress == Progress::Idle);
-        self.wait(patience, waits);
-        let pause = self.begin.elapsed();
-        std::mem::forget(self);
-        pause
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.current.turn_gate(&self.current.state(), 1);
+        drop((retired, replaced, prepared));
     }
 }
 
@@ -327,9 +358,12 @@ impl Follower {
     }
 
     fn progress(&self, progress: Progress) {
-        if let Some(queue) = self.current.state().queues.iter_mut().find(|queue| queue.id == self.id) {
+        let mut state = self.current.state();
+        if let Some(queue) = state.queues.iter_mut().find(|queue| queue.id == self.id) {
             queue.progress = progress;
         }
+        self.current.replace_if_idle(&mut state);
+        drop(state);
         self.current.changed.notify_all();
     }
 
@@ -344,7 +378,9 @@ impl Drop for Follower {
         let prepared = {
             let mut state = self.current.state();
             let at = state.queues.iter().position(|queue| queue.id == self.id);
-            at.map(|at| state.queues.swap_remove(at))
+            let left = at.map(|at| state.queues.swap_remove(at));
+            self.current.replace_if_idle(&mut state);
+            left
         };
         self.current.changed.notify_all();
         drop(prepared);

@@ -7,10 +7,10 @@
 //! ```
 //! The driver sees requests that take long, and nothing else. One line in the log begins the state, and
 //! one ends it.
-use super::current::Current;
 use crate::LogDevice;
+use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two attempts.
@@ -51,7 +51,16 @@ pub struct Full {
     policy: OnFull,
     state: Mutex<State>,
     ended: Condvar,
-    disk: OnceLock<Weak<Current>>,
+    disk: OnceLock<Retry>,
+}
+
+/// Has all queues try again. `false`: the disk is gone.
+struct Retry(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Retry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Retry")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -69,9 +78,13 @@ impl Full {
         Arc::new(Self { device, policy, state, ended, disk: OnceLock::new() })
     }
 
-    /// Sets the disk, once.
-    pub(super) fn of(&self, disk: &Arc<Current>) {
-        let _ = self.disk.set(Arc::downgrade(disk));
+    /// Sets, once, what has all queues try again, and returns `false` when the disk is gone.
+    pub(super) fn retried_by(&self, retry: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.disk.set(Retry(Box::new(retry)));
+    }
+
+    fn retry_all(&self) -> bool {
+        self.disk.get().is_some_and(|Retry(retry)| retry())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -93,10 +106,8 @@ impl Full {
 
     /// Tries all waiting requests again now.
     pub fn retry(&self) {
-        if let Some(disk) = self.disk.get().and_then(Weak::upgrade)
-            && self.state().now.is_some()
-        {
-            disk.retry();
+        if self.status().is_some() {
+            self.retry_all();
         }
     }
 
@@ -152,12 +163,14 @@ impl Full {
             let mut state = full.state();
             while state.now.is_some() {
                 state = full.ended.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
-                let Some(disk) = full.disk.get().and_then(Weak::upgrade) else { break };
                 if state.now.is_some() {
                     // A queue may want the lock.
                     drop(state);
-                    disk.retry();
+                    let is_there = full.retry_all();
                     state = full.state();
+                    if !is_there {
+                        break;
+                    }
                 }
             }
             state.retries = false;

@@ -35,7 +35,7 @@ impl Resizer {
     /// # Errors
     /// The host does not report the size. The disk has not changed.
     pub fn look(&mut self) -> io::Result<bool> {
-        let sectors = self.current.image().look()?;
+        let sectors = self.current.look()?;
         Ok(std::mem::replace(&mut self.seen, sectors) != sectors)
     }
 
@@ -54,7 +54,13 @@ impl Resizer {
                 format!("invalid disk size of {size} bytes: it must be a positive multiple of {block}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        image.resize(size)?;
+        {
+            let _kept = self.current.try_keep_size().ok_or_else(|| {
+                io::Error::new(io::ErrorKind::ResourceBusy, "a snapshot is being taken; try again")
+            })?;
+            // It may be another one by now.
+            self.current.image().resize(size)?;
+        }
         self.look()
     }
 

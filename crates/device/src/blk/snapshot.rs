@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   prepare: open the overlay on the image, sync the image, make engines, mark the image
-//!   pause:   hold the queues, wait for what is in flight, replace the image     Current::hold
+//!   pause:   hold the queues, wait for what is in flight, replace the image     Current::replace
 //!   after:   share the image's lock, end the old engines, sync the image again
 //! ```
 //! The image is then the backing file of the overlay, and not written to again: it has all writes
@@ -150,6 +150,7 @@ impl Snapshots {
         let base = self.current.image();
         check(&base)?;
         let path = file.path.clone();
+        let _kept = self.current.keep_size();
         let below = base.as_base().map_err(SnapshotError::Image)?;
         let below_size = below.size();
         let qcow2 = Qcow2::over(&file, below)?;
@@ -165,15 +166,12 @@ impl Snapshots {
         let is_marked = marked.transpose().map_err(SnapshotError::Image)?.unwrap_or(false);
         let mut undo = Unmark(Some(base.clone()));
 
-        let hold = self.current.hold(limit).ok_or(SnapshotError::Timeout(limit))?;
-        // Requests are checked against it. Nobody changes it without a lock that both have.
-        let disk = base.sectors() * SECTOR;
-        let overlay = image.sectors() * SECTOR;
+        let (disk, overlay) = (base.sectors() * SECTOR, image.sectors() * SECTOR);
         if overlay != disk || below_size / SECTOR * SECTOR != disk {
             return Err(SnapshotError::Size { overlay, disk });
         }
         let queues = self.current.queues();
-        let pause = hold.replace(attached, limit.saturating_mul(2));
+        let pause = self.current.replace(attached, limit).ok_or(SnapshotError::Timeout(limit))?;
         undo.0 = None;
 
         if let Some(file) = base.source.file()
