@@ -81,7 +81,13 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     let ((faulty, socket), (good, good_socket)) =
         (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
     let device = Box::new(Faulty);
-    let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "a mistake".into() };
+    let opened = Opened {
+        device,
+        figures: Figures::default(),
+        resizer: None,
+        snapshots: None,
+        back_end: "a mistake".into(),
+    };
     let members = vec![
         (faulty.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
@@ -155,7 +161,13 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
     let ((slow, slow_socket), (good, good_socket)) = (spec(folder, "slow"), spec(folder, "good"));
     let storage = Storage::default();
     let device = Box::new(Slow(storage.clone()));
-    let opened = Opened { device, figures: Figures::default(), resizer: None, back_end: "slow".into() };
+    let opened = Opened {
+        device,
+        figures: Figures::default(),
+        resizer: None,
+        snapshots: None,
+        back_end: "slow".into(),
+    };
     let members = vec![
         (slow.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
