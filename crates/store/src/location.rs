@@ -68,7 +68,7 @@ pub struct RbdLocation {
     pub image: String,
     /// Snapshot to read.
     pub snapshot: Option<String>,
-    /// User without `client.` [admin].
+    /// User without `client.` \[admin\].
     pub id: Option<String>,
     /// Configuration file \[/etc/ceph/ceph.conf\].
     pub conf: Option<PathBuf>,
