@@ -5,7 +5,7 @@
 //!                                                                     queues --^   ^-- SizeWatch
 //! ```
 //! **Libraries.** librbd and librados are loaded when the first image is opened; a build needs
-//! neither. They make threads (about 20 for each image) and connections of their own: to the
+//! neither. They make threads (16 for each image) and connections of their own: to the
 //! monitors (TCP ports 3300 and 6789) and to each OSD (ports 6800 to 7568), for as long as the image
 //! is open.
 //!
