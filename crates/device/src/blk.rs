@@ -17,6 +17,7 @@
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! Snapshots: a new image on top of the old one, meanwhile        snapshot.rs, current.rs, overlay.rs, mark.rs
 //! Full: writes that wait for room                               full.rs
+//! images: disks without a guest: made, read, copied, merged     images.rs
 //! ```
 //! The format of an image is never guessed: a guest can write any header into a raw image.
 //!
@@ -38,6 +39,7 @@ mod full;
 mod handler;
 mod image;
 mod image_file;
+pub mod images;
 mod in_flight;
 mod mark;
 mod overlay;
@@ -121,6 +123,17 @@ pub enum Format {
     Raw,
     /// QEMU's qcow2, versions 2 and 3, without encryption and external data file.
     Qcow2,
+}
+
+impl Format {
+    /// Name in options, and in the headers of images.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
 }
 
 /// A backing file, used read-only.

@@ -8,8 +8,9 @@
 //! ```
 //! The locks belong to the open file descriptions, and so go along.
 use super::image_file::{ImageFile, Opening};
+use super::qcow2::{self, BackingName, NewQcow2};
 use super::source::Source;
-use super::{Format, OpenError, qcow2};
+use super::{Format, OpenError};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,6 +31,9 @@ pub struct OverlayBase {
     /// Size of the disk in bytes.
     pub size: u64,
 }
+
+/// Bytes of a cluster, as qemu-img has it.
+const CLUSTER_SIZE: u32 = 64 << 10;
 
 /// An overlay without data, open and locked.
 #[derive(Debug)]
@@ -54,15 +58,13 @@ impl Overlay {
                 let _ = std::os::unix::fs::fchown(&file, Some(below.uid()), Some(below.gid()));
                 file.set_permissions(PermissionsExt::from_mode(below.mode() & 0o666))?;
             }
-            let format = match base.format {
-                Format::Raw => "raw",
-                Format::Qcow2 => "qcow2",
-            };
             let name = base.path.to_str().ok_or_else(|| {
                 io::Error::new(io::ErrorKind::InvalidInput, "the path of the image below it is not UTF-8")
             })?;
             let source = Source::File(file.try_clone()?);
-            qcow2::create(&source, path, base.size, (name.to_owned(), format))
+            let backing = Some(BackingName { name: name.to_owned(), format: base.format });
+            let new = NewQcow2 { size: base.size, cluster_size: CLUSTER_SIZE, backing };
+            qcow2::create(&source, path, &new)
         };
         fill().map_err(|source| {
             let _ = std::fs::remove_file(path);

@@ -29,8 +29,10 @@ mod bytes;
 mod cluster_map;
 mod create;
 mod header;
+mod recorded;
 mod refcounts;
 mod storage;
+mod whole;
 
 use super::image_file::{ImageFile, Opening};
 use super::pieces::{cut, gather, scatter};
@@ -55,8 +57,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use storage::Storage;
 
 pub(super) use create::create;
+pub use create::{BackingName, NewQcow2};
 pub use header::{Features, HeaderError};
+pub use recorded::{Layout, Recorded};
 pub use refcounts::{ClusterRole, RefcountError};
+pub use whole::Extent;
 
 type Access = FormatAccess<Storage>;
 type Alone<'a> = RwLockWriteGuard<'a, ()>;
@@ -111,7 +116,18 @@ pub(super) struct Qcow2 {
 impl Qcow2 {
     /// Opens `image` with its backing files, top first.
     pub(super) fn open(image: &ImageFile, layers: &[Layer]) -> Result<Self, OpenError> {
-        let mut files = Vec::with_capacity(layers.len());
+        Self::open_with(image, Some(layers))
+    }
+
+    /// Opens `image` without the backing file that it may have.
+    ///
+    /// What the image itself does not hold reads as zeroes.
+    pub(super) fn open_alone(image: &ImageFile) -> Result<Self, OpenError> {
+        Self::open_with(image, None)
+    }
+
+    fn open_with(image: &ImageFile, layers: Option<&[Layer]>) -> Result<Self, OpenError> {
+        let mut files = Vec::new();
         let opened = catch_unwind(AssertUnwindSafe(|| {
             open(image, layers, &mut files).map(|(driver, cluster)| (Access::new(driver), cluster))
         }));
@@ -477,9 +493,19 @@ impl Base {
 }
 
 /// Opens an image and its backing files. Returns the size of its clusters, too.
-fn open(image: &ImageFile, layers: &[Layer], files: &mut Vec<ImageFile>) -> Result<(Driver, u64), OpenError> {
+///
+/// Without `layers`, the image is opened without the backing file that it may have.
+fn open(
+    image: &ImageFile,
+    layers: Option<&[Layer]>,
+    files: &mut Vec<ImageFile>,
+) -> Result<(Driver, u64), OpenError> {
     let path = &image.path;
     let (mut driver, cluster) = open_driver(image)?;
+    let Some(layers) = layers else {
+        driver.set_backing(None);
+        return Ok((driver, cluster));
+    };
     match (driver.implicit_backing_file(), layers.split_first()) {
         (None, None) => driver.set_backing(None),
         (Some(_), Some((layer, rest))) => {
@@ -534,7 +560,7 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Re
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,
     };
     let access = match layer.format {
-        Format::Qcow2 => Access::new(open(&image, rest, files)?.0),
+        Format::Qcow2 => Access::new(open(&image, Some(rest), files)?.0),
         Format::Raw if rest.is_empty() => {
             let failed = |source| unusable(&image.path, source);
             let storage = storage(&image, 0, Arc::default()).map_err(failed)?;

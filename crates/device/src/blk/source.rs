@@ -100,6 +100,15 @@ impl Source {
         Ok(())
     }
 
+    /// Makes a range read as zeroes, and frees it where that can be.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: only writes can.
+    pub(super) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        // SAFETY: the job has no memory.
+        moved(unsafe { self.perform(Job::Zeroes { offset, len, unmap: true }) }).map(drop)
+    }
+
     /// Makes all writes durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         // SAFETY: the job has no memory.

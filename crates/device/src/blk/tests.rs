@@ -4,6 +4,7 @@ mod data;
 mod direct;
 mod disk;
 mod full;
+mod images;
 mod in_flight;
 mod in_place;
 mod latencies;

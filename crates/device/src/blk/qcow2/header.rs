@@ -94,28 +94,28 @@ impl fmt::Display for Features {
     }
 }
 
-const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
+pub(super) const MAGIC: u32 = u32::from_be_bytes(*b"QFI\xfb");
 /// Header sizes: version 2, fixed fields of version 3, all known fields.
-const V2_LEN: u32 = 72;
-const V3_LEN: u32 = 104;
-const KNOWN_LEN: usize = 112;
+pub(super) const V2_LEN: u32 = 72;
+pub(super) const V3_LEN: u32 = 104;
+pub(super) const KNOWN_LEN: usize = 112;
 /// Incompatible features.
-const DIRTY: u64 = 1 << 0;
-const CORRUPT: u64 = 1 << 1;
-const DATA_FILE: u64 = 1 << 2;
-const COMPRESSION_TYPE: u64 = 1 << 3;
-const EXTENDED_L2: u64 = 1 << 4;
+pub(super) const DIRTY: u64 = 1 << 0;
+pub(super) const CORRUPT: u64 = 1 << 1;
+pub(super) const DATA_FILE: u64 = 1 << 2;
+pub(super) const COMPRESSION_TYPE: u64 = 1 << 3;
+pub(super) const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear features.
-const BITMAPS: u64 = 1 << 0;
+pub(super) const BITMAPS: u64 = 1 << 0;
 /// Header extensions.
-const END: u32 = 0;
+pub(super) const END: u32 = 0;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
 /// Most entries of a table, as in imago and QEMU, and limit of its offset.
 ///
 /// For the L1 table and the refcount table.
 const MAX_ENTRIES: u64 = 4 << 20;
 const MAX_OFFSET: u64 = 1 << 56;
-const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+pub(super) const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 
 /// A supported header.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,232 @@
+//! A disk that this process reads and writes itself.
+use super::super::image::Image;
+use super::super::qcow2::{Extent, Qcow2};
+use super::super::{Format, Layer, LayerSource, OpenError};
+use super::{ImageError, open_file};
+use crate::blk::source::Source;
+use paravane_spec::blk::SECTOR;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Bytes of zeroes that are written at once, where nothing else makes zeroes.
+const ZEROES: u64 = 256 << 10;
+/// Block in which holes of a raw image are looked for and left, in bytes.
+const RAW_BLOCK: u64 = 4096;
+
+/// How an image is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It is read. Others may read it, too.
+    Read,
+    /// It is read and written. Nobody else may use it.
+    Write,
+}
+
+/// An open, locked disk.
+#[derive(Debug)]
+pub struct Disk {
+    image: Image,
+    has_backing: bool,
+}
+
+impl Disk {
+    /// Opens an image with its backing files, top first.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(place: &LayerSource, format: Format, backing: &[Layer], how: Use) -> Result<Self, OpenError> {
+        let file = open_file(place, format, how == Use::Read)?;
+        let image = match format {
+            Format::Qcow2 => {
+                let qcow2 = Qcow2::open(&file, backing)?;
+                Image::through(file, qcow2)?
+            }
+            Format::Raw if backing.is_empty() => Image::raw(file),
+            Format::Raw => return Err(OpenError::NoBacking { path: file.path }),
+        };
+        Ok(Self { image, has_backing: !backing.is_empty() })
+    }
+
+    /// Opens a qcow2 image for reading, without the backing file that it may have.
+    ///
+    /// [`Disk::extent`] tells what it holds itself.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_alone(place: &LayerSource) -> Result<Self, OpenError> {
+        let file = open_file(place, Format::Qcow2, true)?;
+        let qcow2 = Qcow2::open_alone(&file)?;
+        Ok(Self { image: Image::through(file, qcow2)?, has_backing: false })
+    }
+
+    /// Path or location.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.image.path
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.image.sectors() * SECTOR
+    }
+
+    /// Whether it was opened with a backing file.
+    #[must_use]
+    pub fn has_backing(&self) -> bool {
+        self.has_backing
+    }
+
+    /// Bytes that are allocated together: a cluster, or a block of a raw image. A power of two.
+    #[must_use]
+    pub fn grain(&self) -> u64 {
+        match &self.image.qcow2 {
+            Some(qcow2) => qcow2.cluster().max(SECTOR),
+            None => RAW_BLOCK,
+        }
+    }
+
+    /// What is at `offset`, and for how many bytes: at most `len`, at least 1.
+    ///
+    /// # Errors
+    /// The range is empty or beyond the end, or the image cannot be read.
+    pub fn extent(&self, offset: u64, len: u64) -> Result<(Extent, u64), ImageError> {
+        let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.size());
+        let found = match (inside, &self.image.qcow2, self.image.source.file()) {
+            (false, ..) => Err(io::ErrorKind::InvalidInput.into()),
+            (true, Some(qcow2), _) => qcow2.extent(offset, len),
+            (true, None, Some(file)) => in_file(file, offset, len),
+            (true, None, None) => Ok((Extent::Data, len)),
+        };
+        self.named("find data", found)
+    }
+
+    /// Fills `into` from `offset`.
+    ///
+    /// # Errors
+    /// The range is beyond the end, or the image cannot be read.
+    pub fn read(&self, into: &mut [u8], offset: u64) -> Result<(), ImageError> {
+        let done = match &self.image.qcow2 {
+            Some(qcow2) => qcow2.read_at(into, offset),
+            None => read_all(&self.image.source, into, offset),
+        };
+        self.named("read", done)
+    }
+
+    /// Writes `data` at `offset`.
+    ///
+    /// # Errors
+    /// The range is beyond the end, the disk was opened for reading, or the storage refuses.
+    pub fn write(&self, data: &[u8], offset: u64) -> Result<(), ImageError> {
+        let len = data.len() as u64;
+        let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
+            Some(qcow2) => qcow2.write_at(data, offset),
+            None => self.image.source.write_all_at(data, offset),
+        });
+        self.named("write", done)
+    }
+
+    /// Makes a range read as zeroes, and frees it where that can be.
+    ///
+    /// # Errors
+    /// As [`Disk::write`].
+    pub fn zero(&self, offset: u64, len: u64) -> Result<(), ImageError> {
+        let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
+            _ if len == 0 => Ok(()),
+            Some(qcow2) => qcow2.zero(offset, len),
+            None => match self.image.source.zero(offset, len) {
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    write_zeroes(&self.image.source, offset, len)
+                }
+                done => done,
+            },
+        });
+        self.named("write zeroes", done)
+    }
+
+    /// Makes the disk larger. What is new reads as zeroes.
+    ///
+    /// # Errors
+    /// The storage refuses.
+    pub fn grow(&self, size: u64) -> Result<(), ImageError> {
+        let old = self.size();
+        if size <= old {
+            return Ok(());
+        }
+        let grown = self.image.resize(size).and_then(|()| self.image.look()).map(drop);
+        self.named("grow the disk", grown)?;
+        // Behind the old end, the last cluster may have data of a larger disk that it once was.
+        self.zero(old, old.next_multiple_of(self.grain()).min(size) - old)
+    }
+
+    /// Makes all writes durable.
+    ///
+    /// # Errors
+    /// The storage has lost a write.
+    pub fn sync(&self) -> Result<(), ImageError> {
+        let done = match &self.image.qcow2 {
+            Some(qcow2) => qcow2.sync_all(),
+            None => self.image.source.sync(),
+        };
+        self.named("make writes durable", done)
+    }
+
+    fn may_write(&self, offset: u64, len: u64) -> io::Result<()> {
+        match offset.checked_add(len) {
+            _ if self.image.read_only => Err(io::ErrorKind::PermissionDenied.into()),
+            Some(end) if end <= self.size() => Ok(()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn named<T>(&self, action: &'static str, result: io::Result<T>) -> Result<T, ImageError> {
+        result.map_err(|source| ImageError::Io { path: self.image.path.clone(), action, source })
+    }
+}
+
+/// Data or a hole in a file, as far as the file system says.
+fn in_file(file: &File, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
+    let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => data,
+        // There is no data any more.
+        Err(Errno::NXIO) => return Ok((Extent::Hole, len)),
+        // A block device, or a file system that does not tell.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((Extent::Data, len)),
+        Err(error) => return Err(error.into()),
+    };
+    if data > offset {
+        return Ok((Extent::Hole, (data - offset).min(len)));
+    }
+    let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
+    // The file may change meanwhile: at least a byte, so that callers come to an end.
+    Ok((Extent::Data, hole.saturating_sub(offset).clamp(1, len)))
+}
+
+fn read_all(source: &Source, mut into: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !into.is_empty() {
+        match source.read_at(into, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => {
+                into = &mut into[len..];
+                offset += len as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn write_zeroes(source: &Source, offset: u64, len: u64) -> io::Result<()> {
+    let zeroes = vec![0; len.min(ZEROES) as usize];
+    let mut done = 0;
+    while done < len {
+        let now = (len - done).min(ZEROES);
+        source.write_all_at(&zeroes[..now as usize], offset + done)?;
+        done += now;
+    }
+    Ok(())
+}
