@@ -1,6 +1,6 @@
 //! The command line.
-use crate::disk::DiskArg;
-use crate::disk::args::DiskArgs;
+use crate::disk::DiskArgs;
+use crate::disk_arg::DiskArg;
 use crate::engine::Engine;
 use crate::net::NetArg;
 use crate::serve::args::{LogFormat, ServeArgs, StatusArgs, TopArgs, TraceArgs};

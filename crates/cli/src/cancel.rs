@@ -1,10 +1,10 @@
-//! SIGINT and SIGTERM of `paravane run`.
+//! SIGINT and SIGTERM of commands that come to an end by themselves.
 use crate::failure::Failure;
 use crate::log;
 use anyhow::Context;
 use paravane_vmm::Progress;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Signals within this time of the first one count as one.
@@ -15,11 +15,29 @@ const SAME_SIGNAL: Duration = Duration::from_millis(500);
 /// The first signal ends the run with a report, a later one ends the process.
 pub(crate) fn on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
     let progress = progress.clone();
+    // Relaxed: the flag carries no data with it.
+    handle(move || progress.cancel.swap(true, Ordering::Relaxed), || {})
+}
+
+/// A flag that the first signal sets. A later one ends the process, after `at_exit`.
+pub(crate) fn flag(at_exit: impl Fn() + Send + 'static) -> Result<Arc<AtomicBool>, Failure> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = flag.clone();
+    // Relaxed: as above.
+    handle(move || set.swap(true, Ordering::Relaxed), at_exit)?;
+    Ok(flag)
+}
+
+/// `cancel` returns whether it was called before.
+fn handle(
+    cancel: impl Fn() -> bool + Send + 'static,
+    at_exit: impl Fn() + Send + 'static,
+) -> Result<(), Failure> {
     let mut first = None;
     ctrlc::set_handler(move || {
         let since = first.get_or_insert_with(Instant::now).elapsed();
-        // Relaxed: the flag carries no data with it.
-        if progress.cancel.swap(true, Ordering::Relaxed) && since > SAME_SIGNAL {
+        if cancel() && since > SAME_SIGNAL {
+            at_exit();
             log::finish();
             std::process::exit(130);
         }

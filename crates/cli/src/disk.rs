@@ -1,64 +1,61 @@
-//! `--disk PATH[,ro]`, and the commands of `paravane disk`.
+//! `paravane disk`: images without a guest, and snapshots of served disks.
+//!
+//! ```text
+//!   create   NewFile --> images::create --------------------> renamed to its place
+//!   convert  Disk, NewFile --> images::copy, with a bar ----> renamed to its place
+//!   commit   overlay, Disk --> images::merge, with a bar
+//!   info     images::info --> text or JSON
+//!   snapshot, fork   an overlay --> the daemon that serves the disk
+//! ```
+//! A new image is written under a temporary name: at its place there is all of it, or nothing.
 pub(crate) mod args;
+mod commit;
+mod convert;
+mod create;
 mod fork;
+mod image;
+mod info;
+mod new_file;
 mod snapshot;
+mod work;
 
 use crate::failure::Failure;
-use args::{DiskArgs, DiskCommand};
-use std::path::PathBuf;
+use clap::{Args, Subcommand};
 use std::process::ExitCode;
-use std::str::FromStr;
+
+/// Create, describe, convert, merge and snapshot disk images
+///
+/// Layers are QEMU's qcow2: `qemu-img` checks, commits and rebases what these commands write, and
+/// they work on what QEMU wrote. They need no QEMU. `snapshot` and `fork` are for a disk that a daemon
+/// serves; to the others, an image that is in use is locked, and refused.
+///
+/// A LOCATION is a path or a URL, as for `paravane serve blk`. A new image is written under a
+/// temporary name and renamed when it is complete and on disk: after an error, a signal or a crash
+/// there is no half image at its place.
+#[derive(Debug, Args)]
+pub(crate) struct DiskArgs {
+    #[command(subcommand)]
+    command: DiskCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum DiskCommand {
+    Create(create::CreateArgs),
+    Info(info::InfoArgs),
+    Convert(convert::ConvertArgs),
+    Commit(commit::CommitArgs),
+    Snapshot(args::SnapshotArgs),
+    Fork(args::ForkArgs),
+}
 
 pub(crate) fn main(args: &DiskArgs) -> Result<ExitCode, Failure> {
     match &args.command {
-        DiskCommand::Snapshot(args) => snapshot::main(args),
-        DiskCommand::Fork(args) => fork::main(args),
-    }
-}
-
-/// One disk of the command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DiskArg {
-    pub(crate) path: PathBuf,
-    pub(crate) read_only: bool,
-}
-
-impl FromStr for DiskArg {
-    type Err = String;
-
-    /// Parses a path, or a path with `,rw` or `,ro` behind it.
-    ///
-    /// Only the text behind the last comma is an option: a path with a comma needs `,rw` or `,ro`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (path, read_only) = match text.rsplit_once(',') {
-            None => (text, false),
-            Some((path, "ro")) => (path, true),
-            Some((path, "rw")) => (path, false),
-            Some((_, option)) => {
-                return Err(format!(
-                    "unknown disk option {option:?}: use ro or rw; a path that contains a comma needs one of them"
-                ));
-            }
-        };
-        if path.is_empty() {
-            return Err("empty path".to_owned());
-        }
-        Ok(Self { path: path.into(), read_only })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_follow_the_last_comma() {
-        let disk = |text: &str| text.parse::<DiskArg>().unwrap();
-        assert_eq!(disk("a.img"), DiskArg { path: "a.img".into(), read_only: false });
-        assert_eq!(disk("a.img,ro"), DiskArg { path: "a.img".into(), read_only: true });
-        assert_eq!(disk("a,b.img,rw"), DiskArg { path: "a,b.img".into(), read_only: false });
-        assert!("a.img,r0".parse::<DiskArg>().is_err());
-        assert!(",ro".parse::<DiskArg>().is_err());
-        assert!("".parse::<DiskArg>().is_err());
-    }
+        DiskCommand::Create(args) => create::main(args),
+        DiskCommand::Info(args) => info::main(args),
+        DiskCommand::Convert(args) => convert::main(args),
+        DiskCommand::Commit(args) => commit::main(args),
+        DiskCommand::Snapshot(args) => return snapshot::main(args),
+        DiskCommand::Fork(args) => return fork::main(args),
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

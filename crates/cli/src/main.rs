@@ -6,6 +6,7 @@ mod bench;
 mod cancel;
 mod conventions;
 mod disk;
+mod disk_arg;
 mod doctor;
 mod engine;
 mod failure;

@@ -1,4 +1,5 @@
 //! The report of a run, as text and as JSON.
+use crate::size::bytes;
 use crate::{queues, wrap};
 use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
@@ -336,18 +337,6 @@ fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
 
 fn write_latency(out: &mut String, [p50, p99, p999]: [f64; 3]) -> std::fmt::Result {
     writeln!(out, "    latency   p50 {p50:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs")
-}
-
-/// A number of bytes in a suitable unit.
-fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} bytes") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]

@@ -65,6 +65,10 @@ const DISK_EXIT: &[(u8, &str)] = &[
 const SERVE_ONE: Sections =
     Sections { exit: SERVE_EXIT, see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"], ..NONE };
 
+/// A command on disk images.
+const DISK: Sections =
+    Sections { see_also: &["paravane-disk(1)", "paravane-serve-blk(1)", "qemu-img(1)"], ..PLAIN };
+
 const SERVE_EXIT: &[(u8, &str)] = &[
     (
         0,
@@ -76,7 +80,7 @@ const SERVE_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 18] = [
+pub(crate) const ALL: [Sections; 22] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -91,6 +95,7 @@ pub(crate) const ALL: [Sections; 18] = [
             "paravane-status(1)",
             "paravane-top(1)",
             "paravane-trace(1)",
+            "paravane-disk(1)",
             "paravane-doctor(1)",
             "paravane-bench(1)",
             "paravane-completions(1)",
@@ -306,13 +311,93 @@ pub(crate) const ALL: [Sections; 18] = [
     },
     Sections {
         command: "paravane-disk",
-        examples: &[(
-            "paravane disk snapshot vm0-disk /img/vm0-1.qcow2",
-            "Freeze the image of a served disk.",
+        examples: &[
+            ("paravane disk create --backing raw:base.img vm0.qcow2", "Create an overlay on a base."),
+            ("paravane disk info vm0.qcow2", "Describe an image."),
+        ],
+        exit: &[(0, "Done."), (1, "A read or write failed."), USAGE, (130, "Stopped by a signal.")],
+        see_also: &[
+            "paravane-disk-create(1)",
+            "paravane-disk-info(1)",
+            "paravane-disk-convert(1)",
+            "paravane-disk-commit(1)",
+            "paravane-disk-snapshot(1)",
+            "paravane-disk-fork(1)",
+            "paravane-serve-blk(1)",
+            "qemu-img(1)",
+        ],
+        ..PLAIN
+    },
+    Sections {
+        command: "paravane-disk-create",
+        examples: &[
+            ("paravane disk create --size 20G vm0.qcow2", "Create an empty qcow2 image."),
+            (
+                "paravane disk create --backing raw:base.img vm0.qcow2",
+                "Create an overlay of the same size on a raw base.",
+            ),
+            ("paravane disk create --format raw --size 20G vm0.img", "Create an empty raw image."),
+        ],
+        exit: &[
+            (0, "The image is there, and on disk."),
+            (1, "A write failed; there is no image."),
+            (2, "The request was invalid, or an image is in use; nothing was changed."),
+        ],
+        ..DISK
+    },
+    Sections {
+        command: "paravane-disk-info",
+        examples: &[
+            ("paravane disk info vm0.qcow2", "Describe an image."),
+            ("paravane disk info --format raw vm0.img --json", "Print a report as JSON."),
+        ],
+        exit: &[
+            (0, "The report is on stdout, also of an image that Paravane does not open."),
+            (2, "The image cannot be read, is in use, or does not have the format of --format."),
+        ],
+        ..DISK
+    },
+    Sections {
+        command: "paravane-disk-convert",
+        examples: &[
+            ("paravane disk convert qcow2:vm0.qcow2 raw:vm0.img", "Make a raw image of a qcow2 image."),
+            (
+                "paravane disk convert qcow2:vm0.qcow2 --backing raw:base.img qcow2:whole.qcow2",
+                "Copy an overlay and its base to one image.",
+            ),
+        ],
+        exit: &[
+            (0, "The target is complete, and on disk."),
+            (1, "A read or write failed; there is no target."),
+            (2, "The request was invalid, or an image is in use; nothing was changed."),
+            (130, "Stopped by a signal; there is no target."),
+        ],
+        signals: &[(
+            "SIGINT, SIGTERM",
+            "Remove the unfinished target and end; a second one after 0.5 s ends the process at once.",
         )],
-        exit: DISK_EXIT,
-        see_also: &["paravane-disk-snapshot(1)", "paravane-disk-fork(1)"],
-        ..CLIENT
+        ..DISK
+    },
+    Sections {
+        command: "paravane-disk-commit",
+        examples: &[
+            ("paravane disk commit vm0.qcow2 --backing raw:base.img", "Merge an overlay into its base."),
+            (
+                "paravane disk commit top.qcow2 --backing qcow2:middle.qcow2 --backing raw:base.img",
+                "Merge the top of three layers into the middle one.",
+            ),
+        ],
+        exit: &[
+            (0, "All is in the backing file, and on disk."),
+            (1, "A read or write failed; keep the overlay, and run it again."),
+            (2, "The request was invalid, or an image is in use; nothing was changed."),
+            (130, "Stopped by a signal; keep the overlay, and run it again."),
+        ],
+        signals: &[(
+            "SIGINT, SIGTERM",
+            "End after the current step; a second one after 0.5 s ends the process at once.",
+        )],
+        ..DISK
     },
     Sections {
         command: "paravane-disk-snapshot",

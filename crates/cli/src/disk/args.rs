@@ -1,19 +1,6 @@
-//! Arguments of `paravane disk`.
-use clap::{Args, Subcommand};
+//! Arguments of `paravane disk snapshot` and `fork`.
+use clap::Args;
 use std::path::PathBuf;
-
-/// Work on disk images, also while they are served
-#[derive(Debug, Args)]
-pub(crate) struct DiskArgs {
-    #[command(subcommand)]
-    pub(crate) command: DiskCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum DiskCommand {
-    Snapshot(SnapshotArgs),
-    Fork(ForkArgs),
-}
 
 /// Freeze the image of a served disk; the guest goes on in an overlay
 ///

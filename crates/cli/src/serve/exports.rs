@@ -243,8 +243,7 @@ impl Exports {
             Some(format!(
                 "device {}: {} is the backing file of {overlay} since a snapshot; write image = \"{overlay}\", \
                  format and backing into the file, as `paravane disk snapshot` has printed",
-                spec.name,
-                image.display()
+                spec.name, image
             ))
         };
         wanted.iter().find_map(frozen)

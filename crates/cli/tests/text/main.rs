@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 22] = [
     &[],
     &["run"],
     &["serve"],
@@ -25,6 +25,10 @@ const COMMANDS: [&[&str]; 18] = [
     &["top"],
     &["trace"],
     &["disk"],
+    &["disk", "create"],
+    &["disk", "info"],
+    &["disk", "convert"],
+    &["disk", "commit"],
     &["disk", "snapshot"],
     &["disk", "fork"],
     &["doctor"],

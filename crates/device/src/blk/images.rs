@@ -120,9 +120,13 @@ impl NewImage {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    /// Whether the image can be made.
+    ///
+    /// # Errors
+    /// What is wrong, and what is right.
+    pub fn check(&self) -> Result<(), String> {
         let size = self.size();
-        if size == 0 || size % SECTOR != 0 {
+        if size == 0 || !size.is_multiple_of(SECTOR) {
             return Err(format!("a disk has a size that is a multiple of {SECTOR} bytes, not {size}"));
         }
         let Self::Qcow2(new) = self else { return Ok(()) };

@@ -12,6 +12,7 @@ use super::ExportContext;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{Resizer, Snapshot, Snapshots};
+use paravane_store::Location;
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,8 @@ pub(super) struct ServedDevice {
 struct SnapshotFigures {
     count: u64,
     last: Option<report::Snapshot>,
-    /// Canonical paths of frozen images, and the overlay of each.
-    frozen: Vec<(PathBuf, PathBuf)>,
+    /// Frozen images, by their canonical paths, and the overlay of each.
+    frozen: Vec<(Location, PathBuf)>,
 }
 
 /// The session that a device resumes.
@@ -266,7 +267,10 @@ impl ServedDevice {
                     Format::Qcow2 => messages::Format::Qcow2,
                 };
                 let layer = |layer: &Backing| {
-                    let path = layer.path.to_str().map(str::to_owned);
+                    let path = match layer.location.path() {
+                        Some(path) => path.to_str().map(str::to_owned),
+                        None => Some(layer.location.to_string()),
+                    };
                     path.map(|path| Layer { format: format(layer.format), path })
                 };
                 let layers: Option<Vec<_>> = blk.backing.iter().map(layer).collect();
@@ -290,7 +294,7 @@ impl ServedDevice {
     }
 
     /// The overlay of an image that a snapshot has frozen.
-    pub(super) fn overlay_of(&self, image: &Path) -> Option<&Path> {
+    pub(super) fn overlay_of(&self, image: &Location) -> Option<&Path> {
         self.taken.frozen.iter().find(|(frozen, _)| frozen == image).map(|(_, overlay)| overlay.as_path())
     }
 

@@ -1,0 +1,65 @@
+//! Images of the command line, as the library takes them.
+use crate::failure::Failure;
+use crate::serve::args::{Backing, Format};
+use anyhow::anyhow;
+use paravane_device::blk::images::ImageError;
+use paravane_device::blk::{self, Layer, LayerSource};
+use paravane_store::{Direct, Location, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Cluster size of new qcow2 images, as QEMU's: 64 KiB.
+pub(super) const CLUSTER_SIZE: u32 = 64 << 10;
+
+/// The bytes of an image, to be read, or written, too.
+///
+/// Only stores are opened here; a file is opened and locked with its image.
+pub(super) fn open_bytes(location: &Location, write: bool) -> Result<LayerSource, Failure> {
+    match location {
+        Location::File(path) => Ok(LayerSource::Path(path.clone())),
+        remote => {
+            let options = OpenOptions { read_only: !write, ..OpenOptions::default() };
+            let store = paravane_store::open(remote, &options, Arc::new(Direct)).map_err(Failure::request)?;
+            Ok(LayerSource::Store(store))
+        }
+    }
+}
+
+/// Opens the bytes of backing files, top first.
+pub(super) fn layers(backing: &[Backing]) -> Result<Vec<Layer>, Failure> {
+    let layer = |layer: &Backing| {
+        Ok(Layer { source: open_bytes(&layer.location, false)?, format: format(layer.format) })
+    };
+    backing.iter().map(layer).collect()
+}
+
+pub(super) fn format(format: Format) -> blk::Format {
+    match format {
+        Format::Raw => blk::Format::Raw,
+        Format::Qcow2 => blk::Format::Qcow2,
+    }
+}
+
+/// The path of an image that is to be made.
+pub(super) fn new_path(location: &Location) -> Result<&Path, Failure> {
+    location.path().ok_or_else(|| {
+        Failure::request(anyhow!(
+            "{location}: only files are made here; write a file, and copy it with the tools of its store"
+        ))
+    })
+}
+
+/// A cluster size, checked further by the library.
+pub(super) fn cluster_size(bytes: u64) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Status 2 for what was refused before anything was changed, 130 for a signal.
+pub(super) fn failed(error: ImageError) -> Failure {
+    let status = match error {
+        ImageError::Open(_) | ImageError::New { .. } | ImageError::Grow { .. } => 2,
+        ImageError::Stopped => 130,
+        _ => 1,
+    };
+    Failure { status, error: error.into() }
+}

@@ -1,0 +1,158 @@
+//! A file that appears at its place when it is complete.
+//!
+//! ```text
+//!   create: .NAME.XXXXXX in the same folder --write--> finish: renamed, folder synced
+//!      '-- dropped before: removed
+//! ```
+use crate::failure::Failure;
+use anyhow::{Context, anyhow};
+use paravane_device::blk::LayerSource;
+use paravane_device::blk::images;
+use std::fs::{File, Metadata, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use tempfile::TempPath;
+
+/// Permissions of a new file, before the umask.
+const MODE: u32 = 0o666;
+
+/// A file under a temporary name, which is removed when this is dropped.
+pub(super) struct NewFile {
+    temporary: TempPath,
+    target: PathBuf,
+    replaces: bool,
+}
+
+impl NewFile {
+    /// Makes an empty file in the folder of `path`.
+    ///
+    /// # Errors
+    /// There is a file already, and not `force`; or it is in use, or no regular file. Or the folder
+    /// cannot be written.
+    pub(super) fn create(path: &Path, force: bool) -> Result<Self, Failure> {
+        let replaced = replaceable(path, force).map_err(Failure::request)?;
+        // Of a symbolic link, the file that it names is replaced.
+        let target = match replaced {
+            Some(_) => path.canonicalize().with_context(|| path.display().to_string())?,
+            None => path.to_owned(),
+        };
+        let make = || -> std::io::Result<TempPath> {
+            let mut name = std::ffi::OsString::from(".");
+            name.push(target.file_name().ok_or(std::io::ErrorKind::InvalidFilename)?);
+            name.push(".");
+            let file = tempfile::Builder::new()
+                .prefix(&name)
+                .permissions(Permissions::from_mode(MODE))
+                .tempfile_in(folder(&target))?;
+            if let Some(replaced) = &replaced {
+                file.as_file().set_permissions(replaced.permissions())?;
+            }
+            Ok(file.into_temp_path())
+        };
+        let temporary = make()
+            .with_context(|| format!("{}: cannot create the image", path.display()))
+            .map_err(Failure::request)?;
+        Ok(Self { temporary, target, replaces: replaced.is_some() })
+    }
+
+    /// Where the file is until it is complete.
+    pub(super) fn place(&self) -> LayerSource {
+        LayerSource::Path(self.temporary.to_path_buf())
+    }
+
+    /// The same, to be removed at an exit that drops nothing.
+    pub(super) fn path(&self) -> PathBuf {
+        self.temporary.to_path_buf()
+    }
+
+    /// Renames the file, whose content is on disk, and makes that durable.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        let Self { temporary, target, replaces } = self;
+        let renamed = match replaces {
+            true => temporary.persist(&target),
+            // Another program may have made it meanwhile.
+            false => temporary.persist_noclobber(&target),
+        };
+        let named = || format!("{}: cannot put the image in its place", target.display());
+        renamed.map_err(|error| error.error).with_context(named)?;
+        File::open(folder(&target)).and_then(|folder| folder.sync_all()).with_context(named)?;
+        Ok(())
+    }
+}
+
+/// The file that is to be replaced, if there is one and it can be.
+fn replaceable(path: &Path, force: bool) -> Result<Option<Metadata>, anyhow::Error> {
+    if path.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let metadata = path.metadata().with_context(|| path.display().to_string())?;
+    if !metadata.is_file() {
+        return Err(anyhow!("{}: is there and is not a regular file; choose another name", path.display()));
+    }
+    if !force {
+        return Err(anyhow!("{}: is there already; --force replaces it", path.display()));
+    }
+    images::check_unused(path)?;
+    Ok(Some(metadata))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let name =
+            |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        folder.read_dir().unwrap().map(name).collect()
+    }
+
+    fn fill(file: &NewFile, text: &str) {
+        std::fs::write(file.path(), text).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_complete_or_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new.img");
+        let file = NewFile::create(&path, false).ok().unwrap();
+        fill(&file, "half");
+        assert!(!path.exists() && names(folder.path()).len() == 1);
+        drop(file);
+        assert!(names(folder.path()).is_empty());
+        let file = NewFile::create(&path, false).ok().unwrap();
+        fill(&file, "whole");
+        file.finish().ok().unwrap();
+        assert_eq!(
+            (names(folder.path()), std::fs::read(&path).unwrap()),
+            (vec!["new.img".into()], b"whole".into())
+        );
+    }
+
+    #[test]
+    fn only_force_replaces_a_file_and_keeps_its_mode_and_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("old.img"), folder.path().join("link"));
+        std::fs::write(&path, "old").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink("old.img", &link).unwrap();
+        assert!(NewFile::create(&path, false).is_err_and(|failure| failure.status == 2));
+        let file = NewFile::create(&link, true).ok().unwrap();
+        fill(&file, "new");
+        file.finish().ok().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        // Not a file, and a file that another program makes meanwhile.
+        assert!(NewFile::create(folder.path(), true).is_err_and(|failure| failure.status == 2));
+        let late = folder.path().join("late.img");
+        let file = NewFile::create(&late, false).ok().unwrap();
+        std::fs::write(&late, "other").unwrap();
+        assert!(file.finish().is_err_and(|failure| failure.status == 1));
+        assert_eq!((std::fs::read(&late).unwrap(), names(folder.path()).len()), (b"other".into(), 3));
+    }
+}

@@ -1,0 +1,338 @@
+//! `paravane disk`, end to end: what one program writes, the other one checks.
+//!
+//! QEMU's `qemu-img` is the other one. Without it, all but a few tests are skipped.
+use paravane_device::blk::{Blk, BlkConfig, Format, Layer, LayerSource};
+use paravane_test_support::{Random, skip};
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// A folder in which both programs run.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// `None`, said loudly, where QEMU's tool is missing.
+    fn with_qemu_img(test: &str) -> Option<Self> {
+        match Command::new("qemu-img").arg("--version").output() {
+            Ok(_) => Some(Self::new()),
+            Err(error) => {
+                skip(test, format!("qemu-img (package qemu-utils): {error}"));
+                None
+            }
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn command(&self, program: &str, arguments: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.0.path()).stdin(Stdio::null()).args(arguments.split(' '));
+        command
+    }
+
+    fn disk(&self, arguments: &str) -> Output {
+        self.command(env!("CARGO_BIN_EXE_paravane"), &format!("disk {arguments}")).output().unwrap()
+    }
+
+    /// Runs a command that succeeds, and returns its output.
+    fn done(&self, arguments: &str) -> String {
+        let output = self.disk(arguments);
+        assert!(output.status.success(), "disk {arguments}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs a command that fails, and returns the last line on stderr.
+    fn fails(&self, status: i32, arguments: &str) -> String {
+        let output = self.disk(arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(status), "disk {arguments}: {stderr}");
+        stderr.lines().last().unwrap_or_default().to_owned()
+    }
+
+    fn info(&self, arguments: &str) -> Value {
+        serde_json::from_str(&self.done(&format!("info --json {arguments}"))).unwrap()
+    }
+
+    fn qemu_img(&self, arguments: &str) -> String {
+        let output = self.command("qemu-img", arguments).output().unwrap();
+        assert!(output.status.success(), "qemu-img {arguments}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn qemu_info(&self, name: &str) -> Value {
+        serde_json::from_str(&self.qemu_img(&format!("info --output=json {name}"))).unwrap()
+    }
+
+    /// Writes to an image as QEMU's guest would.
+    fn qemu_io(&self, format: &str, name: &str, commands: &[&str]) {
+        let mut command = self.command("qemu-io", &format!("-f {format}"));
+        command.args(commands.iter().flat_map(|line| ["-c", line]));
+        let output = command.arg(name).output().unwrap();
+        assert!(output.status.success(), "qemu-io {name} {commands:?}: {output:?}");
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = self.0.path().read_dir().unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// A base with data, and an overlay of QEMU's with data and zeroes over it.
+    fn layers(&self) {
+        let mut random = Random::new(7);
+        let data: Vec<u8> = (0..3 * MIB / 8).flat_map(|_| random.u64().to_le_bytes()).collect();
+        let base = std::fs::File::create(self.path("base.raw")).unwrap();
+        base.set_len(16 * MIB).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&base, &data, MIB).unwrap();
+        self.qemu_img("create -q -f qcow2 -b base.raw -F raw top.qcow2 20M");
+        let lines = ["write -P 7 2M 100k", "write -z 3M 200k", "write -P 9 19M 512", "write -P 0 5M 64k"];
+        self.qemu_io("qcow2", "top.qcow2", &lines);
+    }
+}
+
+#[test]
+fn qemu_accepts_what_create_makes() {
+    let Some(folder) = Folder::with_qemu_img("qemu_accepts_what_create_makes") else { return };
+    folder.done("create --size 3G plain.qcow2");
+    folder.done("create --format raw --size 5M plain.raw");
+    folder.qemu_img("check -q plain.qcow2");
+    let plain = folder.qemu_info("plain.qcow2");
+    assert_eq!((&plain["virtual-size"], &plain["cluster-size"]), (&(3 * 1024 * MIB).into(), &65536.into()));
+    let raw = folder.path("plain.raw").metadata().unwrap();
+    assert_eq!((raw.len(), raw.blocks()), (5 * MIB, 0));
+    // An overlay takes its size from the base, and QEMU finds the base from any folder.
+    folder.layers();
+    std::fs::create_dir(folder.path("sub")).unwrap();
+    folder.done("create --backing qcow2:top.qcow2 --cluster-size 4k over.qcow2");
+    folder.done("create --backing qcow2:over.qcow2 sub/deep.qcow2");
+    let over = folder.qemu_info("over.qcow2");
+    assert_eq!((&over["virtual-size"], &over["cluster-size"]), (&(20 * MIB).into(), &4096.into()));
+    assert_eq!(
+        (&over["backing-filename"], &over["backing-filename-format"]),
+        (&"top.qcow2".into(), &"qcow2".into())
+    );
+    for name in ["over.qcow2", "sub/deep.qcow2"] {
+        folder.qemu_img(&format!("check -q {name}"));
+        folder.qemu_img(&format!("compare -q -f qcow2 -F qcow2 {name} top.qcow2"));
+    }
+    // QEMU writes to it, too.
+    folder.qemu_io("qcow2", "over.qcow2", &["write -P 3 0 1M", "read -P 7 2M 100k"]);
+    folder.qemu_img("check -q over.qcow2");
+}
+
+#[test]
+fn invalid_requests_change_nothing() {
+    let folder = Folder::new();
+    std::fs::write(folder.path("there.img"), "data").unwrap();
+    std::fs::create_dir(folder.path("folder")).unwrap();
+    for (arguments, part) in [
+        ("create --size 1M there.img", "there.img: is there already; --force replaces it"),
+        ("create --size 1M --force folder", "not a regular file"),
+        ("create new.img", "--size"),
+        ("create --size 1000 new.img", "multiple of 512"),
+        ("create --size 1M --cluster-size 3k new.img", "power of two"),
+        ("create --size 1M --format raw --cluster-size 4k new.img", "--cluster-size"),
+        ("create --size 1M --format raw --backing raw:there.img new.img", "--backing"),
+        ("create --backing raw:missing.img new.img", "missing.img"),
+        ("create --backing qcow2:there.img new.img", "is not a qcow2 image"),
+        ("create --backing there.img new.img", "missing format"),
+        ("create --size 1M missing/new.img", "missing/new.img: cannot create"),
+        ("create --size 1M nbd://127.0.0.1/vm0", "only files are made here"),
+        ("info missing.img", "missing.img"),
+        ("info --format qcow2 there.img", "is not a qcow2 image"),
+        ("convert there.img raw:new.img", "missing format"),
+        ("convert qcow2:there.img raw:new.img", "is not a qcow2 image"),
+        ("convert raw:there.img raw:new.img --backing raw:there.img", "there.img"),
+        ("commit there.img --backing raw:there.img", "is not a qcow2 image"),
+        ("commit there.img", "--backing"),
+    ] {
+        let line = folder.fails(2, arguments);
+        assert!(line.contains(part), "{arguments}: {line}");
+    }
+    assert_eq!(folder.names(), ["folder", "there.img"]);
+    assert_eq!(std::fs::read(folder.path("there.img")).unwrap(), b"data");
+    folder.done("create --size 1M --force there.img");
+    assert_eq!(folder.info("there.img")["disk_bytes"], MIB);
+}
+
+#[test]
+fn an_image_that_is_served_is_refused() {
+    let folder = Folder::new();
+    folder.done("create --format raw --size 4M base.raw");
+    folder.done("create --backing raw:base.raw top.qcow2");
+    let layer = Layer { source: LayerSource::Path(folder.path("base.raw")), format: Format::Raw };
+    let serve = |read_only| {
+        let config =
+            BlkConfig { format: Format::Qcow2, read_only, ..BlkConfig::new(folder.path("top.qcow2")) };
+        Blk::open(BlkConfig { backing: vec![layer.clone()], ..config }).unwrap()
+    };
+    let served = serve(false);
+    for arguments in [
+        "info top.qcow2",
+        "convert qcow2:top.qcow2 --backing raw:base.raw raw:copy.raw",
+        "commit top.qcow2 --backing raw:base.raw",
+        "create --force --size 1M top.qcow2",
+        "create --force --format raw --size 1M base.raw",
+        "create --backing qcow2:top.qcow2 over.qcow2",
+        "convert raw:base.raw --force qcow2:top.qcow2",
+    ] {
+        let line = folder.fails(2, arguments);
+        assert!(line.contains("in use by another process"), "{arguments}: {line}");
+    }
+    drop(served);
+    // Served for reading: it can be read, and its base not written.
+    let served = serve(true);
+    folder.done("info top.qcow2");
+    folder.done("convert qcow2:top.qcow2 --backing raw:base.raw raw:copy.raw");
+    assert!(folder.fails(2, "commit top.qcow2 --backing raw:base.raw").contains("base.raw: in use"));
+    drop(served);
+    folder.done("commit top.qcow2 --backing raw:base.raw");
+    assert_eq!(folder.names(), ["base.raw", "copy.raw", "top.qcow2"]);
+}
+
+#[test]
+fn a_converted_disk_is_the_same_and_sparse() {
+    let Some(folder) = Folder::with_qemu_img("a_converted_disk_is_the_same_and_sparse") else { return };
+    folder.layers();
+    let output = folder.done("convert qcow2:top.qcow2 --backing raw:base.raw raw:copy.raw");
+    assert!(output.starts_with("copy.raw: raw, 20.0 MiB, ") && output.ends_with(" written\n"), "{output}");
+    folder.done("convert qcow2:top.qcow2 --backing raw:base.raw --cluster-size 2M qcow2:copy.qcow2");
+    folder.done("convert raw:copy.raw qcow2:again.qcow2");
+    folder.qemu_img("convert -q -c -f raw -O qcow2 copy.raw compressed.qcow2");
+    folder.done("convert qcow2:compressed.qcow2 raw:last.raw");
+    for (format, name) in
+        [("raw", "copy.raw"), ("qcow2", "copy.qcow2"), ("qcow2", "again.qcow2"), ("raw", "last.raw")]
+    {
+        folder.qemu_img(&format!("compare -q -f qcow2 -F {format} top.qcow2 {name}"));
+        if format == "qcow2" {
+            folder.qemu_img(&format!("check -q {name}"));
+        }
+    }
+    // 3 MiB of data are in the base, less than 1 MiB in the overlay.
+    for name in ["copy.raw", "last.raw", "again.qcow2"] {
+        let allocated = folder.path(name).metadata().unwrap().blocks() * 512;
+        assert!(allocated <= 4 * MIB + 128 * 1024, "{name}: {allocated}");
+    }
+    assert!(folder.fails(2, "convert raw:copy.raw raw:last.raw").contains("--force"));
+    folder.done("convert raw:copy.raw raw:last.raw --force --quiet");
+    // Permissions of a new file are those that the user's mask leaves.
+    let plain = folder.path("plain");
+    std::fs::write(&plain, "").unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().mode();
+    assert_eq!(mode(&folder.path("copy.raw")), mode(&plain));
+}
+
+#[test]
+fn a_signal_leaves_no_half_target() {
+    let folder = Folder::new();
+    // Two million steps: tables of clusters of 512 bytes map 32 KiB each.
+    folder.done("create --size 64G --cluster-size 512 large.qcow2");
+    let mut stopped = 0;
+    for _ in 0..20 {
+        let mut command = folder
+            .command(env!("CARGO_BIN_EXE_paravane"), "disk convert qcow2:large.qcow2 raw:copy.raw --force");
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while folder.names().len() < 2 && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let process = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
+        // It may have ended.
+        let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGINT);
+        let output = child.wait_with_output().unwrap();
+        match output.status.code() {
+            Some(130) => {
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert!(stderr.contains("stopped by a signal"), "{stderr}");
+                assert_eq!(folder.names(), ["large.qcow2"]);
+                stopped += 1;
+            }
+            // It was done before the signal came.
+            Some(0) => std::fs::remove_file(folder.path("copy.raw")).unwrap(),
+            other => panic!("{other:?}: {output:?}"),
+        }
+        if stopped == 3 {
+            break;
+        }
+    }
+    assert!(stopped > 0, "no signal came in time");
+}
+
+#[test]
+fn a_commit_merges_the_overlay_into_its_base() {
+    let Some(folder) = Folder::with_qemu_img("a_commit_merges_the_overlay_into_its_base") else { return };
+    folder.layers();
+    folder.qemu_img("convert -q -f qcow2 -O raw top.qcow2 flat.raw");
+    let output = folder.done("commit top.qcow2 --backing raw:base.raw");
+    assert!(output.starts_with("base.raw: ") && output.contains("merged from top.qcow2"), "{output}");
+    folder.qemu_img("compare -q -f raw -F raw flat.raw base.raw");
+    // The overlay still reads the same, and once more is once more the same.
+    folder.qemu_img("compare -q -f raw -F qcow2 flat.raw top.qcow2");
+    folder.done("commit top.qcow2 --backing raw:base.raw");
+    folder.qemu_img("compare -q -f raw -F raw flat.raw base.raw");
+    assert_eq!(folder.path("base.raw").metadata().unwrap().len(), 20 * MIB);
+
+    // Three layers: the top goes into the middle.
+    folder.done("create --backing raw:base.raw middle.qcow2");
+    folder.done("create --backing qcow2:middle.qcow2 upper.qcow2");
+    folder.qemu_io("qcow2", "middle.qcow2", &["write -P 1 0 1M", "write -P 2 4M 1M"]);
+    folder.qemu_io("qcow2", "upper.qcow2", &["write -P 3 512k 1M", "write -z 4M 64k", "discard 2M 1M"]);
+    folder.qemu_img("convert -q -f qcow2 -O raw upper.qcow2 flat.raw");
+    let before = std::fs::read(folder.path("base.raw")).unwrap();
+    folder.done("commit upper.qcow2 --backing qcow2:middle.qcow2 --backing raw:base.raw");
+    folder.qemu_img("check -q middle.qcow2");
+    folder.qemu_img("compare -q -f raw -F qcow2 flat.raw middle.qcow2");
+    assert!(before == std::fs::read(folder.path("base.raw")).unwrap(), "the base was written");
+    // QEMU goes on with the result.
+    folder.qemu_img("commit -q -f qcow2 middle.qcow2");
+    folder.qemu_img("compare -q -f raw -F raw flat.raw base.raw");
+}
+
+#[test]
+fn a_commit_into_another_base_needs_force() {
+    let Some(folder) = Folder::with_qemu_img("a_commit_into_another_base_needs_force") else { return };
+    folder.layers();
+    std::fs::copy(folder.path("base.raw"), folder.path("other.raw")).unwrap();
+    let before = std::fs::read(folder.path("other.raw")).unwrap();
+    let line = folder.fails(2, "commit top.qcow2 --backing raw:other.raw");
+    assert!(line.contains("\"base.raw\" (raw), not other.raw (raw)"), "{line}");
+    let line = folder.fails(2, "commit top.qcow2 --backing qcow2:base.raw");
+    assert!(line.contains("\"base.raw\" (raw), not base.raw (qcow2)"), "{line}");
+    folder.done("create --size 1M alone.qcow2");
+    assert!(folder.fails(2, "commit alone.qcow2 --backing raw:base.raw").contains("has no backing file"));
+    assert!(before == std::fs::read(folder.path("other.raw")).unwrap(), "the other one was written");
+    folder.done("commit top.qcow2 --backing raw:other.raw --force");
+    folder.qemu_img("compare -q -f qcow2 -F raw top.qcow2 other.raw");
+}
+
+#[test]
+fn info_says_where_the_format_comes_from() {
+    let Some(folder) = Folder::with_qemu_img("info_says_where_the_format_comes_from") else { return };
+    folder.layers();
+    let top = folder.info("top.qcow2");
+    assert_eq!((&top["format"], &top["format_from"]), (&"qcow2".into(), &"header".into()));
+    assert_eq!((&top["disk_bytes"], &top["qcow2"]["backing_file"]), (&(20 * MIB).into(), &"base.raw".into()));
+    assert_eq!(top["qcow2"]["refused"], Value::Null);
+    let raw = folder.info("--format raw top.qcow2");
+    assert_eq!((&raw["format"], &raw["format_from"]), (&"raw".into(), &"option".into()));
+    assert_eq!((&raw["qcow2"], &raw["disk_bytes"]), (&Value::Null, &raw["file_bytes"]));
+    let text = folder.done("info top.qcow2");
+    assert!(text.contains("qcow2 (by its header; a guest can write any)"), "{text}");
+    assert!(text.contains("\"base.raw\", format \"raw\""), "{text}");
+    assert!(folder.done("info --format qcow2 top.qcow2").contains("format     qcow2\n"));
+    folder.qemu_img("create -q -f qcow2 -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 --object secret,id=s,data=x luks.qcow2 1M");
+    let luks = folder.info("luks.qcow2");
+    assert_eq!(luks["qcow2"]["features"], serde_json::json!(["encryption-luks"]));
+    assert!(luks["qcow2"]["refused"].as_str().unwrap().contains("is encrypted (LUKS)"));
+}
