@@ -7,7 +7,8 @@
 //!   info     images::info --> text or JSON
 //!   snapshot, fork   an overlay --> the daemon that serves the disk
 //! ```
-//! A new image is written under a temporary name: at its place there is all of it, or nothing.
+//! A new file is written under a temporary name: at its place there is all of it, or nothing. In a
+//! store that is no file, a qcow2 image is written in place.
 pub(crate) mod args;
 mod commit;
 mod convert;
@@ -17,6 +18,7 @@ mod image;
 mod info;
 mod new_file;
 mod snapshot;
+mod target;
 mod work;
 
 use crate::failure::Failure;
@@ -29,10 +31,11 @@ use std::process::ExitCode;
 /// they work on what QEMU wrote. They need no QEMU. `snapshot` and `fork` are for a disk that a daemon
 /// serves; to the others, an image that is in use is locked, and refused.
 ///
-/// A LOCATION is a path or a URL, as for `paravane serve blk`. A new image is written under a
+/// A LOCATION is a path or a URL, as for `paravane serve blk`. A new file is written under a
 /// temporary name and renamed when it is complete and on disk: after an error, a signal or a crash
-/// there is no half image at its place.
+/// there is no half image at its place. In other stores, qcow2 images are written in place.
 #[derive(Debug, Args)]
+#[command(arg_required_else_help = false)]
 pub(crate) struct DiskArgs {
     #[command(subcommand)]
     command: DiskCommand,

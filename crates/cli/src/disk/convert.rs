@@ -1,6 +1,6 @@
 //! `paravane disk convert`.
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format, layers, new_path, open_bytes};
-use super::new_file::NewFile;
+use super::image::{CLUSTER_SIZE, cluster_size, failed, format, layers, open_bytes};
+use super::target::Target;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::output;
@@ -19,7 +19,7 @@ pub(super) struct ConvertArgs {
     /// Image to read, as FORMAT:LOCATION
     #[arg(value_name = "SOURCE")]
     source: Backing,
-    /// Image to create, as FORMAT:PATH
+    /// Image to create, as FORMAT:LOCATION
     #[arg(value_name = "TARGET")]
     target: Backing,
     /// Backing file of the source as FORMAT:LOCATION; repeat per layer, top first
@@ -30,7 +30,7 @@ pub(super) struct ConvertArgs {
     /// Cluster size of a qcow2 target, a power of two from 512 to 2M [default: 64k]
     #[arg(long, value_name = "SIZE")]
     cluster_size: Option<Size>,
-    /// Replace an image that is there and not in use
+    /// Replace an image that is there and not in use, or the content of a store
     #[arg(long)]
     force: bool,
     /// Hide the progress bar
@@ -42,7 +42,6 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
     if args.target.format == Format::Raw && args.cluster_size.is_some() {
         return Err(Failure::request(anyhow!("--cluster-size: raw images have no clusters")));
     }
-    let path = new_path(&args.target.location)?;
     let place = open_bytes(&args.source.location, false)?;
     let layers = layers(&args.backing)?;
     let source =
@@ -56,10 +55,8 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
             backing: None,
         }),
     };
-    new.check().map_err(|reason| Failure::request(anyhow!("{}: {reason}", args.target.location)))?;
     let mut work = Work::start("converting", size, args.quiet)?;
-    let file = NewFile::create(path, args.force)?;
-    work.unfinished(file.path());
+    let file = Target::begin(&args.target.location, &new, args.force, &work)?;
     images::create(&file.place(), &new).map_err(failed)?;
     let target = Disk::open(&file.place(), format(args.target.format), &[], Use::Write)?;
     let written = images::copy(&source, &target, &mut |at| work.step(at)).map_err(failed)?;

@@ -1,6 +1,6 @@
 //! `paravane disk create`.
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format, new_path, open_bytes};
-use super::new_file::NewFile;
+use super::image::{CLUSTER_SIZE, cluster_size, failed, format, open_bytes};
+use super::target::Target;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::output;
@@ -39,7 +39,7 @@ pub(super) struct CreateArgs {
     /// Small clusters make an overlay take less space, and its tables more.
     #[arg(long, value_name = "SIZE")]
     cluster_size: Option<Size>,
-    /// Replace an image that is there and not in use
+    /// Replace an image that is there and not in use, or the content of a store
     #[arg(long)]
     force: bool,
 }
@@ -54,11 +54,10 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
             (None, None) => {}
         }
     }
-    let path = new_path(&args.location)?;
     let base = args.backing.as_ref().map(|backing| size_of(backing)).transpose()?;
     // One of them is given.
     let size = args.size.map(|size| size.0).or(base).unwrap_or_default();
-    let backing = args.backing.as_ref().map(|backing| recorded(backing, path)).transpose();
+    let backing = args.backing.as_ref().map(|backing| recorded(backing, args.location.path())).transpose();
     let backing = backing.map_err(Failure::request)?;
     let new = match args.format {
         Format::Raw => NewImage::Raw(size),
@@ -68,12 +67,10 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
             backing,
         }),
     };
-    new.check().map_err(|reason| Failure::request(anyhow!("{}: {reason}", args.location)))?;
     let work = Work::start("creating", size, true)?;
-    let file = NewFile::create(path, args.force)?;
-    work.unfinished(file.path());
-    images::create(&file.place(), &new).map_err(failed)?;
-    file.finish()?;
+    let target = Target::begin(&args.location, &new, args.force, &work)?;
+    images::create(&target.place(), &new).map_err(failed)?;
+    target.finish()?;
     let on = args.backing.as_ref().map_or_else(String::new, |backing| format!(", on {}", backing.location));
     output::print(&format!("{}: {}, {}{on}\n", args.location, format(args.format).name(), bytes(size)))?;
     Ok(())
@@ -89,19 +86,22 @@ fn size_of(backing: &Backing) -> Result<u64, Failure> {
     }
 }
 
-/// What the overlay at `overlay` records of its backing file.
+/// What an overlay, at `overlay` if it is a file, records of its backing file.
 ///
 /// QEMU takes a relative path from the folder of the overlay.
-fn recorded(backing: &Backing, overlay: &Path) -> Result<BackingName, anyhow::Error> {
+fn recorded(backing: &Backing, overlay: Option<&Path>) -> Result<BackingName, anyhow::Error> {
     let format = format(backing.format);
     let Location::File(path) = &backing.location else {
         return Ok(BackingName { name: backing.location.to_string(), format });
     };
     let named = |path: &Path| path.display().to_string();
     let full = full_path(path).with_context(|| named(path))?;
-    let home = full_path(overlay).with_context(|| named(overlay))?;
-    let below =
-        home.parent().and_then(|folder| full.strip_prefix(folder).ok()).filter(|_| path.is_relative());
+    let home = match overlay {
+        Some(overlay) => Some(full_path(overlay).with_context(|| named(overlay))?),
+        None => None,
+    };
+    let folder = home.as_deref().and_then(Path::parent).filter(|_| path.is_relative());
+    let below = folder.and_then(|folder| full.strip_prefix(folder).ok());
     let name = below.unwrap_or(&full).to_str().ok_or_else(|| anyhow!("{}: is not UTF-8", named(path)))?;
     // QEMU takes what is before a colon for a protocol.
     let colon = name.split('/').next().is_some_and(|first| first.contains(':'));
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     fn name(backing: &str, overlay: &Path) -> String {
-        recorded(&format!("raw:{backing}").parse().unwrap(), overlay).unwrap().name
+        recorded(&format!("raw:{backing}").parse().unwrap(), Some(overlay)).unwrap().name
     }
 
     #[test]

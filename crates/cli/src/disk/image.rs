@@ -1,11 +1,9 @@
 //! Images of the command line, as the library takes them.
 use crate::failure::Failure;
 use crate::serve::args::{Backing, Format};
-use anyhow::anyhow;
 use paravane_device::blk::images::ImageError;
 use paravane_device::blk::{self, Layer, LayerSource};
 use paravane_store::{Direct, Location, OpenOptions};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Cluster size of new qcow2 images, as QEMU's: 64 KiB.
@@ -38,15 +36,6 @@ pub(super) fn format(format: Format) -> blk::Format {
         Format::Raw => blk::Format::Raw,
         Format::Qcow2 => blk::Format::Qcow2,
     }
-}
-
-/// The path of an image that is to be made.
-pub(super) fn new_path(location: &Location) -> Result<&Path, Failure> {
-    location.path().ok_or_else(|| {
-        Failure::request(anyhow!(
-            "{location}: only files are made here; write a file, and copy it with the tools of its store"
-        ))
-    })
 }
 
 /// A cluster size, checked further by the library.

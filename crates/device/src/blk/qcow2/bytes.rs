@@ -281,7 +281,11 @@ impl Storage for Bytes {
     fn resize(&self, new_size: u64, prealloc_mode: PreallocateMode) -> io::Result<()> {
         match self {
             Self::File(file) => file.resize(new_size, prealloc_mode),
-            Self::Store(bytes) => bytes.store.set_size(new_size),
+            Self::Store(bytes) => match bytes.store.set_size(new_size) {
+                // A store of a fixed size is used as it is: writes beyond its end fail.
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+                done => done,
+            },
         }
     }
 }

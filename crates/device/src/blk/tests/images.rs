@@ -3,6 +3,7 @@ use super::super::images::{
     self, BackingName, CLUSTER_SIZES, Disk, Extent, ImageError, NewImage, NewQcow2, Use,
 };
 use super::qcow2::{check, create, create_on, disk, done, folder, layer, open, text};
+use super::stores::{LIMITS, TestStore};
 use super::{image, pattern};
 use crate::blk::{BlkConfig, Format, Layer, LayerSource, OpenError};
 use proptest::prelude::*;
@@ -353,6 +354,41 @@ fn an_image_is_described_with_what_is_not_supported() {
     let external = header(&create(&folder, "external.qcow2", MIB, &data));
     assert_eq!(external.features, ["data-file"]);
     assert!(external.refused.unwrap().contains("external data file"));
+}
+
+#[test]
+fn an_overlay_in_a_store_is_made_over_what_the_store_held() {
+    let Some(folder) = folder("an_overlay_in_a_store_is_made_over_what_the_store_held") else { return };
+    let base = make(&folder, "base.raw", &NewImage::Raw(8 * MIB));
+    let disk = writable(&base, Format::Raw, &[]);
+    disk.write(&pattern(8 * MIB as usize, 1), 0).unwrap();
+    drop(disk);
+    let path = folder.path().join("store");
+    std::fs::write(&path, pattern(4 * MIB as usize, 2)).unwrap();
+    let mut store = TestStore::new(&path, LIMITS);
+    std::sync::Arc::get_mut(&mut store).unwrap().has_fixed_size = true;
+    let store = LayerSource::Store(store);
+    let backing = Some(BackingName { name: text(&base).into(), format: Format::Raw });
+    let new = NewImage::Qcow2(NewQcow2 { size: 8 * MIB, cluster_size: 65536, backing });
+    images::create(&store, &new).unwrap();
+    let disk = Disk::open(&store, Format::Qcow2, &[layer(&base, Format::Raw)], Use::Write).unwrap();
+    disk.write(&pattern(1024, 3), 3 * MIB).unwrap();
+    disk.zero(5 * MIB, 512).unwrap();
+    let mut read = vec![0; 8 * MIB as usize];
+    disk.read(&mut read, 0).unwrap();
+    let mut expected = pattern(8 * MIB as usize, 1);
+    expected[3 * MIB as usize..][..1024].copy_from_slice(&pattern(1024, 3));
+    expected[5 * MIB as usize..][..512].fill(0);
+    assert!(read == expected);
+    disk.sync().unwrap();
+    drop(disk);
+    check(&path);
+    same((&path, Format::Qcow2), (image(&expected).path(), Format::Raw));
+    // And merged from there.
+    let base = writable(&base, Format::Raw, &[]);
+    images::merge(&Disk::open_alone(&store).unwrap(), &base, &mut on).unwrap();
+    base.read(&mut read, 0).unwrap();
+    assert!(read == expected);
 }
 
 proptest! {

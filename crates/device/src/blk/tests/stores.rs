@@ -15,20 +15,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A store on a file: jobs end in the opposite order, and transfers are short.
 #[derive(Debug)]
-struct TestStore {
+pub(super) struct TestStore {
     file: Arc<File>,
     limits: StoreLimits,
     size: AtomicU64,
+    /// As an export of an NBD server.
+    pub(super) has_fixed_size: bool,
 }
 
-const LIMITS: StoreLimits =
+pub(super) const LIMITS: StoreLimits =
     StoreLimits { read_only: false, block: 1, physical_block: 4096, discard: true, zeroes: true };
 
 impl TestStore {
-    fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
+    pub(super) fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
         let file = File::options().read(true).write(true).open(file).unwrap();
         let size = file.metadata().unwrap().len().into();
-        Arc::new(Self { file: file.into(), limits, size })
+        Arc::new(Self { file: file.into(), limits, size, has_fixed_size: false })
     }
 }
 
@@ -76,6 +78,9 @@ impl Store for TestStore {
     }
 
     fn set_size(&self, size: u64) -> io::Result<()> {
+        if self.has_fixed_size {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.file.set_len(size)?;
         self.size.store(size, Ordering::Relaxed);
         Ok(())
