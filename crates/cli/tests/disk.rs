@@ -3,10 +3,16 @@
 //! QEMU's `qemu-img` is the other one. Without it, all but a few tests are skipped.
 use paravane_device::blk::{Blk, BlkConfig, Format, Layer, LayerSource};
 use paravane_test_support::{Random, skip};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -93,7 +99,7 @@ impl Folder {
     fn layers(&self) {
         let mut random = Random::new(7);
         let data: Vec<u8> = (0..3 * MIB / 8).flat_map(|_| random.u64().to_le_bytes()).collect();
-        let base = std::fs::File::create(self.path("base.raw")).unwrap();
+        let base = File::create(self.path("base.raw")).unwrap();
         base.set_len(16 * MIB).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&base, &data, MIB).unwrap();
         self.qemu_img("create -q -f qcow2 -b base.raw -F raw top.qcow2 20M");
@@ -233,6 +239,104 @@ fn a_converted_disk_is_the_same_and_sparse() {
     std::fs::write(&plain, "").unwrap();
     let mode = |path: &Path| path.metadata().unwrap().mode();
     assert_eq!(mode(&folder.path("copy.raw")), mode(&plain));
+}
+
+/// An NBD server whose exports are the files of a folder, killed when dropped.
+struct Nbdkit(std::process::Child);
+
+impl Nbdkit {
+    fn start(folder: &Folder, test: &str) -> Option<Self> {
+        let (socket, exports) = (folder.path("nbd.sock"), folder.path("exports"));
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket);
+        command.arg("file").arg(format!("dir={}", exports.display()));
+        let child = match command.stderr(Stdio::null()).spawn() {
+            Ok(child) => Self(child),
+            Err(error) => {
+                skip(test, format!("nbdkit: {error}"));
+                return None;
+            }
+        };
+        let end = Instant::now() + Duration::from_secs(20);
+        while UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < end, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(child)
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        self.0.kill().expect("nbdkit is killed");
+        self.0.wait().expect("nbdkit ends");
+    }
+}
+
+#[test]
+fn bases_overlays_and_sources_can_be_in_a_store() {
+    let test = "bases_overlays_and_sources_can_be_in_a_store";
+    let Some(folder) = Folder::with_qemu_img(test) else { return };
+    folder.layers();
+    std::fs::create_dir(folder.path("exports")).unwrap();
+    std::fs::copy(folder.path("base.raw"), folder.path("exports/base.raw")).unwrap();
+    // Of an earlier use.
+    std::fs::copy(folder.path("base.raw"), folder.path("exports/spare")).unwrap();
+    let Some(nbdkit) = Nbdkit::start(&folder, test) else { return };
+    let url = |name: &str| format!("nbd+unix:///{name}?socket={}", folder.path("nbd.sock").display());
+    let (base, spare) = (url("base.raw"), url("spare"));
+
+    // QEMU finds the server by the name in the overlay.
+    folder.done(&format!("create --backing raw:{base} over.qcow2"));
+    assert_eq!(folder.qemu_info("over.qcow2")["backing-filename"], base);
+    folder.qemu_img("compare -q -f qcow2 -F raw over.qcow2 base.raw");
+    folder.qemu_io("qcow2", "over.qcow2", &["write -P 5 1M 1M", "write -z 8k 64k"]);
+    folder.done(&format!("convert qcow2:over.qcow2 --backing raw:{base} raw:flat.raw"));
+    folder.qemu_img("compare -q -f qcow2 -F raw over.qcow2 flat.raw");
+
+    // An overlay in a store, over what the store held.
+    let line = folder.fails(2, &format!("create --backing raw:base.raw {spare}"));
+    assert!(line.contains("--force overwrites it"), "{line}");
+    folder.done(&format!("create --force --backing raw:base.raw {spare}"));
+    let report = folder.info(&spare);
+    assert_eq!((&report["format"], &report["disk_bytes"]), (&"qcow2".into(), &(16 * MIB).into()));
+    assert_eq!((&report["file_bytes"], &report["allocated_bytes"]), (&(16 * MIB).into(), &Value::Null));
+    folder.qemu_img(&format!("check -q -f qcow2 {spare}"));
+    folder.qemu_img(&format!("compare -q -f qcow2 -F raw {spare} base.raw"));
+    folder.done(&format!("convert --force raw:flat.raw qcow2:{spare}"));
+    folder.qemu_img(&format!("check -q -f qcow2 {spare}"));
+    folder.qemu_img(&format!("compare -q -f qcow2 -F raw {spare} flat.raw"));
+
+    folder.done(&format!("commit over.qcow2 --backing raw:{base}"));
+    drop(nbdkit);
+    folder.qemu_img("compare -q -f raw -F raw exports/base.raw flat.raw");
+    let line = folder.fails(2, &format!("info {base}"));
+    assert!(line.contains("nbd+unix:///base.raw"), "{line}");
+}
+
+#[test]
+fn a_terminal_shows_a_bar() {
+    let folder = Folder::new();
+    folder.done("create --format raw --size 64M disk.raw");
+    for (quiet, shows) in [("", true), (" --quiet", false)] {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&master, size).unwrap();
+        let terminal = PathBuf::from(ptsname(&master, Vec::new()).unwrap().into_string().unwrap());
+        let stderr = File::options().read(true).write(true).open(&terminal).unwrap();
+        let arguments = format!("disk convert raw:disk.raw raw:copy.raw --force{quiet}");
+        let mut command = folder.command(env!("CARGO_BIN_EXE_paravane"), &arguments);
+        let mut child = command.env("TERM", "xterm").stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+        drop(command);
+        let mut shown = Vec::new();
+        // EIO: nobody has the terminal any more.
+        let _ = File::from(master).read_to_end(&mut shown);
+        assert!(child.wait().unwrap().success());
+        let shown = String::from_utf8_lossy(&shown);
+        assert_eq!(shown.contains("converting"), shows, "{shown:?}");
+    }
 }
 
 #[test]
