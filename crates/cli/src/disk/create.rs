@@ -54,7 +54,7 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
             (None, None) => {}
         }
     }
-    let base = args.backing.as_ref().map(|backing| size_of(backing)).transpose()?;
+    let base = args.backing.as_ref().map(size_of).transpose()?;
     // One of them is given.
     let size = args.size.map(|size| size.0).or(base).unwrap_or_default();
     let backing = args.backing.as_ref().map(|backing| recorded(backing, args.location.path())).transpose();
