@@ -405,6 +405,38 @@ fn a_commit_merges_the_overlay_into_its_base() {
 }
 
 #[test]
+fn a_commit_that_is_killed_is_finished_by_the_next_one() {
+    let Some(folder) = Folder::with_qemu_img("a_commit_that_is_killed_is_finished_by_the_next_one") else {
+        return;
+    };
+    let mut random = Random::new(11);
+    // Small clusters, so that there are many steps.
+    folder.done("create --size 64M --cluster-size 4k base.qcow2");
+    folder.qemu_io("qcow2", "base.qcow2", &["write -P 1 0 16M"]);
+    folder.done("create --backing qcow2:base.qcow2 --cluster-size 512 top.qcow2");
+    let writes: Vec<_> =
+        (0..400).map(|n| format!("write -P {} {}k 9k", n % 255 + 1, random.below(64 << 10) & !7)).collect();
+    let writes: Vec<_> = writes.iter().map(String::as_str).collect();
+    folder.qemu_io("qcow2", "top.qcow2", &writes);
+    folder.qemu_img("convert -q -f qcow2 -O raw top.qcow2 flat.raw");
+    for _ in 0..20 {
+        let arguments = "disk commit top.qcow2 --backing qcow2:base.qcow2";
+        let mut command = folder.command(env!("CARGO_BIN_EXE_paravane"), arguments);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // What follows holds wherever the kill comes.
+        std::thread::sleep(Duration::from_micros(random.below(60_000) as u64));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        folder.qemu_img("compare -q -f raw -F qcow2 flat.raw top.qcow2");
+    }
+    folder.done("commit top.qcow2 --backing qcow2:base.qcow2");
+    folder.qemu_img("compare -q -f raw -F qcow2 flat.raw base.qcow2");
+    // Clusters that were lost to a kill (status 3) are no damage.
+    let check = folder.command("qemu-img", "check -q -f qcow2 base.qcow2").output().unwrap();
+    assert!(matches!(check.status.code(), Some(0 | 3)), "{check:?}");
+}
+
+#[test]
 fn a_commit_into_another_base_needs_force() {
     let Some(folder) = Folder::with_qemu_img("a_commit_into_another_base_needs_force") else { return };
     folder.layers();
