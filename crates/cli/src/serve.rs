@@ -48,7 +48,7 @@ use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
 use open::{LinkEnds, OpenContext, Opening};
-use paravane_store::{CacheFolder, Connector, Direct};
+use paravane_store::{CacheFolder, Connector, Direct, Location};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
@@ -238,6 +238,12 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     };
     let process = Arc::new(ProcessFiles::open());
 
+    let uses_ceph = devices.iter().flat_map(DeviceSpec::locations).any(|at| matches!(at, Location::Rbd(_)));
+    #[cfg(feature = "rbd")]
+    if uses_ceph {
+        // The sandbox allows no more code in memory.
+        paravane_store::rbd::load().map_err(Failure::request)?;
+    }
     let connector = connector(args, daemon, &devices)?;
     let allowed = if daemon.no_sandbox {
         tracing::warn!(
@@ -307,7 +313,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         shelf.await_holder(waiting, move || exports.keep())?;
     }
     // From here on the sockets exist, and must be removed on every path.
-    let seal = sealed.then_some(connects);
+    let seal = sealed.then_some(connects || uses_ceph);
     let giver = match &control {
         Some(control) => {
             let listener = control.listener.try_clone()?;
@@ -682,6 +688,11 @@ fn allowed_paths(
                 };
                 if let Some(image) = blk.image.path() {
                     allowed.image(image, access, more);
+                }
+                for location in device.locations() {
+                    if let Location::Rbd(rbd) = location {
+                        allowed.ceph(rbd.conf.as_deref());
+                    }
                 }
                 let layers = blk.backing.iter().filter_map(|layer| layer.location.path());
                 layers.for_each(|layer| allowed.image(layer, ImageAccess::Read, more));

@@ -37,7 +37,7 @@ pub(crate) fn enter(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     // vector.
     let _ = rustix::param::page_size();
     paths::restrict(allowed)?;
-    calls::restrict(&calls::DAEMON)
+    calls::restrict(&calls::DAEMON, allowed.connects())
 }
 
 /// The sandbox of `paravane hold`: no files, no capabilities, few system calls.
@@ -53,7 +53,7 @@ pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
     paths::restrict(&allowed)?;
     capabilities::empty_bounding_set()?;
     capabilities::keep(CapabilitySet::empty())?;
-    calls::restrict(&calls::HOLDER)
+    calls::restrict(&calls::HOLDER, false)
 }
 
 /// Directories that name resolution reads.

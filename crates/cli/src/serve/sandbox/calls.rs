@@ -323,7 +323,9 @@ fn refuse() -> SeccompAction {
 }
 
 /// Denies all other calls to the calling thread and the threads that it will start.
-pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
+///
+/// `tcp`: also allows to create TCP sockets. Landlock says to which ports they connect.
+pub(super) fn restrict(calls: &Calls, tcp: bool) -> Result<(), SandboxError> {
     let mut rules: Rules = calls.allowed.iter().copied().flatten().map(|&call| (call, Vec::new())).collect();
     let eq = SeccompCmpOp::Eq;
     let each = |index, values: &mut dyn Iterator<Item = u64>| {
@@ -331,7 +333,11 @@ pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
     };
     // A call with an empty list of rules would be allowed with any arguments.
     if calls.sockets {
-        rules.insert(libc::SYS_socket, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
+        let mut families = vec![libc::AF_UNIX];
+        if tcp {
+            families.extend([libc::AF_INET, libc::AF_INET6]);
+        }
+        rules.insert(libc::SYS_socket, each(0, &mut families.into_iter().map(|family| family as u64))?);
         rules.insert(libc::SYS_socketpair, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
     }
     if !calls.ioctls.is_empty() {

@@ -17,6 +17,15 @@ const KNOWN: ABI = ABI::V7;
 /// Opens TAP devices.
 const TUN: &str = "/dev/net/tun";
 
+/// Ports of the monitors of a Ceph cluster.
+const CEPH_MONITORS: [u16; 2] = [3300, 6789];
+/// Ports of its OSDs (`ms bind port min`, `max`).
+const CEPH_OSDS: std::ops::RangeInclusive<u16> = 6800..=7568;
+/// Where its configuration is by default.
+const CEPH_FOLDER: &str = "/etc/ceph";
+/// Read by the C library.
+const CPUS: &str = "/sys/devices/system/cpu";
+
 /// How a disk accesses its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageAccess {
@@ -133,6 +142,20 @@ impl AllowedPaths {
         if let Ports::These(ports) = &mut self.ports {
             ports.insert(port);
         }
+    }
+
+    /// Whether connections to a TCP port are allowed.
+    pub(super) fn connects(&self) -> bool {
+        !matches!(&self.ports, Ports::These(ports) if ports.is_empty())
+    }
+
+    /// Allows what librbd needs: the cluster's ports, its configuration, and keyrings beside that.
+    pub(crate) fn ceph(&mut self, conf: Option<&Path>) {
+        for port in CEPH_MONITORS.into_iter().chain(CEPH_OSDS) {
+            self.port(port);
+        }
+        self.read(conf.map_or(Path::new(CEPH_FOLDER), directory_of));
+        self.read(Path::new(CPUS));
     }
 
     /// Allows connections to all TCP ports.
