@@ -12,6 +12,7 @@ use hyper::http::response::Parts;
 use hyper::rt::{Read, Write};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -290,7 +291,8 @@ fn cause(error: &hyper::Error) -> String {
 }
 
 fn tokio_stream(stream: OwnedFd) -> io::Result<tokio::net::TcpStream> {
-    let stream = TcpStream::from(stream);
-    stream.set_nonblocking(true)?;
-    tokio::net::TcpStream::from_std(stream)
+    // Not by `set_nonblocking`, which takes an ioctl: sandboxes know few of them.
+    let flags = fcntl_getfl(&stream)?;
+    fcntl_setfl(&stream, flags | OFlags::NONBLOCK)?;
+    tokio::net::TcpStream::from_std(TcpStream::from(stream))
 }

@@ -76,7 +76,6 @@ async fn attempt(source: &Source, chunks: &mut RangeInclusive<u64>) -> Result<()
             // The last one has to wait for the end of the answer.
             if now.len() == wanted && chunk != last {
                 source.deliver(chunk, &data)?;
-                source.answered();
                 data.clear();
                 *chunks = chunk + 1..=last;
             }
@@ -85,7 +84,5 @@ async fn attempt(source: &Source, chunks: &mut RangeInclusive<u64>) -> Result<()
     if *chunks.start() != last || data.len() != layout.len(last) {
         return Err(Failure::Again("the server sends less than it announces".into()));
     }
-    source.deliver(last, &data)?;
-    source.answered();
-    Ok(())
+    source.deliver(last, &data)
 }

@@ -147,6 +147,8 @@ impl Source {
             let at = self.layout.start(chunk);
             return Err(Failure::Again(format!("the chunk at {at} does not have its digest")));
         }
+        // Before the jobs end: whoever waits for them sees a server that answers.
+        self.link.answered(self.client.origin());
         let (ahead, mark) = self.board().kind(chunk);
         let counter = if ahead { &self.read_ahead_bytes } else { &self.miss_bytes };
         counter.fetch_add(data.len() as u64, Ordering::Relaxed);
@@ -160,11 +162,6 @@ impl Source {
         let Some(flight) = self.board().end(chunk) else { return };
         let start = self.layout.start(chunk);
         flight.jobs.iter().for_each(|job| job.fill(start, data));
-    }
-
-    /// The server has answered as it must.
-    pub(super) fn answered(&self) {
-        self.link.answered(self.client.origin());
     }
 
     /// A request for chunks that were begun has failed. Returns whether to try again.
