@@ -400,4 +400,47 @@ mod tests {
         data.read_exact_at(&mut left, 3 * 4096).unwrap();
         assert_eq!(left, [0; 4096], "data without an entry is removed");
     }
+
+    #[test]
+    fn readers_notice_an_eviction_under_them() {
+        let layout = Layout::new(4 * 65_536, 65_536).unwrap();
+        let (data, map) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let in_files = Chunks::in_files(layout, data, map, [3; 32]).unwrap();
+        for chunks in [Chunks::in_memory(layout).unwrap(), in_files] {
+            let done = AtomicBool::new(false);
+            let (copied, absent) = (AtomicU64::new(0), AtomicU64::new(0));
+            std::thread::scope(|scope| {
+                for reader in 0..2 {
+                    let (chunks, done, copied, absent) = (&chunks, &done, &copied, &absent);
+                    scope.spawn(move || {
+                        let mut out = vec![0; 3 * 65_536];
+                        while !done.load(Ordering::Relaxed) {
+                            out.fill(0xee);
+                            match read(chunks, &mut out, reader * 65_536) {
+                                Found::Copied { .. } => {
+                                    assert!(out.iter().all(|byte| *byte == 7));
+                                    copied.fetch_add(1, Ordering::Relaxed);
+                                }
+                                Found::Absent => {
+                                    absent.fetch_add(1, Ordering::Relaxed);
+                                }
+                                other => panic!("{other:?}"),
+                            }
+                        }
+                    });
+                }
+                // Until both have happened often.
+                let enough = |count: &AtomicU64| count.load(Ordering::Relaxed) > 300;
+                while !enough(&copied) || !enough(&absent) {
+                    for chunk in 0..4 {
+                        let _ = chunks.keep(chunk, &[7; 65_536], false);
+                    }
+                    std::thread::yield_now();
+                    chunks.evict();
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            assert!(chunks.evicted() > 0);
+        }
+    }
 }
