@@ -248,8 +248,11 @@ impl Channel {
     pub(super) fn reap(&self, member: u16, outcomes: &mut VecDeque<Outcome>) {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        self.serve(state);
-        self.finish(state, Some(member));
+        // Others, or a wait, may have received for it: then it comes again.
+        if state.members[usize::from(member)].outcomes.is_empty() {
+            self.serve(state);
+            self.finish(state, Some(member));
+        }
         let mine = &mut state.members[usize::from(member)];
         mine.clear_signal();
         outcomes.append(&mut mine.outcomes);

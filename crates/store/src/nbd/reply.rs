@@ -14,6 +14,8 @@ use thiserror::Error;
 
 /// Longest payload in bytes that is no data and no list of extents.
 const CONTROL_LIMIT: u64 = 14 + STRING_LIMIT as u64 + 64;
+/// Most error chunks in the reply to one request.
+const ERROR_LIMIT: u32 = 64;
 /// Most extents in the reply to one request.
 const EXTENT_LIMIT: u64 = 1 << 20;
 
@@ -50,6 +52,7 @@ pub struct Expected {
     len: u64,
     error: u32,
     chunks: u64,
+    errors: u32,
     extents: u64,
     coverage: Coverage,
 }
@@ -58,20 +61,22 @@ impl Expected {
     /// A request for `len` bytes at `offset` of the export.
     #[must_use]
     pub fn new(asked: Asked, offset: u64, len: u64) -> Self {
-        Self { asked, offset, len, error: 0, chunks: 0, extents: 0, coverage: Coverage::default() }
+        Self { asked, offset, len, error: 0, chunks: 0, errors: 0, extents: 0, coverage: Coverage::default() }
     }
 
     /// Becomes another request; keeps memory.
     pub(super) fn renew(&mut self, asked: Asked, offset: u64, len: u64) {
         (self.asked, self.offset, self.len) = (asked, offset, len);
-        (self.error, self.chunks, self.extents) = (0, 0, 0);
+        (self.error, self.chunks, self.errors, self.extents) = (0, 0, 0, 0);
         self.coverage.clear();
     }
 
-    /// Counts a chunk. `false` if no server sends so many.
-    fn count(&mut self) -> bool {
-        self.chunks += 1;
-        self.chunks <= 64 + self.len / 256
+    /// Counts an error chunk. `false` if no server sends so many.
+    ///
+    /// Other chunks need no limit: each has bytes that were not there before.
+    fn count_error(&mut self) -> bool {
+        self.errors += 1;
+        self.errors <= ERROR_LIMIT
     }
 
     /// Adds bytes of the export. Returns where they begin in the request.
@@ -206,8 +211,8 @@ pub enum ReplyError {
     /// Missing bytes.
     #[error("the reply to {0:#x} ends before all is there")]
     Short(u64),
-    /// More chunks than a server needs.
-    #[error("the reply to {0:#x} has too many chunks")]
+    /// More error chunks than a server needs.
+    #[error("the reply to {0:#x} has too many error chunks")]
     Chunks(u64),
     /// An error number of 0.
     #[error("an error chunk without an error ({0:#x})")]
@@ -338,7 +343,7 @@ impl ReplyDecoder {
         if request.chunks > 0 {
             return Err(ReplyError::Cookie(cookie));
         }
-        request.count();
+        request.chunks += 1;
         request.error = error;
         if error == 0 && has_data {
             let (offset, len) = (request.offset, request.len);
@@ -392,9 +397,7 @@ impl ReplyDecoder {
                 if body < 8 {
                     return Ok((0, Event::More));
                 }
-                if !request.count() {
-                    return Err(ReplyError::Chunks(cookie));
-                }
+                request.chunks += 1;
                 let at = request.cover(cookie, u64_at(bytes, header), len - 8)?;
                 self.state = State::Payload { cookie, at, left: len - 8, last };
                 Ok((header + 8, Event::Payload { cookie, at, len: len - 8 }))
@@ -409,9 +412,7 @@ impl ReplyDecoder {
                 if body < 12 {
                     return Ok((0, Event::More));
                 }
-                if !request.count() {
-                    return Err(ReplyError::Chunks(cookie));
-                }
+                request.chunks += 1;
                 let hole = u32_at(bytes, header + 8).into();
                 let at = request.cover(cookie, u64_at(bytes, header), hole)?;
                 self.state = after(cookie, last);
@@ -433,9 +434,7 @@ impl ReplyDecoder {
                 if u32_at(bytes, header) != context || request.extents > 0 || !counted {
                     return Err(wrong_kind);
                 }
-                if !request.count() {
-                    return Err(ReplyError::Chunks(cookie));
-                }
+                request.chunks += 1;
                 self.state = State::Extents { cookie, left: list, last };
                 let (used, event) =
                     self.extent(&bytes[header + prefix as usize..], owed, cookie, list, last)?;
@@ -465,7 +464,8 @@ impl ReplyDecoder {
                 if error == 0 {
                     return Err(ReplyError::NoError(cookie));
                 }
-                if !request.count() {
+                request.chunks += 1;
+                if !request.count_error() {
                     return Err(ReplyError::Chunks(cookie));
                 }
                 if request.error == 0 {
@@ -525,3 +525,6 @@ impl ReplyDecoder {
 fn after(cookie: u64, last: bool) -> State {
     if last { State::Ended { cookie } } else { State::Header }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,7 +123,7 @@ fn a_chunk_is_not_what_was_asked_for() {
         recovers(style, huge, "4294967295 bytes");
         let endless =
             move |asked: &Asked| chunk(style, asked, false, 1 << 15 | 1, &[0, 0, 0, 5, 0, 0]).repeat(10_000);
-        recovers(style, endless, "too many chunks");
+        recovers(style, endless, "too many error chunks");
     }
 }
 
