@@ -753,6 +753,142 @@ const VHOST_USER: &[Seed] = {
     ]
 };
 
+/// Steps of `nbd_reply`: layout, bytes at a time less one, replies.
+const NBD_REPLY: &[Seed] = {
+    const SIMPLE: &[u8] = &[0x67, 0x44, 0x66, 0x98];
+    const CHUNK: &[u8] = &[0x66, 0x8e, 0x33, 0xef];
+    const EXTENDED: &[u8] = &[0x6e, 0x8a, 0x27, 0x8c];
+    const DONE: &[u8] = &[0, 1];
+    const MORE: &[u8] = &[0, 0];
+    const NONE: &[u8] = &[0, 0];
+    const DATA: &[u8] = &[0, 1];
+    const HOLE: &[u8] = &[0, 2];
+    const STATUS: &[u8] = &[0, 5];
+    const STATUS_EXT: &[u8] = &[0, 6];
+    const ERROR: &[u8] = &[0x80, 1];
+    const ERROR_OFFSET: &[u8] = &[0x80, 2];
+    const FIRST: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 1];
+    const SECOND: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 2];
+    const THIRD: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 3];
+    const FOURTH: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 4];
+    const UNKNOWN: &[u8] = &[0, 0, 0, 0, 0, 0, 0, 5];
+    const AT_START: &[u8] = &[0, 0, 0, 0, 0, 0, 16, 0];
+    const AT_MIDDLE: &[u8] = &[0, 0, 0, 0, 0, 0, 16, 32];
+    const ZERO: &[u8] = &[0; 8];
+    const OK: &[u8] = &[0, 0, 0, 0];
+    const IO: &[u8] = &[0, 0, 0, 5];
+    const HALF: &[u8] = &[7; 32];
+    &[
+        ("simple", &[&[0, 3], SIMPLE, OK, FIRST, HALF, HALF, SIMPLE, IO, FOURTH, SIMPLE, OK, SECOND]),
+        ("simple-twice", &[&[0, 255], SIMPLE, OK, SECOND, SIMPLE, OK, SECOND]),
+        ("unknown", &[&[0, 255], SIMPLE, OK, UNKNOWN]),
+        ("data", &[&[1, 7], CHUNK, DONE, DATA, FIRST, &[0, 0, 0, 72], AT_START, HALF, HALF]),
+        (
+            "pieces-in-disorder",
+            &[
+                &[1, 9],
+                CHUNK,
+                MORE,
+                DATA,
+                FIRST,
+                &[0, 0, 0, 40],
+                AT_MIDDLE,
+                HALF,
+                SIMPLE,
+                OK,
+                SECOND,
+                CHUNK,
+                MORE,
+                HOLE,
+                FIRST,
+                &[0, 0, 0, 12],
+                AT_START,
+                &[0, 0, 0, 32],
+                CHUNK,
+                DONE,
+                NONE,
+                FIRST,
+                OK,
+            ],
+        ),
+        ("short", &[&[1, 255], CHUNK, DONE, DATA, FIRST, &[0, 0, 0, 40], AT_MIDDLE, HALF]),
+        (
+            "overlap",
+            &[
+                &[1, 255],
+                CHUNK,
+                MORE,
+                DATA,
+                FIRST,
+                &[0, 0, 0, 40],
+                AT_MIDDLE,
+                HALF,
+                CHUNK,
+                MORE,
+                DATA,
+                FIRST,
+                &[0, 0, 0, 41],
+                AT_START,
+                HALF,
+                &[7],
+            ],
+        ),
+        ("error", &[&[1, 2], CHUNK, DONE, ERROR, SECOND, &[0, 0, 0, 9], IO, &[0, 3], b"bad"]),
+        (
+            "error-offset",
+            &[&[1, 255], CHUNK, DONE, ERROR_OFFSET, FIRST, &[0, 0, 0, 14], IO, &[0, 0], AT_MIDDLE],
+        ),
+        (
+            "status",
+            &[
+                &[1, 4],
+                CHUNK,
+                DONE,
+                STATUS,
+                THIRD,
+                &[0, 0, 0, 20],
+                &[0, 0, 0, 5],
+                &[0, 0, 16, 0],
+                IO,
+                &[0, 0, 32, 0],
+                OK,
+            ],
+        ),
+        (
+            "extended",
+            &[
+                &[2, 11],
+                EXTENDED,
+                DONE,
+                DATA,
+                FIRST,
+                AT_START,
+                &[0, 0, 0, 0, 0, 0, 0, 72],
+                AT_START,
+                HALF,
+                HALF,
+                EXTENDED,
+                DONE,
+                STATUS_EXT,
+                THIRD,
+                ZERO,
+                &[0, 0, 0, 0, 0, 0, 0, 24],
+                &[0, 0, 0, 5],
+                &[0, 0, 0, 1],
+                &[0, 0, 0, 0, 0, 0, 32, 0],
+                &[0, 0, 0, 0, 0, 0, 0, 3],
+                EXTENDED,
+                DONE,
+                NONE,
+                SECOND,
+                ZERO,
+                ZERO,
+            ],
+        ),
+        ("extended-elsewhere", &[&[2, 255], EXTENDED, DONE, NONE, SECOND, AT_START, ZERO]),
+    ]
+};
+
 fn main() -> io::Result<()> {
     let corpora = [
         ("split_device", SPLIT_DEVICE),
@@ -764,6 +900,7 @@ fn main() -> io::Result<()> {
         ("pci", PCI),
         ("blk_request", BLK_REQUEST),
         ("net_request", NET_REQUEST),
+        ("nbd_reply", NBD_REPLY),
         ("dma", DMA),
         ("vhost_user", VHOST_USER),
     ];

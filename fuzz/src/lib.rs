@@ -19,6 +19,7 @@ mod hostile;
 pub mod hostile_peer;
 mod mmio;
 mod mmio_msi;
+mod nbd_reply;
 mod net_request;
 mod owner;
 mod packed_device;
@@ -32,6 +33,7 @@ pub use blk_request::blk_request;
 pub use dma::dma;
 pub use mmio::mmio;
 pub use mmio_msi::mmio_msi;
+pub use nbd_reply::nbd_reply;
 pub use net_request::net_request;
 pub use packed_device::packed_device;
 pub use packed_driver::packed_driver;
@@ -44,7 +46,7 @@ pub use vhost_user::vhost_user;
 pub type Target = fn(&[u8]);
 
 /// Every target: name (also of its corpus) and function.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("split_device", split_device),
     ("split_driver", split_driver),
     ("packed_device", packed_device),
@@ -54,6 +56,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("pci", pci),
     ("blk_request", blk_request),
     ("net_request", net_request),
+    ("nbd_reply", nbd_reply),
     ("dma", dma),
     ("vhost_user", vhost_user),
 ];

@@ -72,6 +72,11 @@ fn net_request() {
 }
 
 #[test]
+fn nbd_reply() {
+    replay("nbd_reply");
+}
+
+#[test]
 fn dma() {
     replay("dma");
 }
@@ -91,7 +96,7 @@ fn random_bytes() {
     };
     for (name, target) in TARGETS.iter().filter(|(name, _)| {
         name.starts_with("packed")
-            || matches!(*name, "dma" | "mmio_msi" | "net_request" | "pci" | "vhost_user")
+            || matches!(*name, "dma" | "mmio_msi" | "nbd_reply" | "net_request" | "pci" | "vhost_user")
     }) {
         // The model of `dma` checks each byte, that of `pci` each vector, in each step.
         let inputs = match *name {

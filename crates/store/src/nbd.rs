@@ -49,6 +49,13 @@
 //! killed, and NBD tells nobody. [`NbdOptions::write_through`] has each write made durable before
 //! it is acknowledged.
 //!
+//! # Limits
+//!
+//! A server that serves one client at a time tells no new size: [`Store::refresh`] asks over a
+//! connection of its own, and fails after [`NbdOptions::connect_timeout`]. An export cannot be
+//! resized from here. A new size in the middle of requests makes the connections anew, which is a
+//! short pause for the disk.
+//!
 //! # What is mapped to what
 //!
 //! | job | request |
@@ -61,9 +68,9 @@
 
 // Files, lowest first. A file imports only those before it.
 //
-//   proto, coverage, reply          numbers, layouts; what has arrived; the decoder
+//   proto, flag, coverage, reply    numbers, layouts; what has arrived; the decoder
 //   error, export, handshake        what a server says; the negotiation
-//   tls, wire                       sockets
+//   options, socket, tls, wire      how it is used; plain and encrypted connections
 //   shared, task, session, channel  a connection and its jobs
 //   dial, reconnect                 how it is made, and made again
 //   queue, blocking                 its users
@@ -73,19 +80,23 @@ mod coverage;
 mod dial;
 mod error;
 mod export;
+mod flag;
 mod handshake;
+mod options;
 mod proto;
 mod queue;
 mod reconnect;
 mod reply;
 mod session;
 mod shared;
+mod socket;
 mod task;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;
 
 pub use error::NbdError;
+pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
 use crate::{Connector, Job, Link, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
@@ -94,50 +105,11 @@ use channel::{Channel, Launch};
 use dial::Dialer;
 use export::{Export, Opened};
 use handshake::Purpose;
-use proto::flag;
 use shared::{Shared, lock};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use task::Work;
-
-/// How to use an export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NbdOptions {
-    /// Never write to it.
-    pub read_only: bool,
-    /// Most connections; more than one only to servers that allow it. \[4\]
-    pub connections: u16,
-    /// Longest time for a connection and its negotiation. [10 s]
-    pub connect_timeout: Duration,
-    /// How long jobs wait for a connection before they fail with an I/O error. [60 s]
-    pub request_timeout: Duration,
-    /// When a peer that TCP cannot reach counts as dead. [45 s]
-    pub silence: Duration,
-    /// Connect again if requests have had no reply for this time. [never]
-    ///
-    /// A reply may take twice as long. Servers wait for disks, so a short time does harm: see
-    /// [`nbd`](self).
-    pub stall_timeout: Option<Duration>,
-    /// Each write is durable when it is acknowledged.
-    pub write_through: bool,
-}
-
-impl Default for NbdOptions {
-    fn default() -> Self {
-        Self {
-            read_only: false,
-            connections: 4,
-            connect_timeout: Duration::from_secs(10),
-            request_timeout: Duration::from_secs(60),
-            silence: Duration::from_secs(45),
-            stall_timeout: None,
-            write_through: false,
-        }
-    }
-}
 
 /// A part of an export that is of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +158,7 @@ impl Nbd {
         let mut wires = vec![(wire, export)];
         while export.has(flag::CAN_MULTI_CONN) && wires.len() < usize::from(options.connections) {
             // A server may take fewer than it says.
-            match dialer.dial(Purpose::Transmit) {
+            match dialer.dial_another() {
                 Ok((wire, other)) if Export { allocation: export.allocation, ..other } == export => {
                     wires.push((wire, other));
                 }

@@ -15,8 +15,9 @@
 use super::export::Export;
 use super::session::{Ended, Lost, Session};
 use super::shared::{OldSocket, Shared, lock};
+use super::socket::timespec;
 use super::task::{Tasks, Work};
-use super::wire::{Wire, timespec};
+use super::wire::Wire;
 use crate::{Link, Outcome};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -319,11 +320,6 @@ impl Channel {
         }
     }
 
-    /// Whether a thread that makes the connection again is to go on.
-    pub(super) fn is_wanted(&self) -> bool {
-        !self.shared.gave_up()
-    }
-
     /// The helper ends without a connection.
     pub(super) fn helper_ends(&self) {
         lock(&self.state).has_helper = false;
@@ -364,8 +360,8 @@ impl Channel {
     pub(super) fn report(&self) -> Report {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        if !state.members.iter().any(|member| member.is_used) {
-            // Nobody else sees that the server has closed it.
+        if state.tasks.count() == 0 {
+            // Nobody else may see that the server has closed it.
             self.serve(state);
             self.finish(state, None);
         }

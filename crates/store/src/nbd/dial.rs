@@ -1,9 +1,10 @@
 //! Makes connections that are ready for requests.
-use super::NbdOptions;
 use super::error::NbdError;
 use super::export::Export;
 use super::handshake::{Purpose, choose, greet};
-use super::wire::{Timed, Wire};
+use super::options::NbdOptions;
+use super::socket::Timed;
+use super::wire::Wire;
 use crate::{Connector, NbdLocation};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt;
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Idle time until the kernel asks whether the peer is there, and between questions.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Time for one more connection to a server that answers.
+const ANOTHER: Duration = Duration::from_secs(2);
 
 /// How to get a connection.
 #[derive(Debug)]
@@ -59,9 +63,17 @@ impl Dialer {
 
     /// Connects and negotiates.
     pub(super) fn dial(&self, purpose: Purpose) -> Result<(Wire, Export), NbdError> {
-        let end = Instant::now() + self.connect_timeout;
-        let socket =
-            self.connector.connect(&self.location.target, self.connect_timeout).map_err(NbdError::Connect)?;
+        self.dial_within(self.connect_timeout, purpose)
+    }
+
+    /// Connects once more to a server that has just answered, but may serve no more clients.
+    pub(super) fn dial_another(&self) -> Result<(Wire, Export), NbdError> {
+        self.dial_within(self.connect_timeout.min(ANOTHER), Purpose::Transmit)
+    }
+
+    fn dial_within(&self, timeout: Duration, purpose: Purpose) -> Result<(Wire, Export), NbdError> {
+        let end = Instant::now() + timeout;
+        let socket = self.connector.connect(&self.location.target, timeout).map_err(NbdError::Connect)?;
         self.prepare(&socket).map_err(NbdError::Host)?;
         let mut stream = Timed { socket: socket.as_fd(), end };
         let greeting = greet(&mut stream)?;

@@ -1,6 +1,7 @@
 //! What a server says of an export.
 use super::error::NbdError;
-use super::proto::{SERVER_MAGIC, flag};
+use super::flag;
+use super::proto::SERVER_MAGIC;
 use super::reply::ReplyStyle;
 
 /// Largest payload in bytes of a server that names none.

@@ -57,7 +57,7 @@ pub(super) fn greet(stream: &mut (impl Read + Write)) -> Result<Greeting, NbdErr
 }
 
 /// Asks for TLS; what follows is encrypted.
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "a build without TLS"))]
+#[cfg_attr(not(any(feature = "tls", test)), expect(dead_code, reason = "a build without TLS"))]
 pub(super) fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), NbdError> {
     let what = "TLS";
     match option(stream, OPT_STARTTLS, &[], what, |_, _| Ok(()))? {

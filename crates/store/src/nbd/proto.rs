@@ -39,17 +39,6 @@ pub(super) const INFO_BLOCK_SIZE: u16 = 3;
 /// Context of [`CMD_BLOCK_STATUS`]: holes and zeroes.
 pub(super) const ALLOCATION: &str = "base:allocation";
 
-/// Transmission flags.
-pub(super) mod flag {
-    pub(in super::super) const READ_ONLY: u16 = 1 << 1;
-    pub(in super::super) const FLUSH: u16 = 1 << 2;
-    pub(in super::super) const FUA: u16 = 1 << 3;
-    pub(in super::super) const TRIM: u16 = 1 << 5;
-    pub(in super::super) const WRITE_ZEROES: u16 = 1 << 6;
-    pub(in super::super) const CAN_MULTI_CONN: u16 = 1 << 8;
-    pub(in super::super) const CACHE: u16 = 1 << 10;
-}
-
 pub(super) const CMD_READ: u16 = 0;
 pub(super) const CMD_WRITE: u16 = 1;
 pub(super) const CMD_DISC: u16 = 2;

@@ -10,7 +10,7 @@ use super::channel::{Channel, Resumed};
 use super::dial::Dialer;
 use super::handshake::Purpose;
 use super::shared::{OldSocket, Shared};
-use super::wire::timespec;
+use super::socket::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use std::io;
@@ -46,7 +46,8 @@ fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &Shared, old: Option<Ol
     let mut pause = FIRST_PAUSE;
     let mut last = String::new();
     loop {
-        let is_wanted = || channel.upgrade().is_some_and(|channel| channel.is_wanted());
+        // Not by a reference: it could be the last one, and its end wakes this thread.
+        let is_wanted = || channel.strong_count() > 0 && !shared.gave_up();
         if !is_wanted() {
             break;
         }

@@ -2,8 +2,9 @@
 use super::export::Export;
 use super::proto::*;
 use super::reply::{Event, ReplyDecoder, ReplyError};
+use super::socket::IOV_MAX;
 use super::task::{Next, Tasks};
-use super::wire::{IOV_MAX, Wire};
+use super::wire::Wire;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 use std::io;

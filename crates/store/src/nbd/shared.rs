@@ -1,6 +1,6 @@
 //! What the connections of a store have in common.
-use super::NbdOptions;
 use super::export::Opened;
+use super::options::NbdOptions;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -8,6 +8,7 @@
 //! A job has one request in flight at a time. A job that is larger than the server's largest payload
 //! is done in several, one after the other.
 use super::export::Export;
+use super::flag;
 use super::proto::*;
 use super::reply::{Asked, Expected, Owed};
 use crate::{Job, Pieces};

@@ -3,7 +3,7 @@
 //! Data is copied on its way: between guest memory and the buffers of rustls.
 use super::error::NbdError;
 use super::handshake::start_tls;
-use super::wire::{Timed, receive, send};
+use super::socket::{Timed, receive, send};
 use crate::{Target, TlsFiles};
 use paravane_dma::HostSlice;
 use rustls::pki_types::pem::PemObject;

@@ -30,13 +30,16 @@ fn chunk(style: ReplyStyle, cookie: u64, offset: u64, done: bool, kind: u16, bod
     message
 }
 
+/// Data of reads, and results, by cookie.
+type Decoded = (BTreeMap<u64, Vec<u8>>, BTreeMap<u64, u32>);
+
 /// Decodes a stream that comes in parts. Returns the data of reads, and results.
 fn decode(
     style: ReplyStyle,
     table: &mut Table,
     stream: &[u8],
     parts: &[usize],
-) -> Result<(BTreeMap<u64, Vec<u8>>, BTreeMap<u64, u32>), ReplyError> {
+) -> Result<Decoded, ReplyError> {
     let (mut data, mut results) = (BTreeMap::new(), BTreeMap::new());
     let mut decoder = ReplyDecoder::new(style);
     let (mut start, mut end) = (0, 0);
