@@ -65,7 +65,7 @@ fn nbdkit_is_killed() {
     if !has("nbdkit_is_killed", "nbdkit") {
         return;
     }
-    let start = |more: &'static str| {
+    let start = |more: &'static str, delays: &'static str| {
         Server::start("nbdkit", move |socket, folder| {
             let image = folder.join("image");
             if !image.exists() {
@@ -74,14 +74,15 @@ fn nbdkit_is_killed() {
             let mut list: Vec<String> = vec!["-f".into(), "-U".into(), socket.display().to_string()];
             list.extend(more.split_whitespace().map(Into::into));
             list.extend(["file".into(), image.display().to_string()]);
+            list.extend(delays.split_whitespace().map(Into::into));
             list
         })
     };
-    survives(start("-t 8"), "", NbdOptions::default(), Server::kill);
-    survives(start("--no-sr -t 8"), "", NbdOptions::default(), Server::kill);
+    survives(start("-t 8", ""), "", NbdOptions::default(), Server::kill);
+    survives(start("--no-sr -t 8", ""), "", NbdOptions::default(), Server::kill);
     let mut options = NbdOptions::default();
     options.connections = 1;
-    survives(start("-t 8 --filter=delay rdelay=1ms wdelay=1ms"), "", options, Server::kill);
+    survives(start("-t 8 --filter=delay", "rdelay=1ms wdelay=1ms"), "", options, Server::kill);
 }
 
 #[test]

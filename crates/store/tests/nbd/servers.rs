@@ -24,7 +24,7 @@ pub(crate) fn has(test: &str, program: &str) -> bool {
 
 /// A server that ends with its value.
 pub(crate) struct Server {
-    child: Option<Child>,
+    child: Option<Running>,
     command: Box<dyn Fn() -> Command>,
     socket: PathBuf,
     /// Holds the socket and what the test puts there.
@@ -59,32 +59,30 @@ impl Server {
     }
 
     pub(crate) fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
+        self.child = None;
     }
 
     /// Ends it as an operator would.
     pub(crate) fn terminate(&mut self) {
         if let Some(mut child) = self.child.take() {
-            self::signal(&child, "TERM");
-            child.wait().unwrap();
+            self::signal(&child.0, "TERM");
+            child.0.wait().unwrap();
         }
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        self::signal(self.child.as_ref().unwrap(), name);
+        self::signal(&self.child.as_ref().unwrap().0, name);
     }
 
     /// Starts it again, and waits until it listens.
     pub(crate) fn restart(&mut self) {
         let _ = fs::remove_file(&self.socket);
         let mut command = (self.command)();
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let mut child = Running(child);
         let end = Instant::now() + PATIENCE;
         while UnixStream::connect(&self.socket).is_err() {
-            if let Some(status) = child.try_wait().unwrap() {
+            if let Some(status) = child.0.try_wait().unwrap() {
                 panic!("{command:?}: {status}");
             }
             assert!(Instant::now() < end, "{command:?} does not listen");
@@ -108,12 +106,13 @@ fn signal(child: &Child, name: &str) {
     assert!(status.unwrap().success());
 }
 
-impl Drop for Server {
+/// A process that ends with its value.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -2,7 +2,7 @@
 use crate::disk::{read, write};
 use crate::model::Model;
 use crate::open;
-use crate::servers::{Server, free_port, has};
+use crate::servers::{Running, Server, free_port, has};
 use paravane_store::nbd::{NbdError, NbdOptions};
 use paravane_store::{Link, Store};
 use std::fs;
@@ -18,7 +18,8 @@ fn certificates(folder: &Path) {
         command.current_dir(folder).args(arguments).stderr(Stdio::null()).stdout(Stdio::null());
         assert!(command.status().unwrap().success(), "certtool {arguments:?}");
     };
-    let key = |name: &str| run(&["--generate-privkey", "--ecc", "--outfile", name], "");
+    let key =
+        |name: &str| run(&["--generate-privkey", "--key-type=rsa", "--bits=2048", "--outfile", name], "");
     let authority = |key_file: &str, file: &str, name: &str| {
         key(key_file);
         let list = [
@@ -144,8 +145,8 @@ fn qemu_nbd_and_nbd_over_tls_on_tcp() {
     command.args(["-t", "-f", "raw", "-x", "disk", "-e", "4", "-b", "127.0.0.1", "-p", &port.to_string()]);
     let credentials =
         format!("tls-creds-x509,id=tls,endpoint=server,verify-peer=yes,dir={}", theirs.path().display());
-    let mut child =
-        command.args(["--object", &credentials, "--tls-creds", "tls"]).arg(&image).spawn().unwrap();
+    let server =
+        Running(command.args(["--object", &credentials, "--tls-creds", "tls"]).arg(&image).spawn().unwrap());
     let files = ours.path().display();
     let url = format!("nbds://localhost:{port}/disk?tls-certificates={files}");
     let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
@@ -163,8 +164,7 @@ fn qemu_nbd_and_nbd_over_tls_on_tcp() {
     assert_eq!(store.status().link, Link::Up);
     drop((queue, store));
     model.compare(&fs::read(&image).unwrap());
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(server);
 }
 
 #[test]
