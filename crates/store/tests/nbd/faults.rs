@@ -3,10 +3,12 @@ use crate::disk::{Buffer, read, write};
 use crate::open;
 use crate::script::{Asked, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Style};
 use crate::servers::{Server, has};
+use paravane_dma::HostSlice;
 use paravane_store::nbd::{Nbd, NbdOptions};
-use paravane_store::{Job, Link, Outcome, Store, StoreQueue, StoreStatus};
+use paravane_store::{Job, Link, Outcome, Pieces, Store, StoreQueue, StoreStatus};
 use std::collections::VecDeque;
 use std::fs;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -383,4 +385,69 @@ fn a_server_that_shuts_down_is_left_without_an_error() {
     let mut queue = store.queue(4).unwrap();
     assert!(read(&mut *queue, 0, 4096).unwrap() == [7; 4096]);
     assert_eq!(store.status().error.as_deref(), Some("the server is shutting down"));
+}
+
+/// A page that nobody may access.
+struct NoAccess(*mut u8);
+
+impl NoAccess {
+    fn new() -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        // SAFETY: a new mapping.
+        let page =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, ProtFlags::empty(), MapFlags::PRIVATE) };
+        Self(page.unwrap().cast())
+    }
+}
+
+impl Drop for NoAccess {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`.
+        unsafe { rustix::mm::munmap(self.0.cast(), 4096) }.unwrap();
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_accessed_fails_its_job_only() {
+    if !has("memory_that_cannot_be_accessed_fails_its_job_only", "nbdkit") {
+        return;
+    }
+    for arguments in ["memory 8M", "--no-sr memory 8M"] {
+        let server = Server::nbdkit(arguments);
+        let store = open(&server.url(""), NbdOptions::default()).unwrap();
+        let mut queue = store.queue(8).unwrap();
+        let page = NoAccess::new();
+        let mut data = vec![5; 1 << 20];
+        let mut list =
+            [HostSlice { ptr: data.as_mut_ptr(), len: data.len() }, HostSlice { ptr: page.0, len: 4096 }];
+        let pieces = |list: &mut [HostSlice]| Pieces {
+            first: NonNull::new(list.as_mut_ptr()).unwrap(),
+            count: list.len() as u32,
+        };
+        let mut jobs = Jobs::new();
+        jobs.write(&mut *queue, 0);
+        let bad = Job::Write { pieces: pieces(&mut list), offset: 1 << 20, durable: false };
+        // SAFETY: all memory stays mapped; the host refuses to read the page.
+        unsafe { queue.push(7, bad) }.unwrap();
+        for offset in [4096, 8192] {
+            jobs.write(&mut *queue, offset);
+        }
+        let results = jobs.results(&mut *queue, 4);
+        assert_eq!(results, [(0, 4096), (1, 4096), (2, 4096), (7, -libc::EFAULT)]);
+        jobs.outcomes.clear();
+        // Nothing of it is sent if the first byte is missing.
+        list.swap(0, 1);
+        let bad = Job::Write { pieces: pieces(&mut list[..1]), offset: 1 << 20, durable: false };
+        // SAFETY: as above.
+        unsafe { queue.push(7, bad) }.unwrap();
+        assert_eq!(jobs.results(&mut *queue, 1), [(7, -libc::EFAULT)]);
+        jobs.outcomes.clear();
+        list.swap(0, 1);
+        let bad = Job::Read { pieces: pieces(&mut list), offset: 1 << 20 };
+        // SAFETY: as above; the page is far behind what is copied by this process.
+        unsafe { queue.push(7, bad) }.unwrap();
+        assert_eq!(jobs.results(&mut *queue, 1), [(7, -libc::EFAULT)]);
+        assert_eq!(read(&mut *queue, 8192, 4096), Ok(vec![0; 4096]));
+        assert_eq!(store.status().link, Link::Up);
+    }
 }
