@@ -93,8 +93,8 @@ fn what_was_in_flight_is_sent_again_in_order_and_first() {
                     }
                     _ => {
                         while let Some(asked) = peer.request() {
+                            shared.lock().unwrap().push(asked.clone());
                             peer.answer(&asked, &[]);
-                            shared.lock().unwrap().push(asked);
                         }
                     }
                 }
