@@ -233,7 +233,8 @@ impl BlkConfig {
         if direct && format == Format::Qcow2 {
             return Err(OpenError::DirectOfFormat { path: self.path.clone() });
         }
-        Ok(Opening { format, read_only, lock: self.lock || format == Format::Qcow2, direct })
+        let lock = self.lock || format == Format::Qcow2;
+        Ok(Opening { format, read_only, lock, direct, frozen: false })
     }
 }
 

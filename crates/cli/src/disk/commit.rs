@@ -65,9 +65,12 @@ pub(super) fn main(args: &CommitArgs) -> Result<(), Failure> {
         )));
     }
     let overlay = Disk::open_alone(&place).map_err(Failure::request)?;
-    let target =
-        Disk::open(&open_bytes(&base.location, true)?, format(base.format), &layers(below)?, Use::Write)
-            .map_err(Failure::request)?;
+    let (place, layers) = (open_bytes(&base.location, true)?, layers(below)?);
+    let target = match args.overlay.path() {
+        Some(path) => Disk::open_base(&place, format(base.format), &layers, path),
+        None => Disk::open(&place, format(base.format), &layers, Use::Write),
+    }
+    .map_err(Failure::request)?;
     let mut work = Work::start("merging", overlay.size(), args.quiet)?;
     let merged = images::merge(&overlay, &target, &mut |at| work.step(at)).map_err(failed)?;
     drop(work);

@@ -143,7 +143,10 @@ impl UnlockedFile {
             (open(0).map_err(os)?, true)
         };
         check_kind(path, &file.metadata().map_err(os)?)?;
-        if !read_only && let Some(overlay) = mark::overlay(&file) {
+        if !read_only
+            && !opening.frozen
+            && let Some(overlay) = mark::overlay(&file)
+        {
             return Err(OpenError::Frozen { path: path.to_owned(), overlay });
         }
         // Held from here on: another process that finds the image locked knows that this one lives.
@@ -218,6 +221,8 @@ pub(super) struct Opening {
     pub(super) lock: bool,
     /// Direct I/O.
     pub(super) direct: bool,
+    /// Open the image for writing although it has the mark of an overlay, which is to be merged.
+    pub(super) frozen: bool,
 }
 
 impl ImageFile {

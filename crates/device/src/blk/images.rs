@@ -186,7 +186,10 @@ fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError
 
 /// Opens the bytes of an image, and locks them.
 fn open_file(place: &LayerSource, format: Format, read_only: bool) -> Result<ImageFile, OpenError> {
-    let opening = Opening { format, read_only, lock: true, direct: false };
+    open_with(place, Opening { format, read_only, lock: true, direct: false, frozen: false })
+}
+
+fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenError> {
     match place {
         LayerSource::Path(path) => ImageFile::open(path, opening),
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening),

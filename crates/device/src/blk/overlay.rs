@@ -19,7 +19,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// How an overlay is opened.
-const OPENING: Opening = Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false };
+const OPENING: Opening =
+    Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false, frozen: false };
 
 /// What an overlay records of the image below it.
 #[derive(Clone, Debug, PartialEq, Eq)]

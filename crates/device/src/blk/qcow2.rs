@@ -554,7 +554,7 @@ fn open_driver(image: &ImageFile) -> Result<(Driver, u64), OpenError> {
 
 /// Opens a backing file.
 fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Result<Access, OpenError> {
-    let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false };
+    let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false, frozen: false };
     let image = match &layer.source {
         LayerSource::Path(path) => ImageFile::open(path, opening)?,
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,

@@ -1,8 +1,10 @@
 //! A disk that this process reads and writes itself.
 use super::super::image::Image;
+use super::super::image_file::{ImageFile, Opening};
+use super::super::mark;
 use super::super::qcow2::{Extent, Qcow2};
 use super::super::{Format, Layer, LayerSource, OpenError};
-use super::{ImageError, open_file};
+use super::{ImageError, open_file, open_with};
 use crate::blk::source::Source;
 use paravane_spec::blk::SECTOR;
 use rustix::fs::SeekFrom;
@@ -38,7 +40,33 @@ impl Disk {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(place: &LayerSource, format: Format, backing: &[Layer], how: Use) -> Result<Self, OpenError> {
-        let file = open_file(place, format, how == Use::Read)?;
+        Self::of(open_file(place, format, how == Use::Read)?, format, backing)
+    }
+
+    /// Opens the backing file of the image at `overlay` for writing, to merge that image into it.
+    ///
+    /// It may have been frozen by a snapshot: [`merge`](super::merge) ends that.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; [`OpenError::Frozen`]: by a snapshot with another overlay.
+    pub fn open_base(
+        place: &LayerSource,
+        format: Format,
+        backing: &[Layer],
+        overlay: &Path,
+    ) -> Result<Self, OpenError> {
+        let opening = Opening { format, read_only: false, lock: true, direct: false, frozen: true };
+        let file = open_with(place, opening)?;
+        if let Some(marked) = file.source.file().and_then(mark::overlay)
+            && marked != overlay
+            && !matches!((marked.canonicalize(), overlay.canonicalize()), (Ok(one), Ok(other)) if one == other)
+        {
+            return Err(OpenError::Frozen { path: file.path, overlay: marked });
+        }
+        Self::of(file, format, backing)
+    }
+
+    fn of(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
         let image = match format {
             Format::Qcow2 => {
                 let qcow2 = Qcow2::open(&file, backing)?;
@@ -48,6 +76,13 @@ impl Disk {
             Format::Raw => return Err(OpenError::NoBacking { path: file.path }),
         };
         Ok(Self { image, has_backing: !backing.is_empty() })
+    }
+
+    /// Ends that the image is frozen by a snapshot, whose overlay it has taken in.
+    pub(super) fn thaw(&self) {
+        if let Some(file) = self.image.source.file() {
+            mark::clear(file);
+        }
     }
 
     /// Opens a qcow2 image for reading, without the backing file that it may have.

@@ -12,7 +12,8 @@ const AT_ONCE: u64 = 2 << 20;
 /// disk, and may end it. Returns the number of bytes merged, zeroes included, which are durable.
 ///
 /// At any moment the overlay reads as before: what is written to the base is what the overlay shows
-/// there. So after an error or a crash, run it again.
+/// there. A base that a snapshot has frozen for the overlay is not frozen any more at the end. So
+/// after an error or a crash, run it again.
 ///
 /// # Errors
 /// Reading or writing failed, the base cannot grow, or [`ImageError::Stopped`].
@@ -53,6 +54,7 @@ pub fn merge(
         merged += if extent == Extent::Hole { 0 } else { len };
     }
     base.sync()?;
+    base.thaw();
     let _ = watch(size);
     Ok(merged)
 }

@@ -5,7 +5,8 @@ use super::super::images::{
 use super::qcow2::{check, create, create_on, disk, done, folder, layer, open, text};
 use super::stores::{LIMITS, TestStore};
 use super::{image, pattern};
-use crate::blk::{BlkConfig, Format, Layer, LayerSource, OpenError};
+use crate::blk::{BlkConfig, Format, Layer, LayerSource, OVERLAY_MARK, OpenError};
+use crate::rig::skipped;
 use proptest::prelude::*;
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -354,6 +355,47 @@ fn an_image_is_described_with_what_is_not_supported() {
     let external = header(&create(&folder, "external.qcow2", MIB, &data));
     assert_eq!(external.features, ["data-file"]);
     assert!(external.refused.unwrap().contains("external data file"));
+}
+
+#[test]
+fn a_frozen_base_takes_in_the_overlay_that_it_is_frozen_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = make(&folder, "base.raw", &NewImage::Raw(MIB));
+    let (top, other) = (folder.path().join("top.qcow2"), folder.path().join("other.qcow2"));
+    let backing = Some(BackingName { name: "base.raw".into(), format: Format::Raw });
+    let new = NewImage::Qcow2(NewQcow2 { size: MIB, cluster_size: 65536, backing });
+    for path in [&top, &other] {
+        File::create_new(path).unwrap();
+        images::create(&place(path), &new).unwrap();
+    }
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(error) = rustix::fs::setxattr(&base, OVERLAY_MARK, text(&top).as_bytes(), flags) {
+        let why = format!("no extended attributes of users here: {error}");
+        return skipped("a_frozen_base_takes_in_the_overlay_that_it_is_frozen_for", why);
+    }
+    let below = [layer(&base, Format::Raw)];
+    let disk = writable(&top, Format::Qcow2, &below);
+    disk.write(&[7; 512], 512).unwrap();
+    drop(disk);
+    let frozen = |disk: Result<Disk, OpenError>| match disk {
+        Err(OpenError::Frozen { overlay, .. }) => assert_eq!(overlay, top),
+        other => panic!("{other:?}"),
+    };
+    frozen(Disk::open(&place(&base), Format::Raw, &[], Use::Write));
+    frozen(Disk::open_base(&place(&base), Format::Raw, &[], &other));
+    let overlay = Disk::open_alone(&place(&top)).unwrap();
+    let disk = Disk::open_base(&place(&base), Format::Raw, &[], &top).unwrap();
+    assert!(images::merge(&overlay, &disk, &mut |_| ControlFlow::Break(())).is_err());
+    drop(disk);
+    // Still frozen: only the overlay is complete.
+    frozen(Disk::open(&place(&base), Format::Raw, &[], Use::Write));
+    let disk = Disk::open_base(&place(&base), Format::Raw, &[], &folder.path().join("./top.qcow2")).unwrap();
+    images::merge(&overlay, &disk, &mut on).unwrap();
+    drop(disk);
+    let disk = writable(&base, Format::Raw, &[]);
+    let mut read = [0; 1024];
+    disk.read(&mut read, 0).unwrap();
+    assert_eq!(read[..], [[0; 512], [7; 512]].concat());
 }
 
 #[test]
