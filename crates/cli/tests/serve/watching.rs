@@ -201,7 +201,7 @@ fn a_full_file_system_shows_for_raw_and_qcow2() {
             }
             Err(error) => return skip(TEST, format!("qemu-img: {error}")),
         }
-        let mut shown = serve(&folder, image, &["--format", format]);
+        let mut shown = serve(&folder, image, &["--format", format, "--on-full", "error"]);
         let fill = std::fs::write(mounted.0.join("fill"), vec![1; 4 << 20]);
         assert!(fill.is_err(), "the file system is full");
         let mut client = Client::connect(&folder.path("s"));
