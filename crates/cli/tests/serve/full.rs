@@ -1,6 +1,7 @@
 //! A disk whose file system is full.
 use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status};
 use crate::driver::{Driver, Random, Wish};
+use crate::images::{has_qemu_img, qemu_img};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::Command;
@@ -44,15 +45,28 @@ fn writes_wait_for_room_on_a_full_file_system() {
     if !is_root() {
         return skip(TEST, "needs root to mount a file system");
     }
-    let (small, folder) = match Small::new() {
-        Ok(small) => (small, Folder::new()),
-        Err(why) => return skip(TEST, why),
-    };
+    for format in ["raw", "qcow2"] {
+        if format == "qcow2" && !has_qemu_img(TEST) {
+            return;
+        }
+        let small = match Small::new() {
+            Ok(small) => small,
+            Err(why) => return skip(TEST, why),
+        };
+        waits_for_room(&small, format);
+    }
+}
+
+fn waits_for_room(small: &Small, format: &str) {
+    let folder = Folder::new();
     let image = small.0.text("disk.img");
-    std::fs::File::create(&image).unwrap().set_len(DISK as u64).unwrap();
+    match format {
+        "raw" => std::fs::File::create(&image).unwrap().set_len(DISK as u64).unwrap(),
+        _ => qemu_img(&["create", "-q", "-f", format, &image, &DISK.to_string()]),
+    }
     let (socket, control) = (folder.text("s"), folder.text("control"));
-    let arguments = ["blk", "--name", "vm0", "--image", &image, "--socket", &socket, "--control", &control];
-    let mut daemon = Daemon::start(&arguments);
+    let arguments = ["blk", "--name", "vm0", "--image", &image, "--format", format];
+    let mut daemon = Daemon::start(&[&arguments[..], &["--socket", &socket, "--control", &control]].concat());
     let mut model = vec![0; DISK];
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -85,7 +99,15 @@ fn writes_wait_for_room_on_a_full_file_system() {
     assert!(device["full"].is_null() && device["full_times"].as_u64() >= Some(1), "{device}");
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-    assert!(std::fs::read(&image).unwrap() == model, "the image is not what was written");
+    let flat = match format {
+        "raw" => image,
+        _ => {
+            qemu_img(&["check", "-q", &image]);
+            qemu_img(&["convert", "-f", format, "-O", "raw", &image, &folder.text("flat.img")]);
+            folder.text("flat.img")
+        }
+    };
+    assert!(std::fs::read(flat).unwrap() == model, "{format}: the image is not what was written");
 }
 
 #[test]
