@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A disk of a file, with more keys.
 fn disk(name: &str, keys: &str) -> String {
@@ -84,12 +85,7 @@ fn clients_notice_nothing_of_twenty_snapshots() {
         },
         || status(&control).to_string(),
     );
-    pauses.sort_by(f64::total_cmp);
-    eprintln!(
-        "pauses of 20 snapshots under load: median {:.0} µs, longest {:.0} µs",
-        pauses[pauses.len() / 2],
-        pauses[pauses.len() - 1]
-    );
+    show("of four disks", pauses);
     for (content, path) in &frozen {
         assert!(std::fs::read(path).unwrap() == *content, "{path} was written to");
     }
@@ -114,6 +110,63 @@ fn clients_notice_nothing_of_twenty_snapshots() {
     let mut driver =
         Driver::connect(&folder.path(&format!("{name}.sock")), load::wish(true, true, 2)).unwrap();
     driver.exercise(&mut model, 100, &mut Random::new(9));
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}
+
+/// Median and longest of these times in microseconds, for the log of the test.
+fn show(what: &str, mut pauses: Vec<f64>) {
+    pauses.sort_by(f64::total_cmp);
+    let (median, longest) = (pauses[pauses.len() / 2], pauses[pauses.len() - 1]);
+    eprintln!("pauses of {} snapshots {what}: median {median:.0} µs, longest {longest:.0} µs", pauses.len());
+}
+
+/// One guest writes all the time, and the chain gets long.
+#[test]
+fn a_chain_of_twenty_snapshots_is_one_disk() {
+    if !has_qemu_img("a_chain_of_twenty_snapshots_is_one_disk") {
+        return;
+    }
+    let folder = Folder::new();
+    let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
+    let arguments = ["blk", "--name", "vm0", "--socket", &socket, "--control", &control];
+    let daemon = Daemon::start(&[&arguments[..], &["--image", &image]].concat());
+    let mut chain = Chain(vec![image]);
+    let (mut model, mut pauses) = (vec![0; SIZE], Vec::new());
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let mut driver = Driver::connect(Path::new(&socket), wish()).unwrap();
+            let mut random = Random::new(1);
+            while !done.load(Ordering::Relaxed) {
+                driver.exercise(&mut model, 50, &mut random);
+            }
+        });
+        for number in 1..=20 {
+            let overlay = folder.text(&format!("{number}.qcow2"));
+            let report = snapshot(&control, "vm0", &overlay);
+            assert_eq!(report["backing"].as_array().unwrap().len(), chain.0.len() - 1, "{report}");
+            pauses.push(report["pause_us"].as_f64().unwrap());
+            chain.0.insert(0, overlay);
+            if client.is_finished() {
+                break;
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        client.join().unwrap();
+    });
+    show("of one disk", pauses);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    chain.0[..20].iter().for_each(|path| qemu_img(&["check", "-q", path]));
+    let flat = folder.text("flat.img");
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &chain.0[0], &flat]);
+    assert!(std::fs::read(flat).unwrap() == model, "the chain is not what was written");
+    let file = folder.write("d.toml", &disk("vm0", &chain.keys()));
+    let daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    let mut driver = Driver::connect(&folder.path("vm0.sock"), load::wish(false, true, 2)).unwrap();
+    driver.exercise(&mut model, 200, &mut Random::new(2));
     drop(driver);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
