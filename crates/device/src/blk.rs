@@ -80,7 +80,7 @@ use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
 pub use full::{Full, FullStatus, OnFull};
-pub use mark::OVERLAY_MARK;
+pub use mark::{OVERLAY_MARK, clear_overlay_mark};
 pub use overlay::{Overlay, OverlayBase};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;

@@ -101,7 +101,16 @@ impl Image {
     pub(super) fn as_base(&self) -> io::Result<Base> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.base(),
-            None => Base::raw(&self.source, &self.path, self.direct.is_some()),
+            None if self.direct.is_none() => Base::raw(&self.source, &self.path),
+            // Reads of an overlay have any alignment. The other description is not one for direct I/O.
+            // A thread that reads by it keeps the process, and so does not betray that it is gone.
+            None => match self.guards.process() {
+                Some(file) => Base::raw(&Source::File(file.try_clone()?), &self.path),
+                None => Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "direct I/O on a file system without locks has no snapshots",
+                )),
+            },
         }
     }
 

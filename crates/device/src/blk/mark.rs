@@ -30,8 +30,10 @@ pub(super) fn set(file: &File, overlay: &Path) -> io::Result<bool> {
     }
 }
 
-/// Removes the mark.
-pub(super) fn clear(file: &File) {
+/// Removes the [mark](OVERLAY_MARK) of an image that is no backing file any more.
+///
+/// For instance when the overlay has been committed to it. An image without a mark stays as it is.
+pub fn clear_overlay_mark(file: &File) {
     // Without one there is nothing to do.
     let _ = rustix::fs::fremovexattr(file, NAME);
 }

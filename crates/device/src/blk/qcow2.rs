@@ -480,9 +480,9 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 pub(super) struct Base(Arc<Access>);
 
 impl Base {
-    /// The bytes of a file or store.
-    pub(super) fn raw(source: &Source, path: &Path, direct: bool) -> io::Result<Self> {
-        let storage = Storage::new(bytes(source, path, false, direct)?, 0, Arc::default());
+    /// The bytes of a file, through the page cache, or of a store.
+    pub(super) fn raw(source: &Source, path: &Path) -> io::Result<Self> {
+        let storage = Storage::new(bytes(source, path, false)?, 0, Arc::default());
         Ok(Self(Arc::new(Access::new(Raw::open_image(storage, false)?))))
     }
 
@@ -573,14 +573,14 @@ fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Re
 }
 
 fn storage(image: &ImageFile, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
-    let bytes = bytes(&image.source, &image.path, !image.read_only, image.direct.is_some())?;
+    let bytes = bytes(&image.source, &image.path, !image.read_only)?;
     Ok(Storage::new(bytes, first, sealed))
 }
 
-fn bytes(source: &Source, path: &Path, writable: bool, direct: bool) -> io::Result<Bytes> {
+fn bytes(source: &Source, path: &Path, writable: bool) -> io::Result<Bytes> {
     Ok(match source.try_clone()? {
         Source::File(file) => {
-            let options = StorageOpenOptions::new().write(writable).direct(direct).filename(path);
+            let options = StorageOpenOptions::new().write(writable).filename(path);
             Bytes::File(imago::file::File::from_open_file(file, options)?)
         }
         Source::Store(store) => Bytes::Store(store.into()),

@@ -202,7 +202,7 @@ struct Unmark(Option<Arc<Image>>);
 impl Drop for Unmark {
     fn drop(&mut self) {
         if let Some(file) = self.0.as_ref().and_then(|image| image.source.file()) {
-            mark::clear(file);
+            mark::clear_overlay_mark(file);
         }
     }
 }

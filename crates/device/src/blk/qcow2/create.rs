@@ -32,7 +32,7 @@ pub struct BackingName {
 /// Writes the tables of an empty image to `source`, and makes them durable.
 pub(in crate::blk) fn create(source: &Source, path: &Path, new: &NewQcow2) -> io::Result<()> {
     // Nothing is protected: no guest has the image yet.
-    let storage = Storage::new(bytes(source, path, true, false)?, 0, Arc::default());
+    let storage = Storage::new(bytes(source, path, true)?, 0, Arc::default());
     let mut builder = Qcow2CreateBuilder::<Storage>::new(storage)
         .size(new.size)
         .cluster_size(new.cluster_size.try_into().unwrap_or(usize::MAX));
