@@ -4,7 +4,7 @@ use crate::model::Model;
 use crate::open;
 use crate::servers::{Server, has, output};
 use paravane_store::nbd::NbdOptions;
-use paravane_store::{Link, Store};
+use paravane_store::{Link, Store, StoreStatus};
 use paravane_test_support::Random;
 use std::fs;
 use std::io::{Read, Write};
@@ -38,9 +38,12 @@ fn survives(mut server: Server, export: &str, options: NbdOptions, kill: impl Fn
         let mut random = Random::new(5);
         for _ in 0..KILLS {
             thread::sleep(Duration::from_millis(1 + random.below(30) as u64));
+            let before = store.status().reconnects;
             kill(&mut server);
             server.restart();
-            while store.status().link != Link::Up {
+            // Also when nobody has noticed it yet.
+            let is_back = |status: StoreStatus| status.link == Link::Up && status.reconnects > before;
+            while !is_back(store.status()) {
                 thread::sleep(Duration::from_millis(1));
             }
         }
