@@ -81,7 +81,7 @@ impl Disk {
     /// Ends that the image is frozen by a snapshot, whose overlay it has taken in.
     pub(super) fn thaw(&self) {
         if let Some(file) = self.image.source.file() {
-            mark::clear(file);
+            mark::clear_overlay_mark(file);
         }
     }
 
