@@ -253,3 +253,135 @@ fn an_overlay_has_its_base_on_a_server() {
         .unwrap();
     assert!(compared.success());
 }
+
+/// nginx with the files of a folder, killed when dropped.
+struct Nginx {
+    child: Child,
+    port: u16,
+}
+
+impl Nginx {
+    fn start(folder: &Folder) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let root = folder.root().display();
+        // As root it would serve as another user, who cannot read the folder.
+        let user = if crate::daemon::is_root() { "user root; " } else { "" };
+        let config = format!(
+            "{user}daemon off; master_process off; pid {root}/nginx.pid; error_log {root}/nginx.log;\n\
+             events {{}}\n\
+             http {{ access_log off; client_body_temp_path {root}/t1; proxy_temp_path {root}/t2;\n\
+             fastcgi_temp_path {root}/t3; uwsgi_temp_path {root}/t4; scgi_temp_path {root}/t5;\n\
+             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+        );
+        let config = folder.write("nginx.conf", &config);
+        let mut command = Command::new("nginx");
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", &config]);
+        let child = command.stderr(Stdio::null()).spawn().expect("nginx starts");
+        let end = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < end, "nginx does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Self { child, port }
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn an_overlay_has_its_base_on_an_http_server_with_a_cache() {
+    let test = "an_overlay_has_its_base_on_an_http_server_with_a_cache";
+    if !Path::new("/usr/sbin/nginx").exists() {
+        return skip(test, "nginx (package nginx-light)");
+    }
+    let folder = Folder::new();
+    std::fs::write(folder.path("base.img"), vec![7; SIZE]).unwrap();
+    let nginx = Nginx::start(&folder);
+    let backing = format!("raw:http://127.0.0.1:{}/base.img", nginx.port);
+    let (top, cache) = (folder.text("top.qcow2"), folder.text("cache"));
+    std::fs::create_dir(&cache).unwrap();
+    let made = paravane().args(["disk", "create", "--backing", &backing, &top]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let (socket, control) = (folder.path("a.sock"), folder.text("control"));
+    let (mut model, mut random) = (vec![7; SIZE], Random::new(3));
+    for round in 0..2 {
+        let daemon = Daemon::start(&[
+            "blk",
+            "--image",
+            &top,
+            "--format",
+            "qcow2",
+            "--backing",
+            &backing,
+            "--socket",
+            socket.to_str().unwrap(),
+            "--control",
+            &control,
+            "--cache",
+            &cache,
+        ]);
+        let mut driver = Driver::connect(&socket, wish(false, true, 1)).unwrap();
+        driver.exercise(&mut model, 300, &mut random);
+        let report = status(&control);
+        let store = &report["devices"][0]["stores"][0];
+        assert_eq!(store["link"], "up", "{store}");
+        let bytes = |name: &str| store["cache"][name].as_u64().unwrap();
+        assert!(bytes("used_bytes") > 0 && bytes("not_kept") == 0, "{store}");
+        if round == 0 {
+            assert!(bytes("miss_bytes") + bytes("read_ahead_bytes") > 0, "{store}");
+        } else {
+            // Chunks of the first daemon.
+            assert!(bytes("hit_bytes") > 0, "{store}");
+        }
+        drop(driver);
+        let (ended, log) = daemon.end();
+        assert!(ended.success(), "{log:?}");
+    }
+}
+
+/// Runs a program of Ceph.
+fn ceph(conf: &str, program: &str, arguments: &[&str]) -> Vec<u8> {
+    let output = Command::new(program).args(["--conf", conf]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+#[test]
+fn a_disk_in_a_ceph_cluster_is_served_in_the_sandbox() {
+    let test = "a_disk_in_a_ceph_cluster_is_served_in_the_sandbox";
+    let Ok(conf) = std::env::var("PARAVANE_CEPH_CONF") else {
+        return skip(test, "PARAVANE_CEPH_CONF names no cluster (scripts/ceph-one makes one)");
+    };
+    let image = format!("pool/serve-{}", std::process::id());
+    ceph(&conf, "rbd", &["create", &image, "--size", "1M", "--object-size", "64K"]);
+    let folder = Folder::new();
+    let (socket, control) = (folder.path("a.sock"), folder.text("control"));
+    let location = format!("rbd:{image}:conf={conf}");
+    let arguments = ["blk", "--image", &location, "--queues", "2", "--control", &control, "--socket"];
+    let daemon = Daemon::start(&[&arguments[..], &[socket.to_str().unwrap()]].concat());
+    let mut driver = Driver::connect(&socket, wish(true, true, 2)).unwrap();
+    let (mut model, mut random) = (vec![0; SIZE], Random::new(5));
+    driver.exercise(&mut model, 300, &mut random);
+    let store = status(&control)["devices"][0]["stores"][0].clone();
+    assert_eq!((&store["link"], &store["location"]), (&"up".into(), &format!("rbd:{image}").into()));
+    // A second daemon is told that the image is in use.
+    let other = folder.text("b.sock");
+    let second = paravane()
+        .args(["serve", "blk", "--image", &location, "--control", "off", "--socket", &other])
+        .args(without_sandbox())
+        .output()
+        .unwrap();
+    let error = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(2), "{error}");
+    assert!(error.contains("in use"), "{error}");
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(ceph(&conf, "rbd", &["export", "--no-progress", &image, "-"]) == model);
+    ceph(&conf, "rbd", &["rm", "--no-progress", &image]);
+}
