@@ -10,9 +10,12 @@
 //! The clients insist on memory slots, which DPDK's library lacks: see [`relay`].
 use crate::error::broken;
 use crate::{BenchError, machine};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 pub(super) use relay::Relay;
 use std::fs::File;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -90,9 +93,12 @@ pub(super) fn command(program: &Path, socket: &Path, cpu: usize) -> io::Result<C
     let mut command = Command::new(program);
     command.arg("--cpumask").arg(format!("[{cpu}]"));
     command.args(["--disable-cpumask-locks", "--no-pci", "--huge-unlink", "--silence-noticelog"]);
-    command.arg("--mem-size").arg(MEMORY.to_string());
+    command.args(["--num-trace-entries", "0", "--mem-size"]).arg(MEMORY.to_string());
     command.arg("-S").arg(folder).arg("--rpc-socket").arg(&paths.rpc);
     command.stderr(File::create(&paths.log)?);
+    // If the benchmark is killed, its reactor must not poll that CPU for ever.
+    // SAFETY: a system call, which is all that the new process does here.
+    unsafe { command.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
     Ok(command)
 }
 
