@@ -2,7 +2,7 @@
 use crate::disk::read;
 use crate::model::Model;
 use crate::open;
-use crate::servers::{Server, has, output};
+use crate::servers::{Server, has};
 use paravane_store::nbd::NbdOptions;
 use paravane_store::{Link, Store, StoreStatus};
 use paravane_test_support::Random;
@@ -90,25 +90,25 @@ fn nbdkit_is_killed() {
 
 #[test]
 fn qemu_nbd_is_killed() {
-    if !has("qemu_nbd_is_killed", "qemu-nbd") || !has("qemu_nbd_is_killed", "qemu-img") {
+    if !has("qemu_nbd_is_killed", "qemu-nbd") {
         return;
     }
-    for (format, kill) in
-        [("raw", Server::kill as fn(&mut Server)), ("raw", Server::terminate), ("qcow2", Server::kill)]
+    // Not qcow2: qemu-nbd may lose its tables when it is killed, see the documentation of `nbd`.
+    for (write_through, kill) in
+        [(false, Server::kill as fn(&mut Server)), (false, Server::terminate), (true, Server::kill)]
     {
         let server = Server::start("qemu-nbd", move |socket, folder| {
             let image = folder.join("image");
             if !image.exists() {
-                output("qemu-img", &["create", "-q", "-f", format, image.to_str().unwrap(), "4M"]);
+                fs::File::create(&image).unwrap().set_len(SIZE as u64).unwrap();
             }
             let mut list: Vec<String> =
-                ["-t", "-e", "4", "-f", format, "-x", "disk", "-k"].map(Into::into).into();
+                ["-t", "-e", "4", "-f", "raw", "-x", "disk", "-k"].map(Into::into).into();
             list.extend([socket.display().to_string(), image.display().to_string()]);
             list
         });
-        // It keeps tables of qcow2 images in its own memory until a flush.
         let mut options = NbdOptions::default();
-        options.write_through = format == "qcow2";
+        options.write_through = write_through;
         survives(server, "disk", options, kill);
     }
 }
