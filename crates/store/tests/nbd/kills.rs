@@ -93,7 +93,7 @@ fn qemu_nbd_is_killed() {
     if !has("qemu_nbd_is_killed", "qemu-nbd") {
         return;
     }
-    // Not qcow2: qemu-nbd may lose its tables when it is killed, see the documentation of `nbd`.
+    // Not qcow2, where data differed in a few runs: see the documentation of `nbd`.
     for (write_through, kill) in
         [(false, Server::kill as fn(&mut Server)), (false, Server::terminate), (true, Server::kill)]
     {
