@@ -584,6 +584,8 @@ mod tests {
     #[test]
     fn every_command_has_examples_and_exit_statuses() {
         let mut commands = names(&Cli::command(), "");
+        // `serve` alone starts it.
+        commands.retain(|name| name != "paravane-broker");
         for sections in &ALL {
             assert!(!sections.examples.is_empty() && !sections.exit.is_empty(), "{}", sections.command);
         }
