@@ -108,14 +108,20 @@ fn clients_lose_nothing_when_their_server_is_killed() {
     let report = || status(&folder.text("control")).to_string();
     let models =
         load::under_load(|name| folder.path(&format!("{name}.sock")), 20, |_| server.restart(), report);
-    let report = status(&folder.text("control"));
+    // The requests may have ended before the last server was there.
+    let end = Instant::now() + PATIENCE;
+    let report = loop {
+        let report = status(&folder.text("control"));
+        let devices = report["devices"].as_array().unwrap();
+        if devices.iter().all(|device| device["stores"][0]["link"] == "up") {
+            break report;
+        }
+        assert!(Instant::now() < end, "{report}");
+        std::thread::sleep(Duration::from_millis(2));
+    };
     for device in report["devices"].as_array().unwrap() {
         let store = &device["stores"][0];
-        assert_eq!(
-            (&store["link"], &device["storage_errors"]["write"]),
-            (&"up".into(), &0.into()),
-            "{device}"
-        );
+        assert_eq!(device["storage_errors"]["write"], 0, "{device}");
         assert!(store["reconnects"].as_u64().unwrap() > 0, "{device}");
     }
     let (ended, log) = daemon.end();
@@ -303,13 +309,16 @@ fn an_overlay_has_its_base_on_an_http_server_with_a_cache() {
     std::fs::write(folder.path("base.img"), vec![7; SIZE]).unwrap();
     let nginx = Nginx::start(&folder);
     let backing = format!("raw:http://127.0.0.1:{}/base.img", nginx.port);
-    let (top, cache) = (folder.text("top.qcow2"), folder.text("cache"));
-    std::fs::create_dir(&cache).unwrap();
-    let made = paravane().args(["disk", "create", "--backing", &backing, &top]).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let (socket, control) = (folder.path("a.sock"), folder.text("control"));
-    let (mut model, mut random) = (vec![7; SIZE], Random::new(3));
+    let cache = folder.text("cache");
+    std::fs::create_dir(&cache).unwrap();
+    let mut random = Random::new(3);
+    // Each round with an overlay of its own: one that was written reads its base no more.
     for round in 0..2 {
+        let top = folder.text(&format!("top{round}.qcow2"));
+        let made = paravane().args(["disk", "create", "--backing", &backing, &top]).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut model = vec![7; SIZE];
         let daemon = Daemon::start(&[
             "blk",
             "--image",

@@ -160,6 +160,8 @@ const ALLOWED_OLDER: &[c_long] = &[
     libc::SYS_chown,
     libc::SYS_poll,
     libc::SYS_epoll_wait,
+    // By Ceph's libraries.
+    libc::SYS_epoll_create,
     libc::SYS_dup2,
     libc::SYS_arch_prctl,
 ];

@@ -150,8 +150,13 @@ impl AllowedPaths {
     }
 
     /// Allows what librbd needs: the cluster's ports, its configuration, and keyrings beside that.
+    ///
+    /// Monitors may have ports of their own, which the configuration names.
     pub(crate) fn ceph(&mut self, conf: Option<&Path>) {
-        for port in CEPH_MONITORS.into_iter().chain(CEPH_OSDS) {
+        let default = Path::new(CEPH_FOLDER).join("ceph.conf");
+        // Without a file, librados says so.
+        let text = std::fs::read_to_string(conf.unwrap_or(&default)).unwrap_or_default();
+        for port in CEPH_MONITORS.into_iter().chain(CEPH_OSDS).chain(monitor_ports(&text)) {
             self.port(port);
         }
         self.read(conf.map_or(Path::new(CEPH_FOLDER), directory_of));
@@ -187,6 +192,26 @@ impl AllowedPaths {
         let list: Vec<_> = paths.map(|path| path.display().to_string()).collect();
         format!("the sandbox allows only {}: for other paths, restart the daemon", list.join(", "))
     }
+}
+
+/// The ports in `mon host` of a configuration of Ceph.
+///
+/// Addresses are HOST, HOST:PORT or \[v2:HOST:PORT/NONCE,v1:...\], an IPv6 HOST in brackets.
+fn monitor_ports(conf: &str) -> Vec<u16> {
+    let settings = conf.lines().filter_map(|line| line.split_once('='));
+    let monitors = settings
+        .filter(|(name, _)| name.trim().replace(['_', '-'], " ").split_whitespace().eq(["mon", "host"]));
+    let addresses = monitors.flat_map(|(_, value)| value.split([',', ';', ' ', '\t']));
+    let port = |address: &str| {
+        let address = address.trim_start_matches("[v").split('/').next()?;
+        let port = match address.rsplit_once("]:") {
+            Some((_, port)) => port,
+            None if address.contains('[') => return None,
+            None => address.trim_end_matches(']').rsplit_once(':')?.1,
+        };
+        port.trim_end_matches(']').parse().ok()
+    };
+    addresses.filter_map(port).collect()
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -236,6 +261,25 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
         RulesetStatus::PartiallyEnforced => {
             tracing::info!("Landlock is partially enforced: a newer kernel restricts more");
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_of_monitors_are_found_in_their_addresses() {
+        for (conf, ports) in [
+            ("mon host = 10.0.0.1, mon.example\n", vec![]),
+            ("[global]\nmon_host = 10.0.0.1:3301,10.0.0.2:3302\n", vec![3301, 3302]),
+            ("mon-host=[v2:10.0.0.1:40000/0,v1:10.0.0.1:40001/0] [v1:10.0.0.2:5]\n", vec![40000, 40001, 5]),
+            ("mon host = [::1]:77 [v2:[fe80::2]:78/0] [fe80::79]\n", vec![77, 78]),
+            ("mon host = v2:127.0.0.1:13300/0\nmon data = 1:2\n", vec![13300]),
+            ("mon host = a:99999, b:\n", vec![]),
+        ] {
+            assert_eq!(monitor_ports(conf), ports, "{conf}");
         }
     }
 }
