@@ -251,6 +251,7 @@ pub(crate) struct BlkArgs {
     /// URLs: nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH (with TLS as nbds),
     /// rbd:POOL/IMAGE[@SNAPSHOT] (Ceph), and read-only http://, https:// and s3://BUCKET/KEY. A path that
     /// begins like a URL needs ./ before it.
+    #[allow(rustdoc::broken_intra_doc_links, reason = "brackets of a synopsis, shown by --help")]
     #[arg(long, visible_alias = "blk-file", value_name = "LOCATION", value_parser = location())]
     pub(crate) image: Location,
     /// Format of the image [default: raw]

@@ -50,7 +50,7 @@ pub(super) fn choose_engine(
     })
 }
 
-/// Name of an engine; see [`Blk::engine`].
+/// Name of an engine; see [`Blk::engine`](super::Blk::engine).
 pub(super) fn engine_name(Attached { image, engine }: &Attached) -> String {
     let engine = match engine {
         EngineKind::Uring { registers: false } => "io_uring".into(),

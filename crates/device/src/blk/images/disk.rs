@@ -45,7 +45,7 @@ impl Disk {
 
     /// Opens the backing file of the image at `overlay` for writing, to merge that image into it.
     ///
-    /// It may have been frozen by a snapshot: [`merge`](super::merge) ends that.
+    /// It may have been frozen by a snapshot: [`merge`](super::merge()) ends that.
     ///
     /// # Errors
     /// See [`OpenError`]; [`OpenError::Frozen`]: by a snapshot with another overlay.
