@@ -630,14 +630,13 @@ fn refuses(folder: &TempDir, image: &Anatomy, wanted: impl Fn(&HeaderError) -> b
 #[test]
 fn an_encrypted_image_is_refused() {
     let Some(folder) = folder("an_encrypted_image_is_refused") else { return };
-    for (method, number) in [("aes", 1), ("luks", 2)] {
-        let path = folder.path().join("encrypted.qcow2");
-        let format = format!("encrypt.format={method},encrypt.key-secret=key");
-        let secret = ["--object", "secret,id=key,data=secret", "-o", &format];
-        done(&[&["create", "-q", "-f", "qcow2"], &secret[..], &[text(&path), "1M"]].concat());
-        let encrypted = |error: &HeaderError| matches!(error, HeaderError::Encrypted(n) if *n == number);
-        refuses(&folder, &Anatomy::of(&path), encrypted);
-    }
+    let path = folder.path().join("encrypted.qcow2");
+    let secret = ["--object", "secret,id=key,data=secret", "-o", "encrypt.format=aes,encrypt.key-secret=key"];
+    done(&[&["create", "-q", "-f", "qcow2"], &secret[..], &[text(&path), "1M"]].concat());
+    let aes = Anatomy::of(&path);
+    refuses(&folder, &aes, |error| matches!(error, HeaderError::Encrypted(1)));
+    // LUKS is put into the header: to make it, qemu-img measures its CPU time, which fails on some machines.
+    refuses(&folder, &aes.put(32, &[0, 0, 0, 2]), |error| matches!(error, HeaderError::Encrypted(2)));
     // A method that nobody knows, also in version 2; and the header of an encryption without a
     // method.
     for options in ["", "compat=0.10"] {
