@@ -34,10 +34,11 @@ struct Call {
 }
 
 impl Call {
-    /// Whether it is none of a step: the worker rests, or gets a step that the poller found.
-    fn is_before(self) -> bool {
-        [libc::SYS_futex, libc::SYS_epoll_ctl, libc::SYS_restart_syscall].contains(&self.number)
-            && !self.is_after()
+    /// Whether it is the first of a message: it reads it.
+    ///
+    /// What is before may belong to the message before, whose reply the client has already.
+    fn is_first(self) -> bool {
+        self.number == libc::SYS_recvmsg
     }
 
     /// Whether it ends a step: the worker has the poller wait for the descriptors of the task.
@@ -247,9 +248,8 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
         let mut traced = Traced::stop(&daemon, "vhost").unwrap();
         let fds: Vec<BorrowedFd<'_>> = message.fds.iter().map(AsFd::as_fd).collect();
         client.raw.send(message.request, &message.payload, &fds).unwrap();
-        // The wait that was interrupted goes on first.
         let mut call = traced.next_call().unwrap();
-        while call.is_before() {
+        while !call.is_first() {
             call = traced.next_call().unwrap();
         }
         for _ in 0..step {
