@@ -17,12 +17,16 @@ pub const MAX_CHAIN: usize = 1024;
 pub struct Chain {
     /// Identifies the chain until it is completed.
     pub head: u16,
-    /// Bytes of the batch's segments before the end of each part: the readable one, the writable one.
+    /// Bytes of the batch's segments before the end of the readable part.
     ///
-    /// The readable part begins where the chain before ends.
-    ends: [u32; 2],
-    /// Bytes: readable ones, writable ones.
-    lens: [u32; 2],
+    /// It begins where the chain before ends.
+    middle: u32,
+    /// Bytes of the batch's segments before the end of the writable part.
+    end: u32,
+    /// Readable bytes.
+    readable: u32,
+    /// Writable bytes.
+    writable: u32,
 }
 
 /// Kind of the chain that was taken last.
@@ -70,35 +74,33 @@ impl Chain {
         // No branch: the direction changes from chain to chain.
         const { assert!(SEGMENT == 16) };
         let lens = u64::from(len) << write;
-        Self { head, ends: [end - write / 2, end], lens: [lens as u32, (lens >> 32) as u32] }
+        Self::parts(head, end - write / 2, end, lens as u32, (lens >> 32) as u32)
     }
 
-    /// A chain of any length: the ends of its parts, and their bytes.
-    ///
-    /// The readable part, then the writable one.
+    /// A chain of any length: the ends of its readable and its writable part, and their bytes.
     #[inline(always)]
-    pub(crate) fn parts(head: u16, ends: [u32; 2], lens: [u32; 2]) -> Self {
-        Self { head, ends, lens }
+    pub(crate) fn parts(head: u16, middle: u32, end: u32, readable: u32, writable: u32) -> Self {
+        Self { head, middle, end, readable, writable }
     }
 
     /// Readable and writable bytes.
     #[inline(always)]
     pub(crate) fn lens(&self) -> [u32; 2] {
-        self.lens
+        [self.readable, self.writable]
     }
 
     /// Bytes that the device may read.
     #[must_use]
     #[inline]
     pub fn readable_len(&self) -> u32 {
-        self.lens[0]
+        self.readable
     }
 
     /// Bytes that the device may write.
     #[must_use]
     #[inline]
     pub fn writable_len(&self) -> u32 {
-        self.lens[1]
+        self.writable
     }
 }
 
@@ -260,7 +262,7 @@ impl Batch {
     /// Readable and writable bytes of the chain that was added last; a chain must be there.
     #[inline(always)]
     pub(crate) fn lens_of_last(&self) -> [u32; 2] {
-        self.chains().last().map_or([0; 2], |chain| chain.lens)
+        self.chains().last().map_or([0; 2], Chain::lens)
     }
 
     /// The segments that the next chain may take.
@@ -280,8 +282,8 @@ impl Batch {
         let [readable, writable] = counts;
         let (middle, end) = (self.used + readable, self.used + readable + writable);
         assert!(end <= self.segments.len());
-        let ends = [middle, end].map(|end| end as u32 * SEGMENT);
-        self.chains[self.count] = Chain { head, ends, lens };
+        let [middle, end_bytes] = [middle, end].map(|end| end as u32 * SEGMENT);
+        self.chains[self.count] = Chain::parts(head, middle, end_bytes, lens[0], lens[1]);
         self.count += 1;
         self.used = end;
     }
@@ -289,14 +291,14 @@ impl Batch {
     /// The readable and the writable segments of the chain that was added last.
     pub(crate) fn last(&self) -> (&[Segment], &[Segment]) {
         let Some(chain) = self.chains().last() else { return (&[], &[]) };
-        let [middle, end] = chain.ends.map(|end| (end / SEGMENT) as usize);
+        let [middle, end] = [chain.middle, chain.end].map(|end| (end / SEGMENT) as usize);
         (&self.segments[self.end_before_last()..middle], &self.segments[middle..end])
     }
 
     /// Segments of all chains but the last.
     fn end_before_last(&self) -> usize {
         match self.chains() {
-            [.., before, _] => (before.ends[1] / SEGMENT) as usize,
+            [.., before, _] => (before.end / SEGMENT) as usize,
             _ => 0,
         }
     }
@@ -340,7 +342,7 @@ impl<'a> Iterator for Iter<'a> {
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         let chain = self.chains.next()?;
-        let [readable, writable] = chain.ends.map(|end| {
+        let [readable, writable] = [chain.middle, chain.end].map(|end| {
             // SAFETY: the chains of a batch were added with their segments, one behind the other, all
             // in the memory that the iterator borrows.
             let (from, to) = (self.next, unsafe { self.segments.byte_add(end as usize) });

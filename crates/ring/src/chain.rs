@@ -29,33 +29,17 @@ const MAX_TABLE: usize = MAX_CHAIN * DESC_SIZE;
 
 /// A descriptor of either layout.
 pub(crate) trait Descriptor: Copy {
-    /// Position of the flags in the second word.
-    const FLAGS: u32;
-
     /// Address of the first byte.
     fn addr(self) -> u64;
 
-    /// The second word: the length in its low half, and the flags.
-    fn meta(self) -> u64;
-
     /// Length in bytes.
-    #[inline(always)]
-    fn len(self) -> u32 {
-        self.meta() as u32
-    }
+    fn len(self) -> u32;
 
     /// Flags.
-    #[inline(always)]
-    fn flags(self) -> u16 {
-        (self.meta() >> Self::FLAGS) as u16
-    }
+    fn flags(self) -> u16;
 
     /// Whether all of `flags` are set.
-    #[inline(always)]
-    fn has(self, flags: u16) -> bool {
-        let flags = u64::from(flags) << Self::FLAGS;
-        self.meta() & flags == flags
-    }
+    fn has(self, flags: u16) -> bool;
 }
 
 /// A chain of one segment; see [`Chain::single`].
@@ -63,7 +47,7 @@ pub(crate) trait Descriptor: Copy {
 pub(crate) fn single<D: Descriptor>(head: u16, end: u32, desc: D) -> Chain {
     const { assert!(DESC_F_WRITE == 1 << 1) };
     // The flag moves to the bit for 32.
-    Chain::single(head, end, desc.len(), (desc.meta() >> (D::FLAGS - 4)) as u32 & 32)
+    Chain::single(head, end, desc.len(), u32::from(desc.flags()) << 4 & 32)
 }
 
 /// Private copy of an indirect table.
@@ -110,11 +94,9 @@ impl Table {
         desc: D,
         memory: &mut impl TableMemory,
     ) -> Option<Cells> {
-        // Its length, INDIRECT, and not NEXT, in one comparison. The queue has been told of tables
-        // before it guesses that there are more.
-        let flags = |flags: u16| u64::from(flags) << D::FLAGS;
-        let looked_at = u64::from(u32::MAX) | flags(DESC_F_INDIRECT | DESC_F_NEXT);
-        if desc.meta() & looked_at != DESC_SIZE as u64 | flags(DESC_F_INDIRECT) {
+        // The queue has been told of tables before it guesses that there are more.
+        let is_table = desc.flags() & (DESC_F_INDIRECT | DESC_F_NEXT) == DESC_F_INDIRECT;
+        if !is_table || desc.len() != DESC_SIZE as u32 {
             return None;
         }
         let table = memory.in_place(desc.addr(), DESC_SIZE as u32)?;

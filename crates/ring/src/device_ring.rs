@@ -4,10 +4,10 @@
 //! queue completes in order.
 use crate::QueueError;
 use crate::batch::Batch;
-use crate::in_order::{Held, InOrder, Notes};
+use crate::in_order::{Held, InOrder, Ordered, Slot};
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, Unchecked, walk_translated};
-use core::hint::cold_path;
+use core::hint::{black_box, cold_path};
 
 /// The device side of a ring of one layout.
 pub(crate) trait DeviceRing {
@@ -42,26 +42,38 @@ pub(crate) trait DeviceRing {
     /// Moves past a chain of `lens` bytes that was walked; it is in flight now.
     fn taken(&mut self, walked: Self::Walked, lens: [u32; 2]);
 
-    /// The chains in flight, for a loop.
-    type Flight: Flight;
-
-    /// See [`DeviceRing::Flight`].
-    fn flight(&mut self) -> Self::Flight;
-
     /// The order of completions, with IN_ORDER.
     fn in_order(&mut self) -> Option<&mut InOrder>;
 
     /// Places of the next completion, and of the first that is not published.
     fn used_places(&self) -> [u64; 2];
 
-    /// The place `places` after one.
-    fn after(place: u64, places: u16, size: u16) -> u64;
+    /// The place behind a chain of `more` places beyond one.
+    fn after(place: u64, more: u16, size: u16) -> u64;
 
-    /// The notes of chains that were popped.
-    fn notes(order: &mut InOrder) -> Notes;
+    /// Where a chain lies, in one number that is never 0: its place, and how many it takes.
+    fn note(place: u64, places: u16) -> u64;
 
-    /// Where the note of a place is, in bytes.
-    fn note_at(place: u64, size: u16) -> isize;
+    /// Whether a chain lies at a place. What is not in flight has the note 0, and lies nowhere.
+    fn lies_at(note: u64, place: u64) -> bool;
+
+    /// Places of a chain that was noted, beyond one.
+    fn more_places(note: u64) -> u16;
+
+    /// A run that begins with the next completion.
+    type InOrderRun: InOrderRun;
+
+    /// See [`DeviceRing::InOrderRun`].
+    fn run_in_order(&self) -> Self::InOrderRun;
+
+    /// The index in the ring of a chain's place; less than the size.
+    fn index_of(note: u64, size: u16) -> usize;
+
+    /// The chains in flight, with IN_ORDER.
+    #[inline(always)]
+    fn ordered(&mut self) -> Option<Ordered> {
+        self.in_order().map(InOrder::flight)
+    }
 
     /// Number of descriptors.
     fn size(&self) -> u16;
@@ -135,62 +147,53 @@ pub(crate) trait DeviceRing {
     }
 
     /// Completes chains of a queue with IN_ORDER.
-    #[inline]
+    #[inline(always)]
     fn complete_in_order(&mut self, chains: impl IntoIterator<Item = (u16, u32)>) -> Result<(), QueueError> {
-        let (size, flight, [first, published]) = (self.size(), self.flight(), self.used_places());
+        let (end, [first, published]) = (Slot::of(self.size()), self.used_places());
+        let mut run = self.run_in_order();
         let Some(order) = self.in_order() else { return Ok(()) };
-        let (notes, mut start) = (Self::notes(order), order.start(published));
-        let (mut next, mut more, mut result) = (first, 0, Ok(()));
-        // The note of the last one, which was filled, unless the run starts behind it.
-        let mut last = 0;
-        let mut chains = chains.into_iter();
-        loop {
-            // Nothing is called in this loop: registers hold all of it.
-            let unusual = loop {
-                let Some((id, written)) = chains.next() else { break None };
-                let at = Self::note_at(next, size);
-                // SAFETY: each place of the ring has a note.
-                let popped = unsafe { notes.at(at) };
-                if popped.id != id.into() || popped.lens[1] != written {
-                    break Some((id, written));
-                }
-                // SAFETY: it was popped, so its identifier is below the size.
-                let places = unsafe { flight.remove(id) };
-                if places == 0 {
-                    break Some((id, written));
-                }
-                more += places - 1;
-                next = Self::after(next, places, size);
-                last = at;
-            };
-            let Some((id, written)) = unusual else { break };
-            cold_path();
-            // SAFETY: as above.
-            let popped = unsafe { notes.at(Self::note_at(next, size)) };
-            if popped.id != id.into() {
-                result = self.hold_back(id, written);
-                if result.is_err() {
-                    break;
-                }
-                continue;
-            }
-            // It was not filled, so it is the last of its run.
-            // SAFETY: as above.
-            let places = unsafe { flight.remove(id) };
-            if places == 0 {
-                result = Err(id);
+        let (mut start, flight) = (order.start(published), order.flight());
+        // The last one, which was filled, unless the run starts behind it.
+        let mut last = Slot::default();
+        let mut result = Ok(());
+        // Nothing is called in this loop: registers hold all of it. What is unusual starts again with the
+        // slot, so that the usual has nothing to keep for it.
+        for (id, written) in chains {
+            let slot = Slot::of(id);
+            if slot >= end {
+                result = Err(black_box(slot).id());
                 break;
             }
-            more += places - 1;
-            next = Self::after(next, places, size);
-            self.write_used(start, id, written);
-            start = next;
+            // SAFETY: the identifier is below the size, and nothing else looks there meanwhile.
+            let chain = unsafe { flight.chain(slot) };
+            let is_filled = if !chain.is_filled_by(written) {
+                false
+            } else if run.take(chain.note()) {
+                chain.remove();
+                last = slot;
+                continue;
+            } else {
+                true
+            };
+            cold_path();
+            let slot = black_box(slot);
+            // SAFETY: as above.
+            let note = unsafe { flight.chain(slot) }.remove();
+            if !is_filled && run.take(note) {
+                // The last of its run.
+                self.write_used(start, slot.id(), written);
+                start = run.end().0;
+            } else if !self.hold_back(note, slot.id(), written, is_filled) {
+                result = Err(slot.id());
+                break;
+            }
         }
+        let (next, more) = run.end();
         if next != first {
             if start != next {
-                // SAFETY: a note that was looked at above.
-                let last = unsafe { notes.at(last) };
-                self.write_used(start, last.id as u16, last.lens[1]);
+                // SAFETY: as above.
+                let filled = unsafe { flight.chain(last) }.writable();
+                self.write_used(start, last.id(), filled);
             }
             self.used_up_to(next, more);
             if let Some(order) = self.in_order() {
@@ -207,44 +210,36 @@ pub(crate) trait DeviceRing {
     /// As [`DeviceRing::complete_in_order`], of one chain.
     #[inline(always)]
     fn complete_one_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
-        let (size, flight, [next, published]) = (self.size(), self.flight(), self.used_places());
+        let (size, [next, published]) = (self.size(), self.used_places());
         let Some(order) = self.in_order() else { return Ok(()) };
-        let (notes, start) = (Self::notes(order), order.start(published));
-        // SAFETY: each place of the ring has a note.
-        let popped = unsafe { notes.at(Self::note_at(next, size)) };
-        // SAFETY: if it was popped, its identifier is below the size.
-        let places = if popped.id == id.into() { unsafe { flight.remove(id) } } else { 0 };
-        if places == 0 {
+        let (note, is_filled) = order.remove(id, written);
+        if !Self::lies_at(note, next) {
             cold_path();
-            let held = self.hold_back(id, written);
-            return held.map_err(|id| self.latch(QueueError::NotInFlight { id: id.into() }));
+            let is_held = self.hold_back(note, id, written, is_filled);
+            return if is_held { Ok(()) } else { Err(self.latch(QueueError::NotInFlight { id: id.into() })) };
         }
-        let is_filled = popped.lens[1] == written;
-        let after = Self::after(next, places, size);
+        let (start, after) = (order.start(published), Self::after(next, Self::more_places(note), size));
+        if !is_filled {
+            // The next run starts behind it.
+            order.set_start(after);
+        }
+        let are_held = order.held() > 0;
         self.write_used(start, id, written);
-        self.used_up_to(after, places - 1);
-        if let Some(order) = self.in_order() {
-            if !is_filled {
-                order.set_start(after);
-            }
-            if order.held() > 0 {
-                self.release_held();
-            }
+        self.used_up_to(after, Self::more_places(note));
+        if are_held {
+            self.release_held();
         }
         Ok(())
     }
 
-    /// Holds back a completion that is not the next one. `Err`: the chain is not in flight.
-    #[inline(never)]
-    fn hold_back(&mut self, id: u16, written: u32) -> Result<(), u16> {
-        if id >= self.size() {
-            return Err(id);
-        }
-        // SAFETY: the identifier was checked.
-        let places = unsafe { self.flight().remove(id) };
-        let is_held =
-            places > 0 && self.in_order().is_some_and(|order| order.hold(id, Held { written, places }));
-        if is_held { Ok(()) } else { Err(id) }
+    /// Holds back a chain with this note, which is not the next one; `false` if it was not in flight.
+    #[inline(always)]
+    fn hold_back(&mut self, note: u64, id: u16, written: u32, is_filled: bool) -> bool {
+        let size = self.size();
+        let Some(order) = self.in_order().filter(|_| note != 0) else { return false };
+        let chain = Held { id, more_places: Self::more_places(note), written, is_filled };
+        order.hold(Self::index_of(note, size), chain);
+        true
     }
 
     /// Completes the chains that were held and are next now.
@@ -253,20 +248,14 @@ pub(crate) trait DeviceRing {
         let (size, [mut next, published]) = (self.size(), self.used_places());
         let mut more = 0;
         while let Some(order) = self.in_order().filter(|order| order.held() > 0) {
-            let mut start = order.start(published);
-            let notes = Self::notes(order);
-            // SAFETY: each place of the ring has a note.
-            let popped = *unsafe { notes.at(Self::note_at(next, size)) };
-            let Some(Held { written, places }) = order.release(popped.id) else { break };
-            next = Self::after(next, places, size);
-            more += places - 1;
-            self.write_used(start, popped.id as u16, written);
-            if written != popped.lens[1] {
-                start = next;
+            let start = order.start(published);
+            let Some(chain) = order.release(Self::index_of(Self::note(next, 1), size)) else { break };
+            next = Self::after(next, chain.more_places, size);
+            more += chain.more_places;
+            if !chain.is_filled {
+                order.set_start(next);
             }
-            if let Some(order) = self.in_order() {
-                order.set_start(start);
-            }
+            self.write_used(start, chain.id, chain.written);
         }
         self.used_up_to(next, more);
     }
@@ -283,11 +272,11 @@ pub(crate) enum Paths {
     Slow,
 }
 
-/// The chains in flight, for a loop that does not look at the ring meanwhile.
-pub(crate) trait Flight: Copy {
-    /// Removes a chain, and returns the places that it takes in the ring; 0 if it is not in flight.
-    ///
-    /// # Safety
-    /// `id` is below the size of the queue, which lives, and is not accessed otherwise meanwhile.
-    unsafe fn remove(self, id: u16) -> u16;
+/// Chains that are completed in order, for a loop that does not look at the ring meanwhile.
+pub(crate) trait InOrderRun: Copy {
+    /// Moves on past the chain with this note; `false`, and nothing has changed: it is not the next one.
+    fn take(&mut self, note: u64) -> bool;
+
+    /// The place behind those that were taken, and their places beyond one each.
+    fn end(self) -> (u64, u16);
 }

@@ -5,6 +5,23 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
+/// The chains in flight, for loops that do not look at the ring meanwhile.
+pub(crate) trait Flight: Copy {
+    /// Whether chain `id` is in flight.
+    ///
+    /// # Safety
+    /// `id` is below the size of the queue, which lives, and nothing else looks at its chains in flight.
+    unsafe fn contains(self, id: u16) -> bool;
+
+    /// Takes in chain `id` of so many places in the ring, with its readable and its writable bytes.
+    ///
+    /// With IN_ORDER, `note` says where it lies; see [`crate::device_ring::DeviceRing::note`].
+    ///
+    /// # Safety
+    /// As [`Flight::contains`].
+    unsafe fn insert(self, id: u16, places: u16, note: u64, lens: [u32; 2]);
+}
+
 /// The set of heads that were handed out and have not come back.
 #[derive(Debug)]
 pub(crate) struct InFlight {
@@ -38,6 +55,30 @@ impl InFlight {
     #[inline]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut bool {
         self.marks.as_mut_ptr()
+    }
+
+    /// As [`InFlight::as_mut_ptr`].
+    #[inline(always)]
+    pub(crate) fn flight(&mut self) -> Marks {
+        Marks(self.as_mut_ptr())
+    }
+}
+
+/// See [`InFlight::as_mut_ptr`].
+#[derive(Clone, Copy)]
+pub(crate) struct Marks(*mut bool);
+
+impl Flight for Marks {
+    #[inline(always)]
+    unsafe fn contains(self, id: u16) -> bool {
+        // SAFETY: the caller vouches for the identifier.
+        unsafe { *self.0.add(id.into()) }
+    }
+
+    #[inline(always)]
+    unsafe fn insert(self, id: u16, _places: u16, _note: u64, _lens: [u32; 2]) {
+        // SAFETY: the caller vouches for the identifier.
+        unsafe { *self.0.add(id.into()) = true };
     }
 }
 

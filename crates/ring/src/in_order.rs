@@ -8,46 +8,78 @@
 //!                                       ^ its used entry, written with each completion
 //! ```
 //!
-//! Each popped chain is noted at its place in the ring, so whether a completion is the next one is
-//! one comparison with what was popped there. Others are held, by identifier.
+//! Each chain in flight is known by its place in the ring, so whether a completion is the next one is
+//! one comparison. It takes the place of the mark that other queues have for a chain in flight. Those
+//! that are not the next one are held, at their places.
 //!
 //! One used entry may stand for a run: it names the last buffer and lies where the entry of the
 //! first would lie. The driver then takes those before the last as used completely, so a buffer
 //! whose writable part was not filled can only be the last of its run. The driver does not look at
 //! the entry before it is published, so the last buffer may change until then.
+use crate::in_flight::Flight;
 use alloc::boxed::Box;
 use alloc::vec;
-
-/// A chain that was popped, at its place.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Popped {
-    /// Bytes: readable ones, writable ones.
-    pub(crate) lens: [u32; 2],
-    /// Its identifier; more than any if nothing was popped here.
-    pub(crate) id: u32,
-    _padding: u32,
-}
-
-/// Bytes of a note: those of a descriptor, so that both lie equally far from their ends.
-pub(crate) const NOTE: usize = size_of::<Popped>();
-const _: () = assert!(NOTE == 16);
+use paravane_spec::split::DESC_SIZE;
 
 /// A chain that is completed, and not the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
+    pub(crate) id: u16,
+    /// Places in the ring that it takes, entries or descriptors, beyond one.
+    pub(crate) more_places: u16,
     /// Bytes written to it.
     pub(crate) written: u32,
-    /// Places in the ring that it takes: entries or descriptors.
-    pub(crate) places: u16,
+    /// Whether those are all that could be written.
+    pub(crate) is_filled: bool,
+}
+
+/// A chain in flight.
+///
+/// As long as a descriptor, so that both lie equally far from the first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct InFlight {
+    /// Where it lies in the ring; 0 if it is not in flight.
+    note: u64,
+    /// Bytes: readable ones, writable ones.
+    lens: [u32; 2],
+}
+const _: () = assert!(size_of::<InFlight>() == DESC_SIZE);
+
+impl InFlight {
+    const NOTHING: Self = Self { note: 0, lens: [0; 2] };
+
+    /// Where it lies in the ring, as it was noted; 0 if it is not in flight.
+    #[inline(always)]
+    pub(crate) fn note(&self) -> u64 {
+        self.note
+    }
+
+    /// Removes it from those in flight, and returns its note.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self) -> u64 {
+        core::mem::take(&mut self.note)
+    }
+
+    /// Bytes that can be written.
+    #[inline(always)]
+    pub(crate) fn writable(&self) -> u32 {
+        self.lens[1]
+    }
+
+    /// Whether `written` are all of them.
+    #[inline(always)]
+    pub(crate) fn is_filled_by(&self, written: u32) -> bool {
+        self.lens[1] == written
+    }
 }
 
 /// The order of the chains of a queue with IN_ORDER.
 #[derive(Debug)]
 pub(crate) struct InOrder {
-    /// For each place, what was popped there last.
-    popped: Box<[Popped]>,
-    /// Chains that wait for those in front, by identifier.
+    /// Each identifier's chain.
+    chains: Box<[InFlight]>,
+    /// Chains that wait for those in front, by the index of their place in the ring.
     held: Box<[Option<Held>]>,
     /// Their number.
     count: u16,
@@ -58,28 +90,40 @@ pub(crate) struct InOrder {
 }
 
 impl InOrder {
-    /// Nothing popped, of a queue of `size`.
+    /// Nothing in flight, of a queue of `size`.
     pub(crate) fn new(size: u16) -> Self {
-        let nothing = Popped { lens: [0; 2], id: u32::MAX, _padding: 0 };
+        let size = usize::from(size);
         Self {
-            popped: vec![nothing; size.into()].into_boxed_slice(),
-            held: vec![None; size.into()].into_boxed_slice(),
+            chains: vec![InFlight::NOTHING; size].into_boxed_slice(),
+            held: vec![None; size].into_boxed_slice(),
             count: 0,
             start: 0,
             published: 0,
         }
     }
 
-    /// What was popped, as bytes from the first place on.
+    /// The chains in flight, for loops.
     #[inline(always)]
-    pub(crate) fn notes(&mut self) -> Notes {
-        Notes(self.popped.as_mut_ptr().cast())
+    pub(crate) fn flight(&mut self) -> Ordered {
+        Ordered(self.chains.as_mut_ptr())
     }
 
-    /// What was popped, as bytes back from the end of the ring.
+    /// Whether chain `id` is in flight.
+    pub(crate) fn contains(&self, id: u16) -> bool {
+        self.chains.get(usize::from(id)).is_some_and(|chain| chain.note != 0)
+    }
+
+    /// Removes chain `id`. Returns its note, and whether `written` are all bytes that can be written.
     #[inline(always)]
-    pub(crate) fn notes_from_end(&mut self) -> Notes {
-        Notes(self.popped.as_mut_ptr_range().end.cast())
+    pub(crate) fn remove(&mut self, id: u16, written: u32) -> (u64, bool) {
+        let Some(chain) = self.chains.get_mut(usize::from(id)) else { return (0, false) };
+        let note = chain.remove();
+        (note, chain.is_filled_by(written))
+    }
+
+    /// Forgets the chains in flight: after a queue has latched, nothing can be completed.
+    pub(crate) fn clear(&mut self) {
+        self.chains.iter_mut().for_each(|chain| chain.note = 0);
     }
 
     /// Where the used entry of the next chain in order goes.
@@ -98,21 +142,18 @@ impl InOrder {
         self.start = start;
     }
 
-    /// Holds back the chain `id`, which is less than the size. `false`: one of that name is held.
-    #[inline(never)]
-    pub(crate) fn hold(&mut self, id: u16, chain: Held) -> bool {
-        let place = &mut self.held[usize::from(id)];
-        if place.is_some() {
-            return false;
+    /// Holds back the chain whose place has this index.
+    #[inline(always)]
+    pub(crate) fn hold(&mut self, index: usize, chain: Held) {
+        if let Some(held) = self.held.get_mut(index) {
+            *held = Some(chain);
+            self.count += 1;
         }
-        *place = Some(chain);
-        self.count += 1;
-        true
     }
 
-    /// Releases the chain `id`, if it is held.
-    pub(crate) fn release(&mut self, id: u32) -> Option<Held> {
-        let held = self.held.get_mut(id as usize)?.take()?;
+    /// Releases the chain whose place has this index, if it is held.
+    pub(crate) fn release(&mut self, index: usize) -> Option<Held> {
+        let held = self.held.get_mut(index)?.take()?;
         self.count -= 1;
         Some(held)
     }
@@ -124,63 +165,56 @@ impl InOrder {
     }
 }
 
-/// Takes note of chains that are popped, if the queue has to know their order.
-pub(crate) trait Note: Copy {
-    /// Chain `id` of `lens` bytes was popped, and its note is `at` bytes from the first or the last.
-    ///
-    /// # Safety
-    /// There is a note.
-    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]);
-}
-
-/// Nothing is noted.
-impl Note for () {
-    #[inline(always)]
-    unsafe fn note(self, _at: isize, _id: u16, _lens: [u32; 2]) {}
-}
-
-/// See [`InOrder::notes`] and [`InOrder::notes_from_end`].
+/// See [`InOrder::flight`].
 #[derive(Clone, Copy)]
-pub(crate) struct Notes(*mut u8);
+pub(crate) struct Ordered(*mut InFlight);
 
-impl Notes {
-    /// What was popped `at` bytes from the first place or the end.
+impl Ordered {
+    /// What is noted for a chain.
     ///
     /// # Safety
-    /// There is a note, and nothing else writes it meanwhile.
+    /// As [`Flight::contains`]; the result lives until something else looks there.
     #[inline(always)]
-    pub(crate) unsafe fn at(&self, at: isize) -> &Popped {
-        // SAFETY: the caller vouches for the place.
-        unsafe { &*self.0.offset(at).cast() }
+    pub(crate) unsafe fn chain<'a>(self, slot: Slot) -> &'a mut InFlight {
+        // SAFETY: the caller vouches for the identifier, and for the result's lifetime.
+        unsafe { &mut *self.0.byte_add(slot.0) }
     }
 }
 
-/// Notes, if there are any.
-impl Note for Option<Notes> {
+/// An identifier, as the bytes before its chain: one number for loops to keep.
+#[derive(Clone, Copy, Default, PartialEq, PartialOrd)]
+pub(crate) struct Slot(usize);
+
+impl Slot {
     #[inline(always)]
-    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]) {
-        if let Some(notes) = self {
-            // SAFETY: the caller vouches for the place.
-            unsafe { notes.note(at, id, lens) };
-        }
+    pub(crate) fn of(id: u16) -> Self {
+        Self(usize::from(id) * size_of::<InFlight>())
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(self) -> u16 {
+        (self.0 / size_of::<InFlight>()) as u16
     }
 }
 
-impl Note for Notes {
+impl Flight for Ordered {
     #[inline(always)]
-    unsafe fn note(self, at: isize, id: u16, lens: [u32; 2]) {
-        // SAFETY: the caller vouches for the place.
-        unsafe {
-            let popped = self.0.offset(at).cast::<Popped>();
-            (&raw mut (*popped).lens).write(lens);
-            (&raw mut (*popped).id).write(id.into());
-        }
+    unsafe fn contains(self, id: u16) -> bool {
+        // SAFETY: the caller vouches for the identifier.
+        unsafe { self.chain(Slot::of(id)).note != 0 }
+    }
+
+    #[inline(always)]
+    unsafe fn insert(self, id: u16, _places: u16, note: u64, lens: [u32; 2]) {
+        // SAFETY: the caller vouches for the identifier.
+        unsafe { *self.chain(Slot::of(id)) = InFlight { note, lens } };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Held, InOrder, NOTE, Note as _};
+    use super::{Held, InOrder, Slot};
+    use crate::in_flight::Flight as _;
 
     #[test]
     fn a_run_starts_behind_what_is_published() {
@@ -194,30 +228,38 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_noted_at_their_places() {
+    fn chains_are_known_by_their_places() {
         let mut order = InOrder::new(4);
-        let note = NOTE as isize;
-        // SAFETY: there are four notes.
+        let flight = order.flight();
+        // SAFETY: the identifiers are below the size.
         unsafe {
-            assert_eq!(order.notes().at(2 * note).id, u32::MAX);
-            order.notes().note(2 * note, 3, [5, 10]);
-            let popped = *order.notes_from_end().at(-2 * note);
-            assert_eq!((popped.id, popped.lens), (3, [5, 10]));
-            order.notes_from_end().note(-4 * note, 1, [0, 1]);
-            assert_eq!(order.notes().at(0).id, 1);
+            assert!(!flight.contains(3));
+            flight.insert(3, 1, 9, [4, 10]);
+            assert!(flight.contains(3) && !flight.contains(2));
+            let chain = flight.chain(Slot::of(3));
+            assert_eq!((chain.note(), chain.writable()), (9, 10));
+            assert!(chain.is_filled_by(10) && !chain.is_filled_by(4));
+            chain.remove();
+            assert!(!flight.contains(3));
+            flight.insert(0, 1, 1, [0, 0]);
         }
+        assert!(order.contains(0) && !order.contains(3) && !order.contains(4));
+        order.clear();
+        assert!(!order.contains(0));
     }
 
     #[test]
     fn held_chains_are_released_once() {
         let mut order = InOrder::new(4);
-        let held = [(0, 0), (3, 9), (1, 10)].map(|(id, written)| (id, Held { written, places: 2 }));
-        assert!(held.iter().all(|&(id, held)| order.hold(id, held)));
-        assert!(!order.hold(3, held[0].1));
-        assert_eq!((order.held(), order.release(2), order.release(u32::MAX)), (3, None, None));
-        for (id, held) in held {
-            assert_eq!(order.release(id.into()), Some(held));
-            assert_eq!(order.release(id.into()), None);
+        let held = [(0, 0), (3, 9), (1, 10)]
+            .map(|(id, written)| (3 - id, Held { id, more_places: 1, written, is_filled: written > 9 }));
+        for (index, chain) in held {
+            order.hold(index.into(), chain);
+        }
+        assert_eq!((order.held(), order.release(1), order.release(4)), (3, None, None));
+        for (index, chain) in held {
+            assert_eq!(order.release(index.into()), Some(chain));
+            assert_eq!(order.release(index.into()), None);
         }
         assert_eq!(order.held(), 0);
     }

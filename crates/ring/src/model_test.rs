@@ -24,6 +24,9 @@ enum Op {
     ///
     /// Chosen modulo their number; the length may exceed its room.
     Complete(usize, u32),
+    /// The same of several in one call: each is the first one, or chosen as above; and its length, or
+    /// all of its room.
+    CompleteAll(Vec<(Option<usize>, Option<u32>)>),
     /// The device publishes.
     PublishUsed,
     /// The driver takes back at most this number of used buffers.
@@ -44,6 +47,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => Just(Op::Publish),
         4 => Just(Op::Pop),
         6 => (0..64usize, 0..20_000u32).prop_map(|(which, len)| Op::Complete(which, len)),
+        4 => prop::collection::vec((prop::option::of(0..64usize), prop::option::of(0..20_000u32)), 0..12)
+            .prop_map(Op::CompleteAll),
         4 => Just(Op::PublishUsed),
         3 => (1..8usize).prop_map(Op::TakeBack),
         2 => (0..8usize).prop_map(Op::TakeBatch),
@@ -267,6 +272,20 @@ fn run(size: u16, indirect: u16, features: u64, slots: usize, start: u16, ops: &
                 device.complete(head, *len).unwrap();
                 let (order, buffer) = model.in_flight.remove(&head).unwrap();
                 model.completed.push((order, buffer, *len));
+            }
+            Op::CompleteAll(choices) => {
+                let mut chains = Vec::new();
+                for (which, len) in choices {
+                    let first = || model.in_flight.iter().min_by_key(|(_, (order, _))| *order);
+                    let Some((&first, _)) = first() else { break };
+                    let chosen = |which| model.in_flight.keys().nth(which % model.in_flight.len());
+                    let head = which.map_or(first, |which| *chosen(which).unwrap());
+                    let (order, buffer) = model.in_flight.remove(&head).unwrap();
+                    let len = len.unwrap_or(buffer.writable_len());
+                    chains.push((head, len));
+                    model.completed.push((order, buffer, len));
+                }
+                device.complete_all(chains).unwrap();
             }
             Op::PublishUsed => {
                 let (steps, ready) = model.publish_used();

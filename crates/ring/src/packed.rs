@@ -67,16 +67,25 @@ impl Descriptor {
 }
 
 impl crate::chain::Descriptor for Descriptor {
-    const FLAGS: u32 = 48;
-
     #[inline(always)]
     fn addr(self) -> u64 {
         self.addr
     }
 
     #[inline(always)]
-    fn meta(self) -> u64 {
-        self.meta
+    fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        flags(self.meta)
+    }
+
+    #[inline(always)]
+    fn has(self, flags: u16) -> bool {
+        let flags = meta(0, 0, flags);
+        self.meta & flags == flags
     }
 }
 

@@ -34,22 +34,66 @@ pub(crate) const fn avail_event(size: u16) -> usize {
     USED_RING + USED_ENTRY * size as usize
 }
 
-/// A descriptor as two little-endian words (section 2.7.5).
+/// A descriptor (section 2.7.5).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     /// The address.
     pub(crate) addr: u64,
-    /// Length in the low half, then flags, then next.
-    pub(crate) meta: u64,
+    /// The length.
+    pub(crate) len: u32,
+    /// Flags in the low half, then next.
+    pub(crate) rest: u32,
 }
 
 impl Descriptor {
     /// Puts one together.
     #[inline(always)]
     pub(crate) fn new(addr: u64, len: u32, flags: u16, next: u16) -> Self {
-        Self { addr, meta: u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48 }
+        Self { addr, len, rest: u32::from(flags) | u32::from(next) << 16 }
     }
 
+    /// Index of the next descriptor, if the flags say that there is one.
+    #[inline(always)]
+    pub(crate) fn next(self) -> u16 {
+        (self.rest >> 16) as u16
+    }
+}
+
+impl crate::chain::Descriptor for Descriptor {
+    #[inline(always)]
+    fn addr(self) -> u64 {
+        self.addr
+    }
+
+    #[inline(always)]
+    fn len(self) -> u32 {
+        self.len
+    }
+
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        self.rest as u16
+    }
+
+    #[inline(always)]
+    fn has(self, flags: u16) -> bool {
+        self.rest & u32::from(flags) == flags.into()
+    }
+}
+
+/// A descriptor of an indirect table, as two words.
+///
+/// It says the same as a [`Descriptor`]. A walk through a table has no register left for a third part;
+/// in the ring, where a descriptor is mostly alone, three parts need no shifts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// The address.
+    pub(crate) addr: u64,
+    /// Length in the low half, then flags, then next.
+    pub(crate) meta: u64,
+}
+
+impl Entry {
     /// Index of the next descriptor, if the flags say that there is one.
     #[inline(always)]
     pub(crate) fn next(self) -> u16 {
@@ -57,16 +101,32 @@ impl Descriptor {
     }
 }
 
-impl crate::chain::Descriptor for Descriptor {
-    const FLAGS: u32 = 32;
+impl From<Descriptor> for Entry {
+    #[inline(always)]
+    fn from(Descriptor { addr, len, rest }: Descriptor) -> Self {
+        Self { addr, meta: u64::from(len) | u64::from(rest) << 32 }
+    }
+}
 
+impl crate::chain::Descriptor for Entry {
     #[inline(always)]
     fn addr(self) -> u64 {
         self.addr
     }
 
     #[inline(always)]
-    fn meta(self) -> u64 {
-        self.meta
+    fn len(self) -> u32 {
+        self.meta as u32
+    }
+
+    #[inline(always)]
+    fn flags(self) -> u16 {
+        (self.meta >> 32) as u16
+    }
+
+    #[inline(always)]
+    fn has(self, flags: u16) -> bool {
+        let flags = u64::from(flags) << 32;
+        self.meta & flags == flags
     }
 }

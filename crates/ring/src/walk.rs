@@ -10,44 +10,57 @@
 use crate::Segment;
 use crate::batch::Chain;
 use crate::chain::Descriptor;
+use crate::packed;
 use paravane_spec::split::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
 
 /// A chain that was walked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Walk<D> {
-    /// Bytes: readable ones, writable ones.
-    pub(crate) lens: [u32; 2],
-    /// The places behind its last readable and its last writable segment.
-    pub(crate) ends: [*mut Segment; 2],
-    /// The last descriptor.
-    pub(crate) last: D,
+pub(crate) struct Walk {
+    /// Bytes.
+    pub(crate) readable: u32,
+    pub(crate) writable: u32,
+    /// The place behind its last readable segment.
+    pub(crate) middle: *mut Segment,
+    /// The place behind its last segment.
+    pub(crate) end: *mut Segment,
 }
 
-impl<D: Descriptor> Walk<D> {
+impl Walk {
     /// The chain, in a batch whose segments begin at `base`.
     #[inline(always)]
     pub(crate) fn chain(&self, head: u16, base: *mut Segment) -> Chain {
         // A batch has less than 4 GiB of segments.
-        Chain::parts(head, self.ends.map(|end| (end.addr() - base.addr()) as u32), self.lens)
+        let bytes_to = |place: *mut Segment| (place.addr() - base.addr()) as u32;
+        Chain::parts(head, bytes_to(self.middle), bytes_to(self.end), self.readable, self.writable)
+    }
+
+    /// Its readable and its writable bytes.
+    #[inline(always)]
+    pub(crate) fn lens(&self) -> [u32; 2] {
+        [self.readable, self.writable]
     }
 }
 
-/// As [`walk`], for descriptors that say by NEXT whether another one follows, and none by INDIRECT.
+/// Writes the segments of a chain from `out` on, up to `end`, and adds them up.
 ///
-/// `next` fetches it; `None`: there is no such descriptor.
+/// NEXT says whether another descriptor follows; none has INDIRECT.
+///
+/// `next` fetches it; `None`: there is no such descriptor. The last one is returned, too.
 ///
 /// # Safety
-/// As [`walk`].
+/// The places from `out` to `end` are one piece of memory for segments.
 #[inline(always)]
 pub(crate) unsafe fn walk_linked<D: Descriptor>(
     first: D,
     out: *mut Segment,
     end: *mut Segment,
     mut next: impl FnMut(D) -> Option<D>,
-) -> Option<Walk<D>> {
+) -> Option<(Walk, D)> {
     // One comparison says what a descriptor is.
-    const KINDS: u16 = DESC_F_NEXT | DESC_F_WRITE | DESC_F_INDIRECT;
-    let kind = |desc: D| desc.flags() & KINDS;
+    const KINDS: u32 = (DESC_F_NEXT | DESC_F_WRITE | DESC_F_INDIRECT) as u32;
+    const NEXT: u32 = DESC_F_NEXT as u32;
+    const WRITE: u32 = DESC_F_WRITE as u32;
+    let kind = |desc: D| u32::from(desc.flags()) & KINDS;
     let (mut at, mut desc, mut bytes) = (out, first, 0);
     let mut take = |desc: D| {
         // SAFETY: the caller vouches for the places.
@@ -55,34 +68,36 @@ pub(crate) unsafe fn walk_linked<D: Descriptor>(
         (at, bytes) = (after, bytes + len);
         Some((at, bytes))
     };
-    let (mut middle, mut readable) = (out, 0);
-    while kind(desc) == DESC_F_NEXT {
+    let (mut middle, mut readable, mut what) = (out, 0, kind(desc));
+    while what == NEXT {
         (middle, readable) = take(desc)?;
         desc = next(desc)?;
+        what = kind(desc);
     }
-    if kind(desc) == 0 {
+    if what == 0 {
         let (end, bytes) = take(desc)?;
-        return found([end, end], [bytes, bytes], desc);
+        return Some((found(end, end, bytes, bytes)?, desc));
     }
-    while kind(desc) == DESC_F_NEXT | DESC_F_WRITE {
+    while what == NEXT | WRITE {
         take(desc)?;
         desc = next(desc)?;
+        what = kind(desc);
     }
-    if kind(desc) != DESC_F_WRITE {
+    if what != WRITE {
         return None;
     }
     let (end, bytes) = take(desc)?;
-    found([middle, end], [readable, bytes], desc)
+    Some((found(middle, end, readable, bytes)?, desc))
 }
 
 /// A chain with the ends of its parts, and the bytes before them.
 #[inline(always)]
-fn found<D>(ends: [*mut Segment; 2], [readable, bytes]: [u64; 2], last: D) -> Option<Walk<D>> {
+fn found(middle: *mut Segment, end: *mut Segment, readable: u64, bytes: u64) -> Option<Walk> {
     // More than 32 bits are the slow path's error. It cannot have overflowed, with `MAX_CHAIN`
     // segments.
     let total = u32::try_from(bytes).ok()?;
     let readable = readable as u32;
-    Some(Walk { ends, lens: [readable, total - readable], last })
+    Some(Walk { readable, writable: total - readable, middle, end })
 }
 
 /// Writes the segment of `desc` to `at`; returns the place behind it, and its bytes.
@@ -102,48 +117,43 @@ unsafe fn put<D: Descriptor>(at: *mut Segment, end: *mut Segment, desc: D) -> Op
     Some((unsafe { at.add(1) }, u64::from(len)))
 }
 
-/// Writes the segments of a chain from `out` on, up to `end`, and adds them up.
+/// Writes the segments of a packed queue's table from `out` on, up to `end`, and adds them up.
 ///
-/// `next` says what follows a descriptor; `None`: nothing. NEXT means nothing. The result is `None` if the
-/// walk gave up.
+/// `next` says what follows; `None`: nothing. NEXT means nothing. The result is `None` if the walk gave up.
 ///
 /// # Safety
-/// The places from `out` to `end` are one piece of memory for segments.
+/// As [`walk_linked`].
 #[inline(always)]
-pub(crate) unsafe fn walk<D: Descriptor>(
-    first: D,
+pub(crate) unsafe fn walk_table(
+    first: packed::Descriptor,
     out: *mut Segment,
     end: *mut Segment,
-    mut next: impl FnMut(D) -> Option<D>,
-) -> Option<Walk<D>> {
-    let (mut at, mut desc, mut bytes, mut flags) = (out, first, 0, 0);
+    mut next: impl FnMut() -> Option<packed::Descriptor>,
+) -> Option<Walk> {
+    let (mut at, mut desc, mut bytes, mut words) = (out, first, 0, 0);
+    // INDIRECT in any of them.
+    let is_table = |words: u64| packed::flags(words) & DESC_F_INDIRECT != 0;
     // Two loops, so that neither keeps an account of directions.
     while !desc.has(DESC_F_WRITE) {
         // SAFETY: the caller vouches for the places.
         let (after, len) = unsafe { put(at, end, desc) }?;
-        (at, bytes, flags) = (after, bytes + len, flags | desc.meta());
-        match next(desc) {
+        (at, bytes, words) = (after, bytes + len, words | desc.meta);
+        match next() {
             Some(following) => desc = following,
-            None if is_table::<D>(flags) => return None,
-            None => return found([at, at], [bytes, bytes], desc),
+            None if is_table(words) => return None,
+            None => return found(at, at, bytes, bytes),
         }
     }
     let (middle, readable) = (at, bytes);
     loop {
         // SAFETY: as above.
         let (after, len) = unsafe { put(at, end, desc) }?;
-        (at, bytes, flags) = (after, bytes + len, flags | desc.meta());
-        match next(desc) {
+        (at, bytes, words) = (after, bytes + len, words | desc.meta);
+        match next() {
             Some(following) if following.has(DESC_F_WRITE) => desc = following,
             Some(_) => return None,
-            None if is_table::<D>(flags) => return None,
-            None => return found([middle, at], [readable, bytes], desc),
+            None if is_table(words) => return None,
+            None => return found(middle, at, readable, bytes),
         }
     }
-}
-
-/// Whether one of the second words that were combined has INDIRECT.
-#[inline(always)]
-fn is_table<D: Descriptor>(words: u64) -> bool {
-    words & u64::from(DESC_F_INDIRECT) << D::FLAGS != 0
 }

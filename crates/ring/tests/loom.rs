@@ -31,10 +31,10 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 use model::{BASE, Sides, explore, segment, sides, warm_up};
-use paravane_ring::device::Batch;
+use paravane_ring::device::{Batch, Fetched, TranslationCheck};
 use paravane_ring::driver::poll::Position;
 use paravane_ring::driver::{Queue, Used};
-use paravane_ring::{Area, Order, QueueError};
+use paravane_ring::{Area, Order, QueueError, Segment};
 use paravane_spec::feature::{EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 
 const PACKED_EVENT_IDX: u64 = RING_PACKED | EVENT_IDX;
@@ -49,6 +49,12 @@ models! {
     /// The descriptors of a chain after the first, and tables.
     /// Notices: the same.
     the_device_sees_a_chain_whole[Smp, Platform] {
+        split: 0, split_indirect: INDIRECT_DESC, packed: RING_PACKED, packed_indirect: PACKED_INDIRECT,
+    }
+    /// The same, for a device behind an IOMMU.
+    ///
+    /// Notices: the same, on the way that such a device pops.
+    a_device_behind_an_iommu_sees_a_chain_whole[Smp, Platform] {
         split: 0, split_indirect: INDIRECT_DESC, packed: RING_PACKED, packed_indirect: PACKED_INDIRECT,
     }
     /// Two buffers and one publication: both are there, or none.
@@ -131,6 +137,38 @@ fn the_device_sees_a_chain_whole<O: Order>(features: u64) {
         for _ in 0..2 {
             let fetch = |addr: u64, out: &mut [u8]| area.read((addr - BASE) as usize, out);
             if device.pop(&mut batch, fetch).unwrap() == 1 {
+                assert_eq!(batch.readable(&batch.chains()[0]), [segment(0)]);
+                assert_eq!(batch.writable(&batch.chains()[0]), [segment(1)]);
+            }
+            thread::yield_now();
+        }
+        other.join().unwrap();
+    });
+}
+
+/// An IOMMU that knows all translations.
+struct Known(Area);
+
+impl TranslationCheck for Known {
+    fn fetch(&mut self, addr: u64, table: &mut [u8]) -> Fetched {
+        if self.0.read((addr - BASE) as usize, table) { Fetched::Done } else { Fetched::Never }
+    }
+
+    fn translates(&mut self, _readable: &[Segment], _writable: &[Segment]) -> bool {
+        true
+    }
+}
+
+fn a_device_behind_an_iommu_sees_a_chain_whole<O: Order>(features: u64) {
+    explore(move || {
+        let Sides { mut driver, mut device, area, .. } = sides::<O, Position>(features);
+        let other = thread::spawn(move || {
+            driver.add(&[segment(0)], &[segment(1)]).unwrap();
+            driver.publish();
+        });
+        let mut batch = Batch::new(1);
+        for _ in 0..2 {
+            if device.pop_translated(&mut batch, &mut Known(area)).unwrap() == 1 {
                 assert_eq!(batch.readable(&batch.chains()[0]), [segment(0)]);
                 assert_eq!(batch.writable(&batch.chains()[0]), [segment(1)]);
             }

@@ -8,6 +8,14 @@
 pub const DESC_SIZE: usize = 16;
 /// Alignment of the descriptor table.
 pub const DESC_ALIGN: u64 = 16;
+/// Offset of the address of a descriptor's buffer.
+pub const DESC_ADDR: usize = 0;
+/// Offset of its length.
+pub const DESC_LEN: usize = 8;
+/// Offset of the flags.
+pub const DESC_FLAGS: usize = 12;
+/// Offset of the index of the next descriptor.
+pub const DESC_NEXT: usize = 14;
 /// Alignment of the available ring.
 pub const AVAIL_ALIGN: u64 = 2;
 /// Alignment of the used ring.

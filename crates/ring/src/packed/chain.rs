@@ -18,7 +18,7 @@ use crate::batch::MAX_CHAIN;
 use crate::batch::{Batch, Kind};
 use crate::chain::{ChainBuilder, Descriptor as _, Table};
 use crate::table_memory::TableMemory;
-use crate::walk::{Walk, walk, walk_linked};
+use crate::walk::{Walk, walk_linked, walk_table as walk_in_place};
 use paravane_spec::packed::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_SIZE};
 
 /// A chain that was walked and added to the batch.
@@ -58,10 +58,10 @@ impl Tables {
     /// Walks the chain that begins with `first`: its indirect table, or in the ring.
     ///
     /// The descriptor lies `at` bytes from `ring_end`, where `ring_bytes` of ring end. `None` for a chain of the other kind, or of
-    /// both, and what is malformed; see [`walk`]. The last descriptor is that of the ring.
+    /// both, and what is malformed; see [`walk_in_place`]. The last descriptor is that of the ring.
     ///
     /// # Safety
-    /// As [`walk`].
+    /// As [`walk_linked`].
     #[inline(always)]
     pub(crate) unsafe fn walk_usual<const TABLE: bool>(
         &self,
@@ -70,7 +70,7 @@ impl Tables {
         out: *mut Segment,
         end: *mut Segment,
         memory: &mut impl TableMemory,
-    ) -> Option<Walk<Descriptor>> {
+    ) -> Option<(Walk, Descriptor)> {
         if first.has(DESC_F_INDIRECT) != TABLE {
             return None;
         }
@@ -80,13 +80,12 @@ impl Tables {
             let load =
                 |at: usize| unsafe { Descriptor { addr: table.load_u64(at), meta: table.load_u64(at + 8) } };
             let mut at = 0;
-            let next = |_| {
+            let next = || {
                 at += DESC_SIZE;
                 (at != size).then(|| load(at))
             };
             // SAFETY: the caller vouches for the segments.
-            let walk = unsafe { walk(load(0), out, end, next) }?;
-            return Some(Walk { last: first, ..walk });
+            return Some((unsafe { walk_in_place(load(0), out, end, next) }?, first));
         }
         let next = |_| {
             at += DESC_SIZE as isize;

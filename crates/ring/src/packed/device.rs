@@ -16,10 +16,9 @@ use super::cursor::Cursor;
 use super::{Descriptor, Event, Position, desc_bytes, flags, matches, meta};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Kind};
-use crate::device_ring::{DeviceRing, Flight, Paths};
-use crate::in_order::{InOrder, NOTE, Note as _, Notes};
-
-const _: () = assert!(NOTE == DESC_SIZE);
+use crate::device_ring::{DeviceRing, InOrderRun, Paths};
+use crate::in_flight::Flight;
+use crate::in_order::InOrder;
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
@@ -129,9 +128,7 @@ impl Run {
 /// Without WRITE the length does not count (section 2.8.5).
 #[inline(always)]
 fn used_meta(id: u16, written: u32, used: u64) -> u64 {
-    // The upper half of a negative number has all bits, that of 0 none.
-    let write = u64::from(written).wrapping_neg() & meta(0, 0, DESC_F_WRITE);
-    meta(written, id, 0) | used | write
+    meta(written, id, 0) | if written == 0 { used } else { used | meta(0, 0, DESC_F_WRITE) }
 }
 
 impl<O: Order> Ring<O> {
@@ -402,31 +399,27 @@ impl<O: Order> DeviceRing for Ring<O> {
         if room == 0 {
             return Err(QueueError::Overrun { index, size });
         }
-        let taken = &self.taken;
+        let (taken, order) = (&self.taken, &self.in_order);
         self.tables.walk(index, first, room, batch, fetch, |id| match taken.get(usize::from(id)) {
             None => Err(QueueError::BufferId { id, size }),
-            Some(0) => Ok(()),
+            Some(0) if order.as_ref().is_none_or(|order| !order.contains(id)) => Ok(()),
             Some(_) => Err(QueueError::IdInFlight { id }),
         })
     }
 
     fn taken(&mut self, walked: Walked, lens: [u32; 2]) {
         self.kind = walked.kind;
-        self.taken[usize::from(walked.id)] = walked.descriptors;
-        if let Some(order) = &mut self.in_order {
-            // SAFETY: each place has a note.
-            unsafe { order.notes_from_end().note(self.next_avail.at(), walked.id, lens) };
+        match &mut self.in_order {
+            None => self.taken[usize::from(walked.id)] = walked.descriptors,
+            Some(order) => {
+                let note = note(self.next_avail.at(), walked.descriptors);
+                // SAFETY: `walk_next` has checked the identifier.
+                unsafe { order.flight().insert(walked.id, walked.descriptors, note, lens) };
+            }
         }
         self.more += walked.descriptors - 1;
         self.room -= walked.descriptors;
         self.next_avail = self.next_avail.advance(walked.descriptors, self.size);
-    }
-
-    type Flight = Taken;
-
-    #[inline(always)]
-    fn flight(&mut self) -> Taken {
-        Taken(self.taken.as_mut_ptr())
     }
 
     #[inline(always)]
@@ -440,9 +433,9 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn after(place: u64, places: u16, size: u16) -> u64 {
+    fn after(place: u64, more: u16, size: u16) -> u64 {
         let mut next = Cursor::from_word(place);
-        if next.move_on(usize::from(places) * DESC_SIZE, size) {
+        if next.move_on(DESC_SIZE + usize::from(more) * DESC_SIZE, size) {
             // A branch that is seldom taken, instead of four instructions each time.
             cold_path();
         }
@@ -450,14 +443,30 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn notes(order: &mut InOrder) -> Notes {
-        order.notes_from_end()
+    fn note(place: u64, places: u16) -> u64 {
+        note(Cursor::from_word(place).at(), places)
     }
 
     #[inline(always)]
-    fn note_at(place: u64, _size: u16) -> isize {
-        // A note is as long as a descriptor.
-        Cursor::from_word(place).at()
+    fn lies_at(note: u64, place: u64) -> bool {
+        note as u32 == place as u32
+    }
+
+    #[inline(always)]
+    fn more_places(note: u64) -> u16 {
+        !(note >> 32) as u16
+    }
+
+    type InOrderRun = LapRun;
+
+    #[inline(always)]
+    fn run_in_order(&self) -> LapRun {
+        LapRun { at: self.next_used.at(), lap: self.next_used, size: self.size, more: 0 }
+    }
+
+    #[inline(always)]
+    fn index_of(note: u64, size: u16) -> usize {
+        usize::from(size) - (note as i32).unsigned_abs() as usize / DESC_SIZE
     }
 
     #[inline(always)]
@@ -493,7 +502,56 @@ impl<O: Order> DeviceRing for Ring<O> {
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.paths = Paths::Slow;
         self.taken.fill(0);
+        if let Some(order) = &mut self.in_order {
+            order.clear();
+        }
         *self.error.get_or_insert(error)
+    }
+}
+
+/// Chains that are completed in order.
+#[derive(Clone, Copy)]
+pub(crate) struct LapRun {
+    /// Bytes from the ring's end to the next chain: below 0.
+    at: isize,
+    /// A place in this lap.
+    lap: Cursor,
+    size: u16,
+    /// Descriptors of the chains beyond one each.
+    more: u16,
+}
+
+impl LapRun {
+    /// Moves on to a place of any lap.
+    #[inline(always)]
+    fn go_to(&mut self, next: Cursor) {
+        (self.lap, self.at) = (next, next.at());
+    }
+}
+
+impl InOrderRun for LapRun {
+    #[inline(always)]
+    fn take(&mut self, taken: u64) -> bool {
+        if taken == note(self.at, 1) {
+            self.at += DESC_SIZE as isize;
+            if self.at == 0 {
+                cold_path();
+                self.go_to(self.lap.next_lap(self.size));
+            }
+            return true;
+        }
+        let is_next = taken as u32 == self.at as u32;
+        if is_next {
+            let more = !(taken >> 32) as u16;
+            self.more += more;
+            self.go_to(self.lap.in_lap(self.at).advance(more + 1, self.size));
+        }
+        is_next
+    }
+
+    #[inline(always)]
+    fn end(self) -> (u64, u16) {
+        (self.lap.in_lap(self.at).word(), self.more)
     }
 }
 
@@ -599,8 +657,23 @@ pub(crate) struct Taken(*mut u16);
 
 impl Flight for Taken {
     #[inline(always)]
-    unsafe fn remove(self, id: u16) -> u16 {
+    unsafe fn contains(self, id: u16) -> bool {
         // SAFETY: there is a number for each identifier below the size.
-        unsafe { self.0.add(id.into()).replace(0) }
+        unsafe { *self.0.add(id.into()) != 0 }
     }
+
+    #[inline(always)]
+    unsafe fn insert(self, id: u16, places: u16, _note: u64, _lens: [u32; 2]) {
+        // SAFETY: as above.
+        unsafe { *self.0.add(id.into()) = places };
+    }
+}
+
+/// The note of a chain of so many descriptors, the first of which lies `at` from the ring's end.
+///
+/// The low half is the place, which no other chain in flight has; the high half counts the descriptors
+/// down from -1 for one of them, which is what a number below 0 has there.
+#[inline(always)]
+fn note(at: isize, places: u16) -> u64 {
+    (at as u64).wrapping_sub(u64::from(places - 1) << 32)
 }

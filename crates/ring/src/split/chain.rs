@@ -7,7 +7,7 @@
 //!
 //! Everything is bounded: the part in the descriptor table by the queue's size, the indirect part
 //! by its table, both together by [`MAX_CHAIN`]. A loop runs into one of the bounds.
-use super::Descriptor;
+use super::{Descriptor, Entry};
 use crate::QueueError;
 use crate::Segment;
 use crate::area::Cells;
@@ -15,7 +15,7 @@ use crate::batch::{Batch, MAX_CHAIN};
 use crate::chain::{ChainBuilder, Descriptor as _, Table};
 use crate::table_memory::TableMemory;
 use crate::walk::{Walk, walk_linked};
-use paravane_spec::split::{DESC_F_INDIRECT, DESC_SIZE};
+use paravane_spec::split::{DESC_ADDR, DESC_F_INDIRECT, DESC_FLAGS, DESC_LEN, DESC_SIZE};
 
 /// The tables of a queue, for walks.
 #[derive(Debug)]
@@ -55,39 +55,43 @@ impl Tables {
         Some(unsafe { load(table, 0) })
     }
 
-    /// Walks the chain that begins with `first`: its indirect table, or in the ring.
+    /// Walks the chain at `head`: its indirect table, or in the ring.
     ///
     /// `None` for a chain of the other kind, or of both, and what is malformed; see [`walk_linked`].
     ///
     /// # Safety
-    /// As [`walk_linked`].
+    /// As [`walk_linked`], and `head` is less than the queue's size.
     #[inline(always)]
     pub(crate) unsafe fn walk_usual<const TABLE: bool>(
         &self,
-        first: Descriptor,
+        head: u16,
         out: *mut Segment,
         end: *mut Segment,
         memory: &mut impl TableMemory,
-    ) -> Option<Walk<Descriptor>> {
+    ) -> Option<Walk> {
+        // SAFETY: the caller says that the descriptor exists; else as in `fetch`.
+        let mut first = unsafe { load_entry(self.desc, head) };
         if first.has(DESC_F_INDIRECT) != TABLE {
             return None;
         }
         // Bytes of descriptors, as of segments.
-        let (table, size, limit, first) = if TABLE {
-            let (table, bytes) = self.indirect.in_place(first, memory)?;
+        let (mut table, mut size) = (self.desc, usize::from(self.size) * DESC_SIZE);
+        let mut limit = usize::from(self.limit) * DESC_SIZE;
+        if TABLE {
+            (table, size) = self.indirect.in_place(first, memory)?;
+            limit = size;
             // SAFETY: the table has one entry at least.
-            (table, bytes, bytes, unsafe { load(table, 0) })
-        } else {
-            (self.desc, usize::from(self.size) * DESC_SIZE, usize::from(self.limit) * DESC_SIZE, first)
-        };
-        let next = |desc: Descriptor| {
+            first = unsafe { load_entry(table, 0) };
+        }
+        let next = |desc: Entry| {
+            let index = desc.next();
             // SAFETY: the index is checked before.
-            (usize::from(desc.next()) * DESC_SIZE < size).then(|| unsafe { load(table, desc.next()) })
+            (usize::from(index) * DESC_SIZE < size).then(|| unsafe { load_entry(table, index) })
         };
         // A loop ends where the segments do: there are no more than descriptors.
         let end = end.min(out.wrapping_byte_add(limit));
         // SAFETY: the caller vouches for the segments.
-        unsafe { walk_linked(first, out, end, next) }
+        Some(unsafe { walk_linked(first, out, end, next) }?.0)
     }
 
     /// Walks the chain at `head` and adds it to `batch`, which has a free slot.
@@ -128,9 +132,9 @@ fn walk_table(table: &[[u8; 8]], chain: &mut ChainBuilder<'_>) -> Result<bool, Q
     let entries = table.len() / 2;
     let load = |entry: u16| {
         let at = usize::from(entry) * 2;
-        Descriptor { addr: u64::from_le_bytes(table[at]), meta: u64::from_le_bytes(table[at + 1]) }
+        Entry { addr: u64::from_le_bytes(table[at]), meta: u64::from_le_bytes(table[at + 1]) }
     };
-    let next = |_, desc: Descriptor| {
+    let next = |_, desc: Entry| {
         let entry = checked(desc.next(), entries as u32)?;
         Ok((entry, load(entry)))
     };
@@ -153,5 +157,22 @@ fn checked(index: u16, size: u32) -> Result<u16, QueueError> {
 unsafe fn load(cells: Cells, index: u16) -> Descriptor {
     let at = usize::from(index) * DESC_SIZE;
     // SAFETY: the caller vouches for the descriptor.
-    unsafe { Descriptor { addr: cells.load_u64(at), meta: cells.load_u64(at + 8) } }
+    unsafe {
+        Descriptor {
+            addr: cells.load_u64(at + DESC_ADDR),
+            len: cells.load_u32(at + DESC_LEN),
+            rest: cells.load_u32(at + DESC_FLAGS),
+        }
+    }
+}
+
+/// Loads a descriptor of an indirect table; else as [`load`].
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn load_entry(cells: Cells, index: u16) -> Entry {
+    let at = usize::from(index) * DESC_SIZE;
+    // SAFETY: the caller vouches for the descriptor.
+    unsafe { Entry { addr: cells.load_u64(at + DESC_ADDR), meta: cells.load_u64(at + DESC_LEN) } }
 }

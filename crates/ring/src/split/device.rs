@@ -17,10 +17,10 @@ use super::{avail_event, used_event};
 use crate::area::{Area, Cells};
 use crate::batch::{Batch, Kind};
 use crate::chain::Descriptor as _;
-use crate::device_ring::{DeviceRing, Flight, Paths};
+use crate::device_ring::{DeviceRing, InOrderRun, Paths};
 use crate::event::need_event;
-use crate::in_flight::InFlight;
-use crate::in_order::{InOrder, NOTE, Note as _, Notes};
+use crate::in_flight::{Flight as _, InFlight};
+use crate::in_order::InOrder;
 use crate::state::StateError;
 use crate::table_memory::TableMemory;
 use crate::translation::{TranslationCheck, walk_translated};
@@ -279,7 +279,7 @@ impl<O: Order> DeviceRing for Ring<O> {
         if head >= self.size {
             return Err(QueueError::DescIndex { index: head.into(), size: self.size.into() });
         }
-        if self.in_flight.contains(head) {
+        if self.in_flight.contains(head) || self.in_order.as_ref().is_some_and(|order| order.contains(head)) {
             return Err(QueueError::HeadInFlight { head });
         }
         // SAFETY: `head` was just checked.
@@ -294,20 +294,13 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     fn taken(&mut self, walked: Walked, lens: [u32; 2]) {
-        self.in_flight.insert(walked.head);
-        if let Some(order) = &mut self.in_order {
-            // SAFETY: each place has a note.
-            unsafe { order.notes().note(note_at(self.next_avail as usize & self.mask), walked.head, lens) };
+        match &mut self.in_order {
+            None => _ = self.in_flight.insert(walked.head),
+            // SAFETY: `walk_next` has checked the head.
+            Some(order) => unsafe { order.flight().insert(walked.head, 1, self.next_avail, lens) },
         }
         self.kind = walked.kind;
         self.next_avail += 1;
-    }
-
-    type Flight = Marks;
-
-    #[inline(always)]
-    fn flight(&mut self) -> Marks {
-        Marks(self.in_flight.as_mut_ptr())
     }
 
     #[inline(always)]
@@ -321,18 +314,35 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn after(place: u64, _places: u16, _size: u16) -> u64 {
+    fn after(place: u64, _more: u16, _size: u16) -> u64 {
         place + 1
     }
 
     #[inline(always)]
-    fn notes(order: &mut InOrder) -> Notes {
-        order.notes()
+    fn note(place: u64, _places: u16) -> u64 {
+        place
     }
 
     #[inline(always)]
-    fn note_at(place: u64, size: u16) -> isize {
-        note_at(place as usize & (usize::from(size) - 1))
+    fn lies_at(note: u64, place: u64) -> bool {
+        note == place
+    }
+
+    #[inline(always)]
+    fn more_places(_note: u64) -> u16 {
+        0
+    }
+
+    type InOrderRun = EntryRun;
+
+    #[inline(always)]
+    fn run_in_order(&self) -> EntryRun {
+        EntryRun(self.next_used)
+    }
+
+    #[inline(always)]
+    fn index_of(note: u64, size: u16) -> usize {
+        note as usize & (usize::from(size) - 1)
     }
 
     #[inline(always)]
@@ -365,7 +375,30 @@ impl<O: Order> DeviceRing for Ring<O> {
     fn latch(&mut self, error: QueueError) -> QueueError {
         self.paths = Paths::Slow;
         self.in_flight.clear();
+        if let Some(order) = &mut self.in_order {
+            order.clear();
+        }
         *self.error.get_or_insert(error)
+    }
+}
+
+/// Chains that are completed in order: the place of the next one.
+#[derive(Clone, Copy)]
+pub(crate) struct EntryRun(u64);
+
+impl InOrderRun for EntryRun {
+    #[inline(always)]
+    fn take(&mut self, note: u64) -> bool {
+        if note != self.0 {
+            return false;
+        }
+        self.0 += 1;
+        true
+    }
+
+    #[inline(always)]
+    fn end(self) -> (u64, u16) {
+        (self.0, 0)
     }
 }
 
@@ -430,24 +463,6 @@ impl<O: Order> Ring<O> {
             ring.in_flight.insert(head);
         })
     }
-}
-
-/// The marks of an [`InFlight`].
-#[derive(Clone, Copy)]
-pub(crate) struct Marks(*mut bool);
-
-impl Flight for Marks {
-    #[inline(always)]
-    unsafe fn remove(self, id: u16) -> u16 {
-        // SAFETY: there is a mark for each head below the size.
-        u16::from(unsafe { self.0.add(id.into()).replace(false) })
-    }
-}
-
-/// Where the note of the entry `index` of the available ring is, in bytes.
-#[inline(always)]
-fn note_at(index: usize) -> isize {
-    (index * NOTE) as isize
 }
 
 /// Our position at index `start` of a ring: in the second lap, so that it is never 0.

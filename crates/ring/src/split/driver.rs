@@ -15,7 +15,7 @@
 //! and come back in that order, so there is no free list: `free_head` and the oldest buffer run
 //! after one another. The device may tell of several buffers with one entry, that of the last one,
 //! in the place of the first; the others were used completely then.
-use super::{Descriptor, avail_event, used_event};
+use super::{Descriptor, Entry, avail_event, used_event};
 use crate::area::Cells;
 use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, RingView};
@@ -455,6 +455,6 @@ unsafe fn store(table: Cells, index: u16, desc: Descriptor) {
     // SAFETY: the caller vouches for the descriptor.
     unsafe {
         table.store_u64(at, desc.addr);
-        table.store_u64(at + 8, desc.meta);
+        table.store_u64(at + 8, Entry::from(desc).meta);
     }
 }

@@ -1,10 +1,10 @@
 //! How chains are taken from a packed queue: many of one kind in a loop.
-use super::{Descriptor, Ring, desc_bytes, matches};
+use super::{Descriptor, Ring, Taken, desc_bytes, matches, note};
 use crate::area::Cells;
 use crate::batch::{Batch, Chain, Free, Kind, MAX_CHAIN};
 use crate::chain::{Descriptor as _, single};
 use crate::device_ring::DeviceRing;
-use crate::in_order::{InOrder, Note};
+use crate::in_flight::Flight;
 use crate::packed::SWAP;
 use crate::packed::chain::Tables;
 use crate::table_memory::{NoTables, TableMemory};
@@ -36,8 +36,9 @@ impl<O: Order> Ring<O> {
     ) -> Result<(), QueueError> {
         let stop = if !self.only_one(batch) {
             self.pop_many(batch, memory)
-        } else if self.kind == Kind::Simple {
-            self.take_one::<false>(batch, &mut NoTables)
+        } else if self.kind == Kind::Simple && self.in_order.is_none() {
+            let flight = self.flight();
+            self.take_one::<false>(batch, &mut NoTables, flight)
         } else {
             self.pop_next(batch, memory)
         };
@@ -82,19 +83,46 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// As [`Ring::pop_many`] of one chain, which is not [`Kind::Simple`].
+    /// As [`Ring::pop_many`] of one chain.
     #[inline(never)]
     fn pop_next<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
-        match self.kind {
-            Kind::ShortTable => self.take_one::<true>(batch, memory),
-            Kind::Table => self.walk_one::<true>(batch, memory),
-            Kind::Simple | Kind::Linked => self.walk_one::<false>(batch, &mut NoTables),
+        let flight = self.flight();
+        match self.ordered() {
+            None => self.pop_one_of_kind(batch, memory, flight),
+            Some(flight) => self.pop_one_of_kind(batch, memory, flight),
         }
+    }
+
+    /// See [`Ring::pop_next`].
+    #[inline(always)]
+    fn pop_one_of_kind<M: TableMemory>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut M,
+        flight: impl Flight,
+    ) -> Stop {
+        match self.kind {
+            Kind::Simple => self.take_one::<false>(batch, &mut NoTables, flight),
+            Kind::ShortTable => self.take_one::<true>(batch, memory, flight),
+            Kind::Table => self.walk_one::<true>(batch, memory, flight),
+            Kind::Linked => self.walk_one::<false>(batch, &mut NoTables, flight),
+        }
+    }
+
+    /// The chains in flight, without IN_ORDER.
+    #[inline(always)]
+    fn flight(&mut self) -> Taken {
+        Taken(self.taken.as_mut_ptr())
     }
 
     /// Takes the next chain. As [`Ring::pop_walked`] of one.
     #[inline(always)]
-    fn walk_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Stop {
+    fn walk_one<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        flight: impl Flight,
+    ) -> Stop {
         batch.clear();
         let (next, size, (chain, segments)) = (self.next_avail, self.size, batch.front());
         // SAFETY: the place lies in the ring; see the invariant of `Ring`.
@@ -105,22 +133,20 @@ impl<O: Order> Ring<O> {
         let (ring, end) = ((next.at(), self.end, desc_bytes(size)), segments.wrapping_add(MAX_CHAIN));
         // SAFETY: an empty batch has room for any chain.
         let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, end, memory) };
-        let Some(walk) = walked else { return Stop::Special };
-        let id = walk.last.id();
-        let places = if TABLE { 1 } else { ((walk.ends[1].addr() - segments.addr()) / DESC_SIZE) as u16 };
-        // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
-        if id >= size || places > self.room || unsafe { *self.taken.as_ptr().add(id.into()) } != 0 {
+        let Some((walk, last)) = walked else { return Stop::Special };
+        let id = last.id();
+        let places = if TABLE { 1 } else { ((walk.end.addr() - segments.addr()) / DESC_SIZE) as u16 };
+        // SAFETY: the identifier is below the size, which is checked first.
+        if id >= size || places > self.room || unsafe { flight.contains(id) } {
             return Stop::Special;
         }
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes_from_end);
         // SAFETY: the identifier was checked, and a batch has a slot.
         unsafe {
-            *self.taken.as_mut_ptr().add(id.into()) = places;
-            notes.note(next.at(), id, walk.lens);
+            flight.insert(id, places, note(next.at(), places), walk.lens());
             chain.write(walk.chain(id, segments));
         }
-        self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
-        batch.set_one(walk.ends[1]);
+        self.kind = Kind::of_walked::<TABLE>(walk.end == segments.wrapping_add(1));
+        batch.set_one(walk.end);
         self.more += places - 1;
         self.room -= places;
         self.next_avail = next.advance(places, size);
@@ -131,8 +157,12 @@ impl<O: Order> Ring<O> {
     ///
     /// As [`Ring::pop_single`] of one.
     #[inline(always)]
-    fn take_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> Stop {
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes_from_end);
+    fn take_one<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        flight: impl Flight,
+    ) -> Stop {
         let (next, (chain, segment)) = (self.next_avail, batch.front());
         let indirect = if TABLE { u32::from(DESC_F_INDIRECT) << 16 } else { 0 };
         let expected = u32::from(next.available()) << 16 | indirect;
@@ -142,7 +172,7 @@ impl<O: Order> Ring<O> {
             // SAFETY: the place lies in the ring; see the invariant of `Ring`. A batch has a slot,
             // and a segment for it.
             let taken = unsafe {
-                self.source(notes).take::<O, TABLE>(next.at(), expected, SEGMENT, chain, segment, memory)
+                self.source(flight).take::<O, TABLE>(next.at(), expected, SEGMENT, chain, segment, memory)
             };
             taken.err()
         };
@@ -157,9 +187,8 @@ impl<O: Order> Ring<O> {
 
     /// What chains are taken from.
     #[inline(always)]
-    fn source<N: Note>(&mut self, notes: N) -> Source<'_, N> {
-        let ids = self.taken.as_mut_ptr();
-        Source { tables: &self.tables, end: self.end, size: self.size.into(), ids, notes }
+    fn source<F: Flight>(&self, flight: F) -> Source<'_, F> {
+        Source { tables: &self.tables, end: self.end, size: self.size.into(), flight }
     }
 
     /// Takes chains of one descriptor until the batch is full.
@@ -168,9 +197,10 @@ impl<O: Order> Ring<O> {
     /// forgotten. Stops at any other chain. Nothing is checked twice and nothing can fail here.
     #[inline(never)]
     fn pop_single<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
-        match self.in_order.as_deref_mut().map(InOrder::notes_from_end) {
-            None => self.take_single::<TABLE>(batch, memory, ()),
-            Some(notes) => self.take_single::<TABLE>(batch, memory, notes),
+        let flight = self.flight();
+        match self.ordered() {
+            None => self.take_single::<TABLE>(batch, memory, flight),
+            Some(flight) => self.take_single::<TABLE>(batch, memory, flight),
         }
     }
 
@@ -180,7 +210,7 @@ impl<O: Order> Ring<O> {
         &mut self,
         batch: &mut Batch,
         memory: &mut impl TableMemory,
-        notes: impl Note,
+        flight: impl Flight,
     ) -> Stop {
         let (mut chain, mut segment) = batch.front();
         let (size, slots, room) = (self.size, batch.slots(), usize::from(self.room));
@@ -189,7 +219,7 @@ impl<O: Order> Ring<O> {
         let mut lap = self.next_avail;
         let (mut at, mut left, mut end) = (lap.at(), wanted, SEGMENT);
         let mut expected = u32::from(lap.available()) << 16 | indirect;
-        let source = self.source(notes);
+        let source = self.source(flight);
         let stop = loop {
             if left == 0 {
                 // Nothing can be available beyond the room. What is so all the same is refused.
@@ -202,7 +232,7 @@ impl<O: Order> Ring<O> {
                 break stop;
             }
             (chain, segment) = (chain.wrapping_add(1), segment.wrapping_add(1));
-            (left, end) = (left - 1, end + SEGMENT);
+            end += SEGMENT;
             at += DESC_SIZE as isize;
             if at == 0 {
                 cold_path();
@@ -210,6 +240,7 @@ impl<O: Order> Ring<O> {
                 at = lap.at();
                 expected ^= u32::from(SWAP) << 16;
             }
+            left -= 1;
         };
         batch.set_single(wanted - left);
         self.room = (room - (wanted - left)) as u16;
@@ -223,9 +254,10 @@ impl<O: Order> Ring<O> {
     /// kind, unusual, or wrong, or the batch has no room for its segments.
     #[inline(never)]
     fn pop_walked<const TABLE: bool, M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> Stop {
-        match self.in_order.as_deref_mut().map(InOrder::notes_from_end) {
-            None => self.take_walked::<TABLE>(batch, memory, ()),
-            Some(notes) => self.take_walked::<TABLE>(batch, memory, notes),
+        let flight = self.flight();
+        match self.ordered() {
+            None => self.take_walked::<TABLE>(batch, memory, flight),
+            Some(flight) => self.take_walked::<TABLE>(batch, memory, flight),
         }
     }
 
@@ -235,11 +267,10 @@ impl<O: Order> Ring<O> {
         &mut self,
         batch: &mut Batch,
         memory: &mut impl TableMemory,
-        notes: impl Note,
+        flight: impl Flight,
     ) -> Stop {
         let (size, end, mut next) = (self.size, self.end, self.next_avail);
         let ring_bytes = desc_bytes(size);
-        let ids = self.taken.as_mut_ptr();
         let Free { mut chains, base, mut segments, mut room_end } = batch.free();
         let last = chains.wrapping_add(batch.slots() - batch.count());
         let (first_free, first_segment) = (chains, segments);
@@ -259,22 +290,22 @@ impl<O: Order> Ring<O> {
             // SAFETY: the segments from the first free one on, as far as the next chain may take
             // them; see `Free`.
             let walked = unsafe { self.tables.walk_usual::<TABLE>(first, ring, segments, room_end, memory) };
-            let Some(walk) = walked else { break Stop::Special };
-            let bytes = if TABLE { DESC_SIZE } else { walk.ends[1].addr() - segments.addr() };
-            let id = walk.last.id();
-            // SAFETY: `taken` has a place for each identifier below the size, which is checked first.
-            if id >= size || bytes > room || unsafe { *ids.add(id.into()) } != 0 {
+            let Some((walk, last)) = walked else { break Stop::Special };
+            let bytes = if TABLE { DESC_SIZE } else { walk.end.addr() - segments.addr() };
+            let id = last.id();
+            // SAFETY: the identifier is below the size, which is checked first.
+            if id >= size || bytes > room || unsafe { flight.contains(id) } {
                 break Stop::Special;
             }
             // SAFETY: the batch has `limit - count` free slots at least; fewer were taken. The
             // segments were taken from its room, and one more is free for each slot after this one.
             unsafe {
-                *ids.add(id.into()) = (bytes / DESC_SIZE) as u16;
-                notes.note(next.at(), id, walk.lens);
+                let places = (bytes / DESC_SIZE) as u16;
+                flight.insert(id, places, note(next.at(), places), walk.lens());
                 chains.write(walk.chain(id, base));
                 (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
-            segments = walk.ends[1];
+            segments = walk.end;
             room -= bytes;
             if next.move_on(bytes, size) {
                 available = next.available();
@@ -339,17 +370,15 @@ unsafe fn fetch<O: Order>(ring_end: Cells, at: isize) -> Descriptor {
 }
 
 /// What chains are taken from.
-struct Source<'a, N> {
+struct Source<'a, F> {
     tables: &'a Tables,
     /// The descriptor ring's end.
     end: Cells,
     size: usize,
-    /// Descriptors of each identifier's chain.
-    ids: *mut u16,
-    notes: N,
+    flight: F,
 }
 
-impl<N: Note> Source<'_, N> {
+impl<F: Flight> Source<'_, F> {
     /// Takes the chain that lies `at` from the ring's end, if it has one descriptor.
     ///
     /// `expected` is the upper half of its second word, without WRITE and identifier. `Err`: nothing
@@ -371,8 +400,8 @@ impl<N: Note> Source<'_, N> {
         let mut desc = unsafe { fetch::<O>(self.end, at) };
         // What is left is the identifier, or more than any: one comparison for all of it.
         let id = (((desc.meta >> 32) as u32 ^ expected) & !(u32::from(DESC_F_WRITE) << 16)) as usize;
-        // SAFETY: there is a number for each identifier below the size.
-        if id >= self.size || unsafe { *self.ids.add(id) } != 0 {
+        // SAFETY: the identifier is below the size, which is checked first.
+        if id >= self.size || unsafe { self.flight.contains(id as u16) } {
             let available = matches(desc.flags(), (expected >> 16) as u16 & SWAP);
             return Err(if available { Stop::Special } else { Stop::Empty });
         }
@@ -388,8 +417,7 @@ impl<N: Note> Source<'_, N> {
         let taken = single(id as u16, end, desc);
         // SAFETY: the identifier was checked; the caller vouches for the places.
         unsafe {
-            *self.ids.add(id) = 1;
-            self.notes.note(at, id as u16, taken.lens());
+            self.flight.insert(id as u16, 1, note(at, 1), taken.lens());
             segment.write(Segment { addr: desc.addr, len: desc.len() });
             chain.write(taken);
         }

@@ -4,12 +4,12 @@
 //!   pop_some --kind of the last chain--> pop_single | pop_walked --> all: done
 //!                                                               \--> pop_mixed: any kind, one by one
 //! ```
-use super::{Ring, note_at};
+use super::Ring;
 use crate::area::Cells;
 use crate::batch::{Batch, Chain, Free, Kind, MAX_CHAIN};
 use crate::chain::{Descriptor as _, single};
 use crate::device_ring::DeviceRing;
-use crate::in_order::{InOrder, Note};
+use crate::in_flight::Flight;
 use crate::split::chain::Tables;
 use crate::table_memory::{NoTables, TableMemory};
 use crate::{Order, QueueError, Segment};
@@ -31,8 +31,9 @@ impl<O: Order> Ring<O> {
         let limit = available.min(batch.slots());
         let all = if limit != 1 {
             self.pop_many(batch, limit, memory)
-        } else if self.kind == Kind::Simple {
-            self.take_one::<false>(batch, &mut NoTables)
+        } else if self.kind == Kind::Simple && self.in_order.is_none() {
+            let flight = self.in_flight.flight();
+            self.take_one::<false>(batch, &mut NoTables, flight)
         } else {
             self.pop_next(batch, memory)
         };
@@ -68,19 +69,40 @@ impl<O: Order> Ring<O> {
         }
     }
 
-    /// As [`Ring::pop_many`] of one chain, which is available, and not [`Kind::Simple`].
+    /// As [`Ring::pop_many`] of one chain, which is available.
     #[inline(never)]
     fn pop_next<M: TableMemory>(&mut self, batch: &mut Batch, memory: &mut M) -> bool {
+        let flight = self.in_flight.flight();
+        match self.ordered() {
+            None => self.pop_one_of_kind(batch, memory, flight),
+            Some(flight) => self.pop_one_of_kind(batch, memory, flight),
+        }
+    }
+
+    /// See [`Ring::pop_next`].
+    #[inline(always)]
+    fn pop_one_of_kind<M: TableMemory>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut M,
+        flight: impl Flight,
+    ) -> bool {
         match self.kind {
-            Kind::ShortTable => self.take_one::<true>(batch, memory),
-            Kind::Table => self.walk_one::<true>(batch, memory),
-            Kind::Simple | Kind::Linked => self.walk_one::<false>(batch, &mut NoTables),
+            Kind::Simple => self.take_one::<false>(batch, &mut NoTables, flight),
+            Kind::ShortTable => self.take_one::<true>(batch, memory, flight),
+            Kind::Table => self.walk_one::<true>(batch, memory, flight),
+            Kind::Linked => self.walk_one::<false>(batch, &mut NoTables, flight),
         }
     }
 
     /// Takes the next chain, which is available. As [`Ring::pop_walked`] of one.
     #[inline(always)]
-    fn walk_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> bool {
+    fn walk_one<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        flight: impl Flight,
+    ) -> bool {
         batch.clear();
         let (next, (chain, segments)) = (self.next_avail, batch.front());
         let place = next as usize & self.mask;
@@ -89,23 +111,19 @@ impl<O: Order> Ring<O> {
         if head > self.mask {
             return false;
         }
-        // SAFETY: `head` was just checked; `InFlight` has a place for it.
-        let (first, mark) =
-            unsafe { (self.tables.fetch(head as u16), self.in_flight.as_mut_ptr().add(head)) };
+        let head = head as u16;
         let end = segments.wrapping_add(MAX_CHAIN);
-        // SAFETY: an empty batch has room for any chain.
-        let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, end, memory) };
+        // SAFETY: `head` was just checked, and an empty batch has room for any chain.
+        let walked = unsafe { self.tables.walk_usual::<TABLE>(head, segments, end, memory) };
         // SAFETY: as above.
-        let Some(walk) = walked.filter(|_| !unsafe { *mark }) else { return false };
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+        let Some(walk) = walked.filter(|_| !unsafe { flight.contains(head) }) else { return false };
         // SAFETY: the head was checked, and a batch has a slot.
         unsafe {
-            *mark = true;
-            notes.note(note_at(place), head as u16, walk.lens);
-            chain.write(walk.chain(head as u16, segments));
+            flight.insert(head, 1, next, walk.lens());
+            chain.write(walk.chain(head, segments));
         }
-        self.kind = Kind::of_walked::<TABLE>(walk.ends[1] == segments.wrapping_add(1));
-        batch.set_one(walk.ends[1]);
+        self.kind = Kind::of_walked::<TABLE>(walk.end == segments.wrapping_add(1));
+        batch.set_one(walk.end);
         self.next_avail = next + 1;
         true
     }
@@ -114,11 +132,15 @@ impl<O: Order> Ring<O> {
     ///
     /// As [`Ring::pop_single`] of one.
     #[inline(always)]
-    fn take_one<const TABLE: bool>(&mut self, batch: &mut Batch, memory: &mut impl TableMemory) -> bool {
-        let notes = self.in_order.as_deref_mut().map(InOrder::notes);
+    fn take_one<const TABLE: bool>(
+        &mut self,
+        batch: &mut Batch,
+        memory: &mut impl TableMemory,
+        flight: impl Flight,
+    ) -> bool {
         let (next, (chain, segment)) = (self.next_avail, batch.front());
         // SAFETY: a batch has a slot, and a segment for it.
-        let taken = unsafe { self.source(notes).take::<TABLE>(next, SEGMENT, chain, segment, memory) };
+        let taken = unsafe { self.source(flight).take::<TABLE>(next, SEGMENT, chain, segment, memory) };
         batch.set_single(usize::from(taken));
         self.next_avail = next + u64::from(taken);
         taken
@@ -135,9 +157,10 @@ impl<O: Order> Ring<O> {
         limit: usize,
         memory: &mut M,
     ) -> bool {
-        match self.in_order.as_deref_mut().map(InOrder::notes) {
-            None => self.take_single::<TABLE>(batch, limit, memory, ()),
-            Some(notes) => self.take_single::<TABLE>(batch, limit, memory, notes),
+        let flight = self.in_flight.flight();
+        match self.ordered() {
+            None => self.take_single::<TABLE>(batch, limit, memory, flight),
+            Some(flight) => self.take_single::<TABLE>(batch, limit, memory, flight),
         }
     }
 
@@ -148,11 +171,11 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         limit: usize,
         memory: &mut impl TableMemory,
-        notes: impl Note,
+        flight: impl Flight,
     ) -> bool {
         let (mut chain, mut segment) = batch.front();
         let (mut next, mut end, mut left) = (self.next_avail, SEGMENT, limit);
-        let source = self.source(notes);
+        let source = self.source(flight);
         // SAFETY: the batch has `limit` slots at least, and a segment for each of them (its invariant);
         // fewer were taken.
         while left != 0 && unsafe { source.take::<TABLE>(next, end, chain, segment, memory) } {
@@ -166,9 +189,8 @@ impl<O: Order> Ring<O> {
 
     /// What chains are taken from.
     #[inline(always)]
-    fn source<N: Note>(&mut self, notes: N) -> Source<'_, N> {
-        let in_flight = self.in_flight.as_mut_ptr();
-        Source { tables: &self.tables, avail: self.avail, mask: self.mask, in_flight, notes }
+    fn source<F: Flight>(&self, flight: F) -> Source<'_, F> {
+        Source { tables: &self.tables, avail: self.avail, mask: self.mask, flight }
     }
 
     /// Takes chains of several descriptors until the batch has `limit`.
@@ -181,9 +203,10 @@ impl<O: Order> Ring<O> {
         limit: usize,
         memory: &mut M,
     ) -> bool {
-        match self.in_order.as_deref_mut().map(InOrder::notes) {
-            None => self.take_walked::<TABLE>(batch, limit, memory, ()),
-            Some(notes) => self.take_walked::<TABLE>(batch, limit, memory, notes),
+        let flight = self.in_flight.flight();
+        match self.ordered() {
+            None => self.take_walked::<TABLE>(batch, limit, memory, flight),
+            Some(flight) => self.take_walked::<TABLE>(batch, limit, memory, flight),
         }
     }
 
@@ -194,10 +217,9 @@ impl<O: Order> Ring<O> {
         batch: &mut Batch,
         limit: usize,
         memory: &mut impl TableMemory,
-        notes: impl Note,
+        flight: impl Flight,
     ) -> bool {
         let (avail, mask) = (self.avail, self.mask);
-        let in_flight = self.in_flight.as_mut_ptr();
         let Free { mut chains, base, mut segments, mut room_end } = batch.free();
         let (start, first_segment) = (self.next_avail, segments);
         let end = start + (limit - batch.count()) as u64;
@@ -206,26 +228,24 @@ impl<O: Order> Ring<O> {
             let place = next as usize & mask;
             // SAFETY: the entry is less than the size; see the invariant of `Ring`.
             let head = usize::from(unsafe { entry(avail, place) });
-            // SAFETY: `InFlight` has a place for each head below the size, which is checked first.
-            if head > mask || unsafe { *in_flight.add(head) } {
+            // SAFETY: the head is below the size, which is checked first.
+            if head > mask || unsafe { flight.contains(head as u16) } {
                 break;
             }
-            // SAFETY: `head` was just checked.
-            let first = unsafe { self.tables.fetch(head as u16) };
-            // SAFETY: the segments from the first free one on, as far as the next chain may take
+            let head = head as u16;
+            // SAFETY: `head` was just checked, and the segments from the first free one on, as far as the next chain may take
             // them; see `Free`.
-            let walked = unsafe { self.tables.walk_usual::<TABLE>(first, segments, room_end, memory) };
+            let walked = unsafe { self.tables.walk_usual::<TABLE>(head, segments, room_end, memory) };
             let Some(walk) = walked else { break };
             // SAFETY: the head was checked. The batch has `limit - count` free slots at least; fewer
             // were taken. The segments were taken from its room, and one more is free for each slot
             // after this one.
             unsafe {
-                *in_flight.add(head) = true;
-                notes.note(note_at(place), head as u16, walk.lens);
-                chains.write(walk.chain(head as u16, base));
+                flight.insert(head, 1, next, walk.lens());
+                chains.write(walk.chain(head, base));
                 (chains, room_end) = (chains.add(1), room_end.wrapping_add(1));
             }
-            segments = walk.ends[1];
+            segments = walk.end;
             next += 1;
         }
         let taken = (next - start) as usize;
@@ -266,16 +286,14 @@ impl<O: Order> Ring<O> {
 const SEGMENT: u32 = size_of::<Segment>() as u32;
 
 /// What chains are taken from.
-struct Source<'a, N> {
+struct Source<'a, F> {
     tables: &'a Tables,
     avail: Cells,
     mask: usize,
-    /// A mark for each head below the size.
-    in_flight: *mut bool,
-    notes: N,
+    flight: F,
 }
 
-impl<N: Note> Source<'_, N> {
+impl<F: Flight> Source<'_, F> {
     /// Takes the chain at position `next`, if it has one descriptor; `false`: nothing has changed.
     ///
     /// # Safety
@@ -301,20 +319,18 @@ impl<N: Note> Source<'_, N> {
             let Some(alone) = self.tables.fetch_alone(desc, memory) else { return false };
             desc = alone;
         }
-        // SAFETY: there is a mark for each head below the size.
-        let mark = unsafe { &mut *self.in_flight.add(head.into()) };
         if desc.flags() & (DESC_F_NEXT | DESC_F_INDIRECT) != 0
             // Not less: it has no bytes, or wraps around the address space.
             || desc.addr >= desc.addr.wrapping_add(desc.len().into())
-            || *mark
+            // SAFETY: `head` was checked.
+            || unsafe { self.flight.contains(head) }
         {
             return false;
         }
-        *mark = true;
         let taken = single(head, end, desc);
         // SAFETY: the head was checked; the caller vouches for the places.
         unsafe {
-            self.notes.note(note_at(place), head, taken.lens());
+            self.flight.insert(head, 1, next, taken.lens());
             segment.write(Segment { addr: desc.addr, len: desc.len() });
             chain.write(taken);
         }
