@@ -174,6 +174,21 @@ pub struct Export {
     _protocol_threads: ProtocolThreads,
 }
 
+/// See [`Export::refresher`].
+#[derive(Clone, Debug)]
+pub struct Refresher {
+    shared: Arc<Shared>,
+}
+
+impl Refresher {
+    /// See [`Export::refresh`].
+    pub fn refresh(&self) {
+        // Relaxed: the signal orders.
+        self.shared.refresh.store(true, Ordering::Relaxed);
+        self.shared.wake();
+    }
+}
+
 /// State shared by an export's task and its owner.
 #[derive(Debug)]
 struct Shared {
@@ -449,9 +464,13 @@ impl Export {
     ///
     /// Tells the driver about a change, if its VMM supports that.
     pub fn refresh(&self) {
-        // Relaxed: the signal orders.
-        self.shared.refresh.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.refresher().refresh();
+    }
+
+    /// Refreshes the device from any thread, also when the export is gone: then nothing happens.
+    #[must_use]
+    pub fn refresher(&self) -> Refresher {
+        Refresher { shared: Arc::clone(&self.shared) }
     }
 
     /// Has the export try its keeper again, after [`std::io::ErrorKind::WouldBlock`] or a failure.

@@ -69,7 +69,7 @@ pub mod socket;
 mod status;
 mod vring;
 
-pub use export::{Endpoint, Export, ExportConfig, ExportError};
+pub use export::{Endpoint, Export, ExportConfig, ExportError, Refresher};
 pub use handover::{Handover, HandoverError};
 pub use keeper::{Keeper, Kept, KeptError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};

@@ -262,7 +262,7 @@ impl Exports {
     /// Drivers learn of new image sizes. Disks try again what waits for room.
     pub(crate) fn refresh(&self) {
         for member in self.inner().served() {
-            member.export.refresh();
+            member.refresh();
             member.retry();
         }
     }

@@ -197,6 +197,33 @@ fn requests_wait_for_a_lost_server_and_then_fail() {
 }
 
 #[test]
+fn a_disk_on_a_server_grows_when_the_daemon_is_told_to_look() {
+    let test = "a_disk_on_a_server_grows_when_the_daemon_is_told_to_look";
+    if !has("nbdkit", "nbdkit", test) {
+        return;
+    }
+    let folder = Folder::new();
+    let file = folder.image("a.img");
+    let _server = Nbdkit::start(&folder, &[]);
+    let (socket, control) = (folder.path("a.sock"), folder.text("control"));
+    let image = format!("nbd+unix:///a.img?socket={}", folder.text("nbd.sock"));
+    let arguments = ["blk", "--image", &image, "--queues", "2", "--control", &control, "--socket"];
+    let mut daemon = Daemon::start(&[&arguments[..], &[socket.to_str().unwrap()]].concat());
+    let mut driver = Driver::connect(&socket, wish(false, true, 2)).unwrap();
+    let (mut model, mut random) = (vec![0; 2 * SIZE], Random::new(3));
+    driver.exercise(&mut model[..SIZE], 100, &mut random);
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(2 * SIZE as u64).unwrap();
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.wait_for("configuration has changed");
+    assert_eq!(u64::from(driver.transport.get_config().unwrap().capacity), 2 * SIZE as u64 / 512);
+    driver.exercise(&mut model, 300, &mut random);
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(std::fs::read(&file).unwrap() == model);
+}
+
+#[test]
 fn a_server_that_is_missing_at_the_start_is_named() {
     let folder = Folder::new();
     let image = format!("nbd+unix:///a?socket={}", folder.text("none.sock"));

@@ -16,8 +16,12 @@ use paravane_store::Location;
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+/// Stack of a thread that asks servers: name resolution and TLS need the most.
+const STACK: usize = 1 << 20;
 
 /// A device that is served or stopping.
 pub(super) struct ServedDevice {
@@ -37,6 +41,8 @@ pub(super) struct ServedDevice {
     threads: Vec<IoThread>,
     /// Of a disk whose latencies are measured.
     trace: Option<Arc<RequestTrace>>,
+    /// A thread asks its servers for the size of the image.
+    asks_stores: Arc<AtomicBool>,
     /// When it began to stop.
     stopping: Option<Instant>,
     /// It stops for another daemon, which has not got its state yet.
@@ -178,6 +184,7 @@ impl ServedDevice {
             back_end,
             threads,
             trace,
+            asks_stores: Arc::default(),
             stopping: None,
             handing_over: false,
         })
@@ -302,6 +309,38 @@ impl ServedDevice {
     pub(super) fn retry(&self) {
         if let Some(full) = &self.figures.full {
             full.retry();
+        }
+    }
+
+    /// Has the device check the host's side again: a disk's size, for instance.
+    ///
+    /// Servers are asked first, in a thread of its own: they may not answer for seconds.
+    pub(super) fn refresh(&self) {
+        let refresher = self.export.refresher();
+        if self.figures.stores.is_empty() {
+            return refresher.refresh();
+        }
+        // Relaxed: a request that meets one under way is as if it had come before it.
+        if self.asks_stores.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // A device that stops meanwhile closes its stores.
+        let stores: Vec<_> = self.figures.stores.iter().map(Arc::downgrade).collect();
+        let (device, asks) = (self.spec.name.clone(), Arc::clone(&self.asks_stores));
+        let ask = move || {
+            for store in stores.iter().filter_map(Weak::upgrade) {
+                if let Err(error) = store.refresh() {
+                    let location = store.status().location;
+                    tracing::warn!(device, location, %error, "the size of the image is unknown");
+                }
+            }
+            refresher.refresh();
+            asks.store(false, Ordering::Relaxed);
+        };
+        if let Err(error) = std::thread::Builder::new().name("store-size".into()).stack_size(STACK).spawn(ask)
+        {
+            tracing::warn!(device = self.spec.name, %error, "cannot ask for the size of the image");
+            self.asks_stores.store(false, Ordering::Relaxed);
         }
     }
 
