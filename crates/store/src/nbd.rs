@@ -103,7 +103,7 @@ pub use error::NbdError;
 pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
-use crate::{Connector, Job, Link, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
+use crate::{Certificates, Connector, Job, Link, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
 use blocking::Blocking;
 use channel::{Channel, Launch};
 use dial::Dialer;
@@ -153,7 +153,20 @@ impl Nbd {
         options: NbdOptions,
         connector: Arc<dyn Connector>,
     ) -> Result<Self, NbdError> {
-        let dialer = Arc::new(Dialer::new(location.clone(), &options, connector)?);
+        Self::open_with(location, options, connector, &Certificates::default())
+    }
+
+    /// As [`Nbd::open`], with files of TLS that were read before.
+    ///
+    /// # Errors
+    /// As [`Nbd::open`].
+    pub fn open_with(
+        location: &NbdLocation,
+        options: NbdOptions,
+        connector: Arc<dyn Connector>,
+        certificates: &Certificates,
+    ) -> Result<Self, NbdError> {
+        let dialer = Arc::new(Dialer::new(location.clone(), &options, connector, certificates)?);
         let (wire, export) = dialer.dial(Purpose::Transmit)?;
         let read_only = options.read_only || export.has(flag::READ_ONLY);
         if read_only && !options.read_only {

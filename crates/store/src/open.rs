@@ -1,6 +1,6 @@
 //! Opens the store of a location.
 use crate::nbd::{Nbd, NbdOptions};
-use crate::{Connector, Location, NbdLocation, Store, Target};
+use crate::{Certificates, Connector, Location, NbdLocation, Store, Target};
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub struct OpenOptions {
     pub timeout: Duration,
     /// Keeps chunks of HTTP and S3 objects [64 MiB in memory].
     pub cache: Option<CacheFolder>,
+    /// Files of TLS that were read; others are read now.
+    pub certificates: Certificates,
 }
 
 /// A folder that keeps chunks of objects.
@@ -33,7 +35,14 @@ pub struct CacheFolder {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, lock: true, connections: 1, timeout: Duration::from_secs(60), cache: None }
+        Self {
+            read_only: false,
+            lock: true,
+            connections: 1,
+            timeout: Duration::from_secs(60),
+            cache: None,
+            certificates: Certificates::default(),
+        }
     }
 }
 
@@ -134,7 +143,11 @@ fn open_object(
         limit_bytes: cache.limit_bytes,
         ..crate::CacheConfig::new(&cache.folder)
     });
-    let options = crate::ObjectOptions { retry: options.timeout, ..crate::ObjectOptions::default() };
+    let options = crate::ObjectOptions {
+        retry: options.timeout,
+        certificates: options.certificates.clone(),
+        ..crate::ObjectOptions::default()
+    };
     crate::Object::open(location, &options, cache.as_ref(), connector)
         .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }
@@ -144,12 +157,13 @@ fn open_nbd(
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
 ) -> Result<Nbd, StoreError> {
+    let certificates = &options.certificates;
     let options = NbdOptions {
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
         ..NbdOptions::default()
     };
-    Nbd::open(location, options, connector)
+    Nbd::open_with(location, options, connector, certificates)
         .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }

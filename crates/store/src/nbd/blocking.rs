@@ -80,9 +80,12 @@ impl Blocking {
                 continue;
             }
             state.has_leader = true;
+            let has_more = state.queue.has_more();
             drop(state);
-            // Without it, the loop turns until the reply is there.
-            let _ = wait(&self.fds);
+            if !has_more {
+                // Without it, the loop turns until the reply is there.
+                let _ = wait(&self.fds);
+            }
             state = lock(&self.state);
             state.has_leader = false;
             let State { queue, outcomes, results, .. } = &mut *state;

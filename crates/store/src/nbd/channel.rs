@@ -259,6 +259,11 @@ impl Channel {
         outcomes.append(&mut mine.outcomes);
     }
 
+    /// Whether there is something to do that no descriptor tells of.
+    pub(super) fn has_more(&self) -> bool {
+        lock(&self.state).session.as_ref().is_some_and(|session| session.has_more)
+    }
+
     /// Whether a member has outcomes.
     pub(super) fn has_outcomes(&self, member: u16) -> bool {
         !lock(&self.state).members[usize::from(member)].outcomes.is_empty()

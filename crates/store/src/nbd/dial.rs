@@ -5,7 +5,7 @@ use super::handshake::{Purpose, choose, greet};
 use super::options::NbdOptions;
 use super::socket::Timed;
 use super::wire::Wire;
-use crate::{Connector, NbdLocation};
+use crate::{Certificates, Connector, NbdLocation};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt;
 use std::io;
@@ -31,17 +31,20 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Reads the files of TLS, if the location has it.
+    /// Reads the files of TLS, if the location has it and they were not read.
     pub(super) fn new(
         location: NbdLocation,
         options: &NbdOptions,
         connector: Arc<dyn Connector>,
+        certificates: &Certificates,
     ) -> Result<Self, NbdError> {
+        #[cfg(not(feature = "tls"))]
+        let _ = certificates;
         #[cfg(feature = "tls")]
         let tls = location
             .tls
             .as_ref()
-            .map(|files| super::tls::Client::new(files, &location.target))
+            .map(|files| super::tls::Client::new(files, &location.target, certificates))
             .transpose()?;
         #[cfg(not(feature = "tls"))]
         if location.tls.is_some() {

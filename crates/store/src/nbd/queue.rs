@@ -49,6 +49,11 @@ impl NbdQueue {
         Ok(())
     }
 
+    /// Whether there is something to do that its descriptor does not tell of.
+    pub(super) fn has_more(&self) -> bool {
+        self.channel.has_more()
+    }
+
     /// Extents that the job with this head has found; its outcome was reaped.
     pub(super) fn take_extents(&self, head: u16) -> Vec<(u64, u32)> {
         self.channel.take_extents(self.member, head)
@@ -61,7 +66,7 @@ impl StoreQueue for NbdQueue {
     }
 
     fn listen(&mut self) -> bool {
-        !self.pushed.is_empty() || self.channel.has_outcomes(self.member)
+        !self.pushed.is_empty() || self.channel.has_outcomes(self.member) || self.channel.has_more()
     }
 
     fn has_news(&mut self) -> Option<bool> {
@@ -93,7 +98,9 @@ impl StoreQueue for NbdQueue {
     fn wait(&mut self) -> io::Result<()> {
         self.submit()?;
         while !self.channel.has_outcomes(self.member) {
-            wait(&self.fds)?;
+            if !self.channel.has_more() {
+                wait(&self.fds)?;
+            }
             self.channel.work(self.member);
         }
         Ok(())

@@ -70,6 +70,8 @@ pub(super) struct Session {
     front_sent: u64,
     /// The socket takes no more at present.
     pub(super) is_blocked: bool,
+    /// More may have been received than was worked off. Nothing else tells.
+    pub(super) has_more: bool,
     headers: Box<[[u8; REQUEST_LIMIT]; BATCH]>,
     pieces: Vec<HostSlice>,
     /// Bytes ever received.
@@ -97,6 +99,7 @@ impl Session {
             is_large: false,
             front_sent: 0,
             is_blocked: false,
+            has_more: false,
             headers: Box::new([[0; REQUEST_LIMIT]; BATCH]),
             pieces: Vec::with_capacity(IOV_MAX),
             received: 0,
@@ -241,7 +244,8 @@ impl Session {
         let mut turn = 0;
         loop {
             let payload = self.decode(tasks, to_send, ended)?;
-            if turn >= TURN {
+            self.has_more = turn >= TURN;
+            if self.has_more {
                 return Ok(());
             }
             let (got, asked) = match self.fetch(tasks, payload) {

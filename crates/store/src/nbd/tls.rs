@@ -4,14 +4,12 @@
 use super::error::NbdError;
 use super::handshake::start_tls;
 use super::socket::{Timed, receive, send};
-use crate::{Target, TlsFiles};
+use crate::{Certificates, Target, TlsFiles};
 use paravane_dma::HostSlice;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,7 +18,7 @@ const AT_ONCE: usize = 256 << 10;
 /// Bytes of a record.
 const RECORD: usize = 16 << 10;
 
-/// What this side needs for TLS, read once: a sandbox may close the files later.
+/// What this side needs for TLS.
 #[derive(Debug)]
 pub(super) struct Client {
     config: Arc<ClientConfig>,
@@ -28,7 +26,11 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(files: &TlsFiles, target: &Target) -> Result<Self, NbdError> {
+    pub(super) fn new(
+        files: &TlsFiles,
+        target: &Target,
+        certificates: &Certificates,
+    ) -> Result<Self, NbdError> {
         let name = match (&files.hostname, target) {
             (Some(name), _) => name.clone(),
             (None, Target::Tcp { host, .. }) => host.clone(),
@@ -38,13 +40,13 @@ impl Client {
         };
         let invalid = |_| NbdError::Tls(format!("{name} is no name that a certificate can have"));
         let server = ServerName::try_from(name.clone()).map_err(invalid)?;
+        let identity = certificates.identity(files.folder.as_deref()).map_err(NbdError::Tls)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| NbdError::Tls(error.to_string()))?
-            .with_root_certificates(authorities(files.folder.as_deref())?);
-        let own = files.folder.as_deref().map(own).transpose()?.flatten();
-        let config = match own {
+            .with_root_certificates(identity.roots.clone());
+        let config = match identity.own() {
             Some((chain, key)) => config
                 .with_client_auth_cert(chain, key)
                 .map_err(|error| NbdError::Tls(format!("client-cert.pem, client-key.pem: {error}")))?,
@@ -65,48 +67,6 @@ impl Client {
         connection.set_buffer_limit(None);
         Ok(Encrypted { socket, connection, scrap: vec![0; RECORD].into() })
     }
-}
-
-/// Whom to believe.
-fn authorities(folder: Option<&Path>) -> Result<RootCertStore, NbdError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(folder) = folder {
-        let path = folder.join("ca-cert.pem");
-        for certificate in certificates(&path)? {
-            let wrong = |error| NbdError::Tls(format!("{}: {error}", path.display()));
-            roots.add(certificate).map_err(wrong)?;
-        }
-    } else {
-        let found = rustls_native_certs::load_native_certs();
-        roots.add_parsable_certificates(found.certs);
-    }
-    if roots.is_empty() {
-        let text = "this host has no certificates of authorities: install ca-certificates, or name a folder with tls-certificates=PATH";
-        return Err(NbdError::Tls(text.into()));
-    }
-    Ok(roots)
-}
-
-/// The certificate of this side with its key, if there is one.
-fn own(folder: &Path) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, NbdError> {
-    let path = folder.join("client-cert.pem");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let chain = certificates(&path)?;
-    let path = folder.join("client-key.pem");
-    let key = PrivateKeyDer::from_pem_file(&path);
-    Ok(Some((chain, key.map_err(|error| NbdError::Tls(format!("{}: {error}", path.display())))?)))
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NbdError> {
-    let wrong = |error| NbdError::Tls(format!("{}: {error}", path.display()));
-    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
-    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(wrong)?;
-    if found.is_empty() {
-        return Err(NbdError::Tls(format!("{}: holds no certificate", path.display())));
-    }
-    Ok(found)
 }
 
 /// An encrypted connection.
@@ -179,17 +139,20 @@ impl Encrypted {
         TimedTls { connection: &mut self.connection, socket: Timed { socket: self.socket.as_fd(), end } }
     }
 
-    /// Encrypts from pieces, and sends what goes at once.
+    /// Encrypts from pieces, and sends what goes at once. Less than all: the socket takes no more.
     ///
     /// # Safety
     /// As [`send`].
     pub(super) unsafe fn send(&mut self, pieces: &[HostSlice]) -> io::Result<usize> {
-        let mut taken = 0;
+        let (mut taken, mut sent) = (0, 0);
         'pieces: for piece in pieces {
             let mut at = 0;
             while at < piece.len {
-                if taken >= AT_ONCE {
-                    break 'pieces;
+                if taken >= sent + AT_ONCE {
+                    if !self.flush()? {
+                        break 'pieces;
+                    }
+                    sent = taken;
                 }
                 let part = (piece.len - at).min(self.scrap.len());
                 // SAFETY: inside of the piece, which is valid by the caller's promise.

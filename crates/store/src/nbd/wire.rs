@@ -23,7 +23,7 @@ impl AsFd for Wire {
 }
 
 impl Wire {
-    /// Sends from pieces, as much as goes at once.
+    /// Sends from pieces, as much as goes at once. Less than all: the socket takes no more.
     ///
     /// # Safety
     /// As [`send`].

@@ -1,12 +1,12 @@
 //! How an object is opened, and why it cannot be.
-use crate::Location;
+use crate::{Certificates, Location};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
 
 /// How an object is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ObjectOptions {
     /// Most connections to the server \[4\].
     pub connections: u16,
@@ -18,6 +18,8 @@ pub struct ObjectOptions {
     pub retry: Duration,
     /// Certificates of authorities in PEM [those of this host].
     pub ca_file: Option<PathBuf>,
+    /// Those of this host, if they were read before.
+    pub certificates: Certificates,
     /// Keys for S3 in the format of `~/.aws/credentials`, profile `default` [the environment's
     /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; none: anonymous].
     pub credentials: Option<PathBuf>,
@@ -37,6 +39,7 @@ impl Default for ObjectOptions {
             stall_timeout: Duration::from_secs(30),
             retry: Duration::from_secs(60),
             ca_file: None,
+            certificates: Certificates::default(),
             credentials: None,
             digests: None,
             memory_bytes: 64 << 20,

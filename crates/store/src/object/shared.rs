@@ -163,7 +163,9 @@ impl Thread {
     ) -> Result<Self, ObjectError> {
         let target = origin.target();
         let tls = match &target {
-            Target::Tcp { host, .. } if origin.tls() => Some(Tls::new(host, options.ca_file.as_deref())?),
+            Target::Tcp { host, .. } if origin.tls() => {
+                Some(Tls::new(host, options.ca_file.as_deref(), &options.certificates)?)
+            }
             _ => None,
         };
         let dialer = Dialer::start(connector, target, options.connect_timeout)?;

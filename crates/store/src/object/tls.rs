@@ -1,5 +1,6 @@
 //! TLS of connections to a server.
 use super::options::ObjectError;
+use crate::Certificates;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -18,7 +19,11 @@ impl Tls {
     ///
     /// # Errors
     /// There are no authorities, or the name cannot be in a certificate.
-    pub(super) fn new(host: &str, ca_file: Option<&Path>) -> Result<Self, ObjectError> {
+    pub(super) fn new(
+        host: &str,
+        ca_file: Option<&Path>,
+        certificates: &Certificates,
+    ) -> Result<Self, ObjectError> {
         let mut roots = RootCertStore::empty();
         match ca_file {
             Some(path) => {
@@ -32,17 +37,7 @@ impl Tls {
                     return Err(wrong("has no certificate in PEM".into()));
                 }
             }
-            None => {
-                // What cannot be read is left out; the rest may do.
-                let found = rustls_native_certs::load_native_certs();
-                roots.add_parsable_certificates(found.certs);
-                if roots.is_empty() {
-                    return Err(ObjectError::Invalid(
-                        "this host has no certificates of authorities; install ca-certificates or name a file"
-                            .into(),
-                    ));
-                }
-            }
+            None => roots = certificates.identity(None).map_err(ObjectError::Invalid)?.roots.clone(),
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)

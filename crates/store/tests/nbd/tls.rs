@@ -1,10 +1,13 @@
 //! Encrypted connections.
-use crate::disk::{read, write};
+use crate::disk::{Buffer, read, write};
 use crate::model::Model;
 use crate::open;
 use crate::servers::{Running, Server, free_port, has};
 use paravane_store::nbd::{NbdError, NbdOptions};
-use paravane_store::{Link, Store};
+use paravane_store::{Job, Link, Store, StoreQueue};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -93,6 +96,78 @@ fn nbdkit(files: &Path, more: &'static str) -> Server {
 fn tls_url(server: &Server, files: &Path, name: &str) -> String {
     let (socket, files) = (server.socket().display(), files.display());
     format!("nbds+unix:///?socket={socket}&tls-certificates={files}&tls-hostname={name}")
+}
+
+/// Waits as an I/O thread does: for each time that the queue's descriptor becomes readable.
+fn finish(queue: &mut dyn StoreQueue, jobs: usize) {
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&poll, queue.fd(), epoll::EventData::new_u64(0), flags).unwrap();
+    let (mut outcomes, mut events) = (VecDeque::new(), Vec::with_capacity(1));
+    queue.submit().unwrap();
+    loop {
+        // Until nothing comes, as a thread that polls for a while.
+        let before = outcomes.len();
+        queue.reap(&mut outcomes);
+        queue.submit().unwrap();
+        if outcomes.len() == jobs {
+            break;
+        }
+        if outcomes.len() == before && !queue.listen() {
+            let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+            epoll::wait(&poll, spare_capacity(&mut events), Some(&patience)).unwrap();
+            assert!(!events.is_empty(), "{} of {jobs} jobs have ended, and nothing wakes", outcomes.len());
+            events.clear();
+        }
+    }
+    assert!(outcomes.iter().all(|outcome| outcome.result() == 1 << 20), "{outcomes:?}");
+}
+
+/// More than the socket takes, and more than is received in one turn.
+#[test]
+fn large_transfers_go_on_by_themselves() {
+    let test = "large_transfers_go_on_by_themselves";
+    if !has(test, "nbdkit") || !has(test, "certtool") {
+        return;
+    }
+    let all = TempDir::new().unwrap();
+    certificates(all.path());
+    let (theirs, ours) = (folder(all.path(), &THEIRS), folder(all.path(), &OURS));
+    // By TCP: a socket of it tells of room only if it had none.
+    let serve = |more: &[&str]| {
+        let port = free_port();
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-t", "8"]).args(more);
+        let child = command.args(["memory", "24M"]).stderr(Stdio::null()).spawn().unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(std::time::Instant::now() < end, "nbdkit does not listen");
+        }
+        (Running(child), port)
+    };
+    let (_encrypted, port) =
+        serve(&["--tls=require", &format!("--tls-certificates={}", theirs.path().display())]);
+    let (_plain, plain) = serve(&[]);
+    let encrypted = format!("nbds://localhost:{port}/?tls-certificates={}", ours.path().display());
+    for url in [encrypted, format!("nbd://localhost:{plain}/")] {
+        let store = open(&url, NbdOptions::default()).unwrap();
+        let mut queue = store.queue(24).unwrap();
+        let mut buffers: Vec<_> = (0..24).map(|byte| Buffer::new(vec![byte; 1 << 20])).collect();
+        for (buffer, number) in buffers.iter_mut().zip(0_u16..) {
+            let job = Job::Write { pieces: buffer.pieces(), offset: u64::from(number) << 20, durable: false };
+            // SAFETY: the buffers live until the outcomes.
+            unsafe { queue.push(number, job) }.unwrap();
+        }
+        finish(&mut *queue, 24);
+        let mut back: Vec<_> = (0..24).map(|_| Buffer::new(vec![0xee; 1 << 20])).collect();
+        for (buffer, number) in back.iter_mut().zip(0_u16..) {
+            let job = Job::Read { pieces: buffer.pieces(), offset: u64::from(number) << 20 };
+            // SAFETY: as above.
+            unsafe { queue.push(number, job) }.unwrap();
+        }
+        finish(&mut *queue, 24);
+        assert!(back.iter().zip(&buffers).all(|(back, buffer)| back.data() == buffer.data()));
+    }
 }
 
 #[test]
