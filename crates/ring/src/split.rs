@@ -46,12 +46,6 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// Puts one together.
-    #[inline(always)]
-    pub(crate) fn new(addr: u64, len: u32, flags: u16, next: u16) -> Self {
-        Self { addr, len, rest: u32::from(flags) | u32::from(next) << 16 }
-    }
-
     /// Index of the next descriptor, if the flags say that there is one.
     #[inline(always)]
     pub(crate) fn next(self) -> u16 {
@@ -81,7 +75,7 @@ impl crate::chain::Descriptor for Descriptor {
     }
 }
 
-/// A descriptor of an indirect table, as two words.
+/// A descriptor as two words, of an indirect table, and for the driver.
 ///
 /// It says the same as a [`Descriptor`]. A walk through a table has no register left for a third part;
 /// in the ring, where a descriptor is mostly alone, three parts need no shifts.
@@ -94,17 +88,16 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// Puts one together.
+    #[inline(always)]
+    pub(crate) fn new(addr: u64, len: u32, flags: u16, next: u16) -> Self {
+        Self { addr, meta: u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48 }
+    }
+
     /// Index of the next descriptor, if the flags say that there is one.
     #[inline(always)]
     pub(crate) fn next(self) -> u16 {
         (self.meta >> 48) as u16
-    }
-}
-
-impl From<Descriptor> for Entry {
-    #[inline(always)]
-    fn from(Descriptor { addr, len, rest }: Descriptor) -> Self {
-        Self { addr, meta: u64::from(len) | u64::from(rest) << 32 }
     }
 }
 

@@ -15,7 +15,7 @@
 //! and come back in that order, so there is no free list: `free_head` and the oldest buffer run
 //! after one another. The device may tell of several buffers with one entry, that of the last one,
 //! in the place of the first; the others were used completely then.
-use super::{Descriptor, Entry, avail_event, used_event};
+use super::{Entry, avail_event, used_event};
 use crate::area::Cells;
 use crate::driver::memory::{Memory, Tables};
 use crate::driver::poll::{Counting, RingView};
@@ -142,7 +142,7 @@ impl<O: Order, C: Counting> Ring<O, C> {
             let next = self.next_of(index);
             let (link, to) = if left == 0 { (0, 0) } else { (DESC_F_NEXT, next) };
             // SAFETY: `index` is below the size; see the invariant of `Ring`.
-            unsafe { store(self.desc, index, Descriptor::new(segment.addr, segment.len, flag | link, to)) };
+            unsafe { store(self.desc, index, Entry::new(segment.addr, segment.len, flag | link, to)) };
             (last, index) = (index, next);
         });
         (last, index, writable)
@@ -160,10 +160,10 @@ impl<O: Order, C: Counting> Ring<O, C> {
         let writable = write_all(readable, writable, DESC_F_WRITE, |segment, flag| {
             let (link, to) = if usize::from(i) + 1 == count { (0, 0) } else { (DESC_F_NEXT, i + 1) };
             // SAFETY: `i` is below `count`, which is at most what the table holds.
-            unsafe { store(table, i, Descriptor::new(segment.addr, segment.len, flag | link, to)) };
+            unsafe { store(table, i, Entry::new(segment.addr, segment.len, flag | link, to)) };
             i += 1;
         });
-        let desc = Descriptor::new(whole.addr, whole.len, DESC_F_INDIRECT, 0);
+        let desc = Entry::new(whole.addr, whole.len, DESC_F_INDIRECT, 0);
         // SAFETY: `head` is below the size; see the invariant of `Ring`.
         unsafe { store(self.desc, head, desc) };
         writable
@@ -450,11 +450,11 @@ impl<O: Order, C: Counting> Ring<O, C> {
 /// # Safety
 /// `table` has a descriptor `index`, on a multiple of 8 bytes.
 #[inline(always)]
-unsafe fn store(table: Cells, index: u16, desc: Descriptor) {
+unsafe fn store(table: Cells, index: u16, desc: Entry) {
     let at = usize::from(index) * DESC_SIZE;
     // SAFETY: the caller vouches for the descriptor.
     unsafe {
         table.store_u64(at, desc.addr);
-        table.store_u64(at + 8, Entry::from(desc).meta);
+        table.store_u64(at + 8, desc.meta);
     }
 }
