@@ -128,46 +128,6 @@ impl AccessGuard<'_> {
         self.write(addr, value.as_bytes(), access)
     }
 
-    /// Writes words, each in one access if aligned, unless memory has them already.
-    ///
-    /// Returns whether they were written. A cache line that has them stays with all processors that
-    /// read it. The words stay in registers: what was just stored cannot be read in pieces of
-    /// another size without waiting for all earlier stores.
-    ///
-    /// # Errors
-    /// As [`AccessGuard::write`].
-    #[inline(always)]
-    pub fn update_words<const N: usize>(
-        &self,
-        addr: u64,
-        words: [u32; N],
-        access: Access,
-    ) -> Result<bool, DmaError> {
-        let (len, access) = (size_of_val(&words), access | Access::WRITE);
-        let Some((line, host)) =
-            self.whole(addr, len, access).filter(|(_, host)| host.cast::<u32>().is_aligned())
-        else {
-            return self.write_obj(addr, &{ words }, access).map(|()| true);
-        };
-        access.begin();
-        let differs = words.iter().enumerate().fold(0, |differs, (at, word)| {
-            let mut now = [0; 4];
-            // SAFETY: as in `load`. WRITE is enough: nothing but this comparison depends on what is
-            // there.
-            unsafe { copy::load(host.add(4 * at), now.as_mut_ptr(), 4) };
-            differs | (u32::from_ne_bytes(now) ^ word)
-        });
-        if differs != 0 {
-            for (at, word) in words.iter().enumerate() {
-                // SAFETY: as in `store`.
-                unsafe { copy::store(host.add(4 * at), word.as_bytes().as_ptr(), 4) };
-            }
-            self.handle.wrote_inside(line, addr, len);
-        }
-        access.end();
-        Ok(differs != 0)
-    }
-
     /// Sets `len` bytes at `addr` to `byte`.
     ///
     /// # Errors

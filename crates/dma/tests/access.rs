@@ -391,24 +391,3 @@ fn what_is_mapped_can_be_copied_from_and_to() {
     handle.enter().read_segments(&segments, 0, &mut seen, READ).expect("readable");
     assert_eq!(seen, data);
 }
-
-#[test]
-fn words_are_written_where_they_differ() {
-    let mut handle = handle();
-    let guard = handle.enter();
-    let now = |addr| guard.read_obj::<[u32; 3]>(addr, READ).expect("RAM");
-    for words in [[1, 2, 3], [0, 2, 3], [0, 0, 3], [0, 0, 0], [0, 0, 9], [7, 0, 9]] {
-        assert_eq!(guard.update_words(0x1100, words, WRITE), Ok(true));
-        assert_eq!(now(0x1100), words);
-        assert_eq!(guard.update_words(0x1100, words, WRITE), Ok(false));
-        assert_eq!(now(0x1100), words);
-    }
-    // Not aligned, and across two regions.
-    for addr in [0x1202, 0x2ffc] {
-        assert_eq!(guard.update_words(addr, [1, 2, 3], WRITE), Ok(true));
-        assert_eq!(now(addr), [1, 2, 3]);
-    }
-    // What must not be written is an error, even if it is there; a hole, too.
-    assert!(matches!(guard.update_words(0x5000, [0; 3], WRITE), Err(DmaError::Denied { .. })));
-    assert!(matches!(guard.update_words(0x4000, [0; 3], WRITE), Err(DmaError::Unmapped { .. })));
-}

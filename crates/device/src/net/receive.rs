@@ -28,7 +28,7 @@ const FRAMES: usize = 64;
 /// Most buffers popped at once.
 ///
 /// Their cache lines are prefetched together, and a processor drops requests beyond about twenty.
-const GROUP: usize = 16;
+const GROUP: usize = 8;
 /// Bytes of each buffer that are prefetched: header and start of the frame.
 ///
 /// A long copy prefetches the rest.
@@ -40,8 +40,6 @@ pub(super) struct Receive<R> {
     /// Buffers for the frames at hand; empty between two serves.
     batch: Batch,
     waits_for_buffers: bool,
-    /// The last buffers had their headers already.
-    headers_stay: bool,
     counters: Arc<Counters>,
     counts: Totals,
 }
@@ -165,9 +163,6 @@ impl Filling {
 
     /// Completes the buffers that are done.
     fn complete(&mut self, queue: &mut Queue, served: &mut Served) -> Result<(), ServeError> {
-        if self.done == 0 {
-            return Ok(());
-        }
         served.completed += self.done as u32;
         queue.complete_all(self.heads.drain(..std::mem::take(&mut self.done)))?;
         Ok(())
@@ -178,15 +173,7 @@ impl<R: Receiver> Receive<R> {
     pub(super) fn new(receiver: R, features: u64, size: u16, counters: Arc<Counters>) -> Self {
         let filling = Filling::new(features, size);
         let batch = Batch::new(GROUP);
-        Self {
-            receiver,
-            filling,
-            batch,
-            waits_for_buffers: false,
-            headers_stay: false,
-            counters,
-            counts: Totals::default(),
-        }
+        Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
     fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
@@ -264,31 +251,23 @@ impl<R: Receiver> Receive<R> {
     /// that is still with the driver's processor delays all stores behind it, and a processor
     /// buffers only a few dozen.
     #[inline(never)]
-    fn place_whole(&mut self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
+    fn place_whole(&self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         let expected = self.receiver.frame(0).map_or(0, |frame| (HEADER + frame.bytes.len()).min(EXPECTED));
         for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
-            let (addr, len) = (segment.addr, expected.min(segment.len as usize));
-            if self.headers_stay && len > HEADER {
-                // The frame first: if its line has the header too, that is one request.
-                memory.expect_write(addr + HEADER as u64, len - HEADER);
-                memory.expect_read(addr, HEADER);
-            } else {
-                memory.expect_write(addr, len);
-            }
+            memory.expect_write(segment.addr, expected.min(segment.len as usize));
         }
-        let (mut placed, mut written) = (0, false);
+        let mut placed = 0;
         for (_, readable, writable) in self.batch.iter() {
             let ([], [only], Some(frame)) = (readable, writable, self.receiver.frame(placed)) else { break };
             if (only.len as usize) < HEADER + frame.bytes.len() {
                 break;
             }
             let header = header::words(header::to_driver(frame.header, self.filling.features, 1));
-            written |= memory.update_words(only.addr, header, ACCESS)?;
+            memory.write_obj(only.addr, &header, ACCESS)?;
             // No segment wraps around.
             memory.write(only.addr + HEADER as u64, frame.bytes, ACCESS)?;
             placed += 1;
         }
-        self.headers_stay = !written && placed > 0;
         Ok(placed)
     }
 
