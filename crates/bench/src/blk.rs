@@ -25,7 +25,7 @@ use crate::options::MIN_ROUNDS;
 use crate::subject::{OTHER_BUILD, PARAVANE};
 use crate::turns::turns;
 use crate::{BenchError, Options, Row};
-use case::{Case, Storage, Work};
+use case::{Case, Present, Storage, Work};
 use client::Client;
 use contention::{BusyThreads, RunDelay};
 use image::Image;
@@ -34,6 +34,7 @@ use std::time::Duration;
 
 pub(crate) mod blkio;
 mod case;
+mod ceph;
 mod client;
 mod contention;
 pub(crate) mod handover;
@@ -62,6 +63,7 @@ pub(crate) const NOTES: &[&str] = &[
     "--contended: a thread that never sleeps on the CPU of the server, and one on that of the client; all threads are in the ordinary scheduling class. run-delay, run-delay-client: time for which threads of the server, and the client, could run and no CPU ran them, per request.",
     "spdk-vhost: SPDK's vhost, the disk a malloc bdev, in tmpfs/... only. Its reactor polls the CPU without end; it is stopped while others are measured. rate-to-spdk, cpu-to-spdk: relative to it in the same round; 1 / cpu-to-spdk is the rate for each second of CPU time.",
     "nbd/...: the image is behind an NBD server (nbdkit, one process for each subject, on the CPU of the client); nbd-1ms: its answers take a millisecond more; qcow2-over-nbd: it has the bytes of a qcow2 image.",
+    "rbd/...: the image is in the Ceph cluster that PARAVANE_CEPH_CONF names (scripts/ceph-one start FOLDER makes one). qemu-storage-daemon needs qemu-block-extra for it.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
@@ -71,8 +73,13 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
     let cases = if options.contended {
         Case::select_contended(filter)?
     } else {
-        let blkio = blkio::program().is_some();
-        Case::select(filter, options.quick, image::can_convert(), blkio, nbd::is_there())?
+        let present = Present {
+            qcow2: image::can_convert(),
+            blkio: blkio::program().is_some(),
+            nbd: nbd::is_there(),
+            rbd: ceph::conf().is_some(),
+        };
+        Case::select(filter, options.quick, present)?
     };
     let subjects = Subject::all()?;
     let length = match (options.contended, options.quick) {

@@ -31,11 +31,21 @@ pub(super) enum Storage {
     NbdFar,
     /// In memory, in qcow2 format, behind an NBD server.
     Qcow2Nbd,
+    /// In a Ceph cluster.
+    Rbd,
 }
 
 impl Storage {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Tmpfs, Self::Disk, Self::Direct, Self::Qcow2, Self::Nbd, Self::NbdFar, Self::Qcow2Nbd];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Tmpfs,
+        Self::Disk,
+        Self::Direct,
+        Self::Qcow2,
+        Self::Nbd,
+        Self::NbdFar,
+        Self::Qcow2Nbd,
+        Self::Rbd,
+    ];
 
     /// Name in results.
     pub(super) fn name(self) -> &'static str {
@@ -47,6 +57,7 @@ impl Storage {
             Self::Nbd => "nbd",
             Self::NbdFar => "nbd-1ms",
             Self::Qcow2Nbd => "qcow2-over-nbd",
+            Self::Rbd => "rbd",
         }
     }
 
@@ -60,7 +71,7 @@ impl Storage {
         matches!(self, Self::Nbd | Self::NbdFar | Self::Qcow2Nbd)
     }
 
-    /// Whether the image is in memory.
+    /// Whether the image, or what stands for it here, is in memory.
     pub(super) fn in_memory(self) -> bool {
         !matches!(self, Self::Disk | Self::Direct)
     }
@@ -123,7 +134,7 @@ impl Case {
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
                 Storage::Direct | Storage::Qcow2 | Storage::Qcow2Nbd => (&[false][..], &FEW_DEPTHS[..]),
-                Storage::Nbd | Storage::NbdFar => (&[false][..], &FAR_DEPTHS[..]),
+                Storage::Nbd | Storage::NbdFar | Storage::Rbd => (&[false][..], &FAR_DEPTHS[..]),
             };
             for &packed in layouts {
                 for work in
@@ -154,26 +165,34 @@ impl Case {
         crate::options::select(all, filter)
     }
 
-    /// Selects the cases whose path contains `filter`; `qcow2`, `blkio`, `nbd`: those too.
+    /// Selects the cases whose path contains `filter` and whose programs are `present`.
     ///
     /// # Errors
     /// No case matches.
-    pub(super) fn select(
-        filter: &str,
-        quick: bool,
-        qcow2: bool,
-        blkio: bool,
-        nbd: bool,
-    ) -> Result<Vec<Self>, BenchError> {
+    pub(super) fn select(filter: &str, quick: bool, present: Present) -> Result<Vec<Self>, BenchError> {
         let mut all = Self::all(quick);
         let has = |case: &Self| {
-            (qcow2 || !case.storage.is_qcow2())
-                && (blkio || !case.blkio)
-                && (nbd || !case.storage.is_remote())
+            (present.qcow2 || !case.storage.is_qcow2())
+                && (present.blkio || !case.blkio)
+                && (present.nbd || !case.storage.is_remote())
+                && (present.rbd || case.storage != Storage::Rbd)
         };
         all.retain(has);
         crate::options::select(all, filter)
     }
+}
+
+/// What this host has for cases that need more than our program.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Present {
+    /// A program that makes qcow2 images.
+    pub(super) qcow2: bool,
+    /// libblkio's `blkio-bench`.
+    pub(super) blkio: bool,
+    /// An NBD server.
+    pub(super) nbd: bool,
+    /// A Ceph cluster.
+    pub(super) rbd: bool,
 }
 
 /// Windows of a full sample.
@@ -202,7 +221,7 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 2);
+        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 12 + 2);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
@@ -214,6 +233,7 @@ mod tests {
             "nbd/split/seq-write128k/depth128",
             "nbd-1ms/split/read4k/depth128",
             "qcow2-over-nbd/split/read4k/depth1",
+            "rbd/split/seq-read128k/depth32",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }
@@ -221,9 +241,12 @@ mod tests {
 
     #[test]
     fn a_filter_selects() {
-        let selected = Case::select("tmpfs/split/read4k/depth1", false, true, false, false).unwrap();
+        let selected = Case::select("tmpfs/split/read4k/depth1", false, Present::default()).unwrap();
         assert_eq!(selected.len(), 2, "depth 1 and 128: {selected:?}");
         assert_eq!(Case::select_contended("").unwrap().len(), 4 * 3);
-        assert!(matches!(Case::select("disk/", true, true, true, true), Err(BenchError::NoCase(_))));
+        assert!(matches!(
+            Case::select("disk/", true, Present { qcow2: true, ..Present::default() }),
+            Err(BenchError::NoCase(_))
+        ));
     }
 }

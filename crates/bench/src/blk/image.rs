@@ -2,6 +2,7 @@
 //!
 //! Every block begins with its number, so that the client can check data.
 use super::case::{SPAN, Storage};
+use super::ceph::CephImage;
 use super::nbd;
 use crate::BenchError;
 use crate::daemon::{Daemon, is_installed};
@@ -17,6 +18,8 @@ use tempfile::TempDir;
 pub(super) struct Image {
     /// NBD servers, one for each image; they end first.
     _nbd: Vec<Daemon>,
+    /// Images in a Ceph cluster.
+    _ceph: Vec<CephImage>,
     folder: TempDir,
 }
 
@@ -65,12 +68,16 @@ impl Image {
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
-        let image = Self { _nbd: Vec::new(), folder };
+        let mut image = Self { _nbd: Vec::new(), _ceph: Vec::new(), folder };
         for name in names {
             let path = image.path(name);
             write(&path)?;
             if storage.is_qcow2() {
                 convert(&path)?;
+            }
+            if storage == Storage::Rbd {
+                image._ceph.push(CephImage::import(&path, name)?);
+                std::fs::remove_file(&path)?;
             }
         }
         Ok(image)

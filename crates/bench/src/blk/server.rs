@@ -1,5 +1,6 @@
 //! The servers: one process per subject.
 use super::case::{Case, SPAN, Storage};
+use super::ceph;
 use super::image::Image;
 use super::spdk;
 use super::spdk::Relay;
@@ -61,7 +62,11 @@ impl Subject {
 
     /// Whether it can serve images of this kind.
     pub(super) fn stores(&self, storage: Storage) -> bool {
-        !matches!(self, Self::Spdk(_)) || storage == Storage::Tmpfs
+        match self {
+            Self::Paravane(_) => true,
+            Self::StorageDaemon => storage != Storage::Rbd || ceph::qemu_can(),
+            Self::Spdk(_) => storage == Storage::Tmpfs,
+        }
     }
 
     /// Whether it has what a case needs.
@@ -86,9 +91,10 @@ impl Subject {
             Self::Spdk(program) => spdk::command(program, socket, cpu)?,
             Self::Paravane(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
-                let image = match storage.is_remote() {
-                    true => with("nbd+unix:///?socket=", image, ""),
-                    false => image.into(),
+                let image = match storage {
+                    Storage::Rbd => rbd_location(image),
+                    _ if storage.is_remote() => with("nbd+unix:///?socket=", image, ""),
+                    _ => image.into(),
                 };
                 command
                     .args(["serve", "blk", "--queue-size", "1024", "--image"])
@@ -116,7 +122,10 @@ impl Subject {
                 } else {
                     "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
                 };
-                let file = with(file, image, if direct { ",cache.direct=on" } else { "" });
+                let file = match storage {
+                    Storage::Rbd => rbd_node(image),
+                    _ => with(file, image, if direct { ",cache.direct=on" } else { "" }),
+                };
                 let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
                 command.args(["--object", "iothread,id=thread"]);
                 command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
@@ -124,6 +133,24 @@ impl Subject {
             }
         })
     }
+}
+
+/// An image of Ceph, as this program names it.
+fn rbd_location(image: &Path) -> OsString {
+    let mut location = OsString::from(format!("rbd:{}/", ceph::POOL));
+    location.push(image);
+    location.push(":conf=");
+    location.push(ceph::conf().unwrap_or_default());
+    location
+}
+
+/// The same, as QEMU names it.
+fn rbd_node(image: &Path) -> OsString {
+    let mut node = OsString::from(format!("driver=rbd,node-name=disk,pool={},image=", ceph::POOL));
+    node.push(image);
+    node.push(",conf=");
+    node.push(ceph::conf().unwrap_or_default());
+    node
 }
 
 /// A running server, stopped when dropped.
@@ -148,9 +175,11 @@ impl Server {
         cpu: Option<usize>,
     ) -> Result<Self, BenchError> {
         let socket = image.folder().join(subject.name().replace('/', "-")).with_extension("sock");
-        let (name, image) = match (subject.image(storage), storage.is_remote()) {
-            (file, true) => (subject.name(), image.socket(file)),
-            (file, false) => (subject.name(), image.path(file)),
+        let (name, file) = (subject.name(), subject.image(storage));
+        let image = match storage {
+            Storage::Rbd => ceph::image_name(file).into(),
+            _ if storage.is_remote() => image.socket(file),
+            _ => image.path(file),
         };
         let server_cpu = cpu.unwrap_or(0);
         let command = subject.command(storage, &image, &socket, server_cpu);

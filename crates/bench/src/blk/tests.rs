@@ -25,7 +25,7 @@ fn peer(test: &str) -> Option<Subject> {
 fn every_kind_of_work_yields_every_row() {
     let Some(peer) = peer("blk::every_kind_of_work_yields_every_row") else { return };
     for client in [crate::Client::Event, crate::Client::Poll] {
-        let cases = Case::select("tmpfs/split/", true, true, true, true).unwrap();
+        let cases = Case::select("tmpfs/split/", true, Present::default()).unwrap();
         let cases: Vec<Case> = cases.into_iter().filter(|case| case.depth == 4).collect();
         let options = Options { client, ..Options::default() };
         let rows = measure(&cases, std::slice::from_ref(&peer), &options, TINY, &mut |_| {}).unwrap();
@@ -48,7 +48,7 @@ fn every_kind_of_work_yields_every_row() {
 fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
     let build = Build { name: "paravane", program: "/bin/false".into(), extra_args: Vec::new() };
     let subject = Subject::Paravane(build);
-    let cases = Case::select("tmpfs/split/read4k/depth4", true, true, true, true).unwrap();
+    let cases = Case::select("tmpfs/split/read4k/depth4", true, Present::default()).unwrap();
     let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();
     assert!(error.starts_with("paravane: tmpfs/split/read4k/depth4: the process ended"), "{error}");
