@@ -15,7 +15,7 @@ use paravane_spec::feature::{EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{
     ConfigAccess, F_PROTOCOL_FEATURES, Inflight, LOG_PAGE, LogArea, SingleRegion, VringState, request,
 };
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 use std::fs::File;
@@ -50,6 +50,8 @@ impl Call {
 /// The traced thread of a daemon. It ends with it.
 struct Traced {
     thread: Pid,
+    /// It is not stopped.
+    runs: bool,
     is_reaped: bool,
 }
 
@@ -64,7 +66,7 @@ impl Traced {
         let task = tasks.find(is_named).expect("the thread is there");
         let thread = Pid::from_raw(task.file_name().to_str().unwrap().parse().unwrap());
         ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD)?;
-        let traced = Self { thread, is_reaped: false };
+        let traced = Self { thread, runs: false, is_reaped: false };
         ptrace::interrupt(thread)?;
         waitpid(thread, Some(WaitPidFlag::__WALL))?;
         Ok(traced)
@@ -76,11 +78,8 @@ impl Traced {
             ptrace::syscall(self.thread, None).unwrap();
             match waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap() {
                 WaitStatus::PtraceSyscall(_) => {
-                    let info = ptrace::syscall_info(self.thread).unwrap();
-                    if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
-                        // SAFETY: `op` says which field was filled in.
-                        let entry = unsafe { info.u.entry };
-                        return Some(Call { number: entry.nr.cast_signed(), operation: entry.args[1] });
+                    if let Some(call) = self.entered() {
+                        return Some(call);
                     }
                 }
                 WaitStatus::Signaled(..) | WaitStatus::Exited(..) => {
@@ -90,6 +89,49 @@ impl Traced {
                 _ => {}
             }
         }
+    }
+
+    /// Goes on until the message is read that `client` has sent, and returns that call.
+    ///
+    /// `None`: another worker has answered. One is started if this one, which stops at each call, takes
+    /// a millisecond to begin.
+    fn first_call(&mut self, client: &Raw) -> Option<Call> {
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
+        ptrace::syscall(self.thread, None).unwrap();
+        loop {
+            match waitpid(self.thread, Some(flags)).unwrap() {
+                WaitStatus::StillAlive if has_reply(client) => {
+                    self.runs = true;
+                    return None;
+                }
+                WaitStatus::StillAlive => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    continue;
+                }
+                WaitStatus::PtraceSyscall(_) => {
+                    if let Some(call) = self.entered().filter(|call| call.is_first()) {
+                        return Some(call);
+                    }
+                }
+                WaitStatus::Signaled(..) | WaitStatus::Exited(..) => {
+                    self.is_reaped = true;
+                    return None;
+                }
+                _ => {}
+            }
+            ptrace::syscall(self.thread, None).unwrap();
+        }
+    }
+
+    /// The call that the thread enters, if it does.
+    fn entered(&self) -> Option<Call> {
+        let info = ptrace::syscall_info(self.thread).unwrap();
+        if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+            return None;
+        }
+        // SAFETY: `op` says which field was filled in.
+        let entry = unsafe { info.u.entry };
+        Some(Call { number: entry.nr.cast_signed(), operation: entry.args[1] })
     }
 
     /// Kills the daemon, and waits until it has ended.
@@ -109,10 +151,19 @@ impl Traced {
     }
 }
 
+/// Whether the daemon has answered.
+fn has_reply(client: &Raw) -> bool {
+    let mut fds = [PollFd::new(&client.socket, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0)
+}
+
 impl Drop for Traced {
     fn drop(&mut self) {
         // A traced thread that is not waited for keeps its process from ending.
         if !self.is_reaped {
+            if self.runs && ptrace::interrupt(self.thread).is_ok() {
+                let _ = waitpid(self.thread, Some(WaitPidFlag::__WALL));
+            }
             let _ = ptrace::detach(self.thread, None);
         }
     }
@@ -239,19 +290,31 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
     };
     // A queue that is stopped finishes nothing.
     let runs = |name: &str| !matches!(name, "SET_VRING_ENABLE 0" | "GET_VRING_BASE" | "SET_VRING_BASE");
-    let mut step = 0;
+    let undone = |client: &mut Client| {
+        if let Some(undo) = undo {
+            let Message { request, payload, fds, .. } = client.message(undo);
+            client.raw.say(request, &*payload, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+        }
+    };
+    let (mut step, mut is_loaded) = (0, false);
     loop {
-        if runs(name) || step == 0 && name != "SET_VRING_BASE" {
+        if runs(name) || !is_loaded && name != "SET_VRING_BASE" {
             client.load();
         }
+        is_loaded = true;
         let message = client.message(name);
         let mut traced = Traced::stop(&daemon, "vhost").unwrap();
         let fds: Vec<BorrowedFd<'_>> = message.fds.iter().map(AsFd::as_fd).collect();
         client.raw.send(message.request, &message.payload, &fds).unwrap();
-        let mut call = traced.next_call().unwrap();
-        while !call.is_first() {
-            call = traced.next_call().unwrap();
-        }
+        let Some(mut call) = traced.first_call(&client.raw) else {
+            drop(traced);
+            client.expect_reply(&message, step);
+            if runs(name) {
+                client.machine.finish(&mut client.model);
+            }
+            undone(client);
+            continue;
+        };
         for _ in 0..step {
             if call.is_after() {
                 break;
@@ -268,10 +331,7 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
         if is_over {
             return (step, daemon);
         }
-        if let Some(undo) = undo {
-            let Message { request, payload, fds, .. } = client.message(undo);
-            client.raw.say(request, &*payload, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
-        }
+        undone(client);
         step += 1;
     }
 }
