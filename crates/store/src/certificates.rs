@@ -38,7 +38,9 @@ impl Certificates {
                 }
             }
             Location::Http(url) if url.scheme() == "https" => _ = self.identity(None)?,
-            Location::S3(_) => _ = self.identity(None)?,
+            Location::S3(s3) if s3.endpoint.as_ref().is_none_or(|url| url.scheme() == "https") => {
+                self.identity(None)?;
+            }
             _ => {}
         }
         #[cfg(not(any(feature = "tls", feature = "http")))]

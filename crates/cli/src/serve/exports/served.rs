@@ -16,12 +16,19 @@ use paravane_store::Location;
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Stack of a thread that asks servers: name resolution and TLS need the most.
 const STACK: usize = 1 << 20;
+
+/// No thread asks servers.
+const IDLE: u8 = 0;
+/// A thread has to ask, once more if it does already.
+const ASK_AGAIN: u8 = 1;
+/// A thread asks.
+const ASKING: u8 = 2;
 
 /// A device that is served or stopping.
 pub(super) struct ServedDevice {
@@ -41,8 +48,8 @@ pub(super) struct ServedDevice {
     threads: Vec<IoThread>,
     /// Of a disk whose latencies are measured.
     trace: Option<Arc<RequestTrace>>,
-    /// A thread asks its servers for the size of the image.
-    asks_stores: Arc<AtomicBool>,
+    /// Whether a thread asks its servers for the size of the image: [`IDLE`], [`ASK_AGAIN`], [`ASKING`].
+    asks_stores: Arc<AtomicU8>,
     /// When it began to stop.
     stopping: Option<Instant>,
     /// It stops for another daemon, which has not got its state yet.
@@ -320,27 +327,33 @@ impl ServedDevice {
         if self.figures.stores.is_empty() {
             return refresher.refresh();
         }
-        // Relaxed: a request that meets one under way is as if it had come before it.
-        if self.asks_stores.swap(true, Ordering::Relaxed) {
+        // AcqRel: pairs with the thread's, so that it asks after what the caller has seen.
+        if self.asks_stores.swap(ASK_AGAIN, Ordering::AcqRel) != IDLE {
             return;
         }
         // A device that stops meanwhile closes its stores.
         let stores: Vec<_> = self.figures.stores.iter().map(Arc::downgrade).collect();
         let (device, asks) = (self.spec.name.clone(), Arc::clone(&self.asks_stores));
         let ask = move || {
-            for store in stores.iter().filter_map(Weak::upgrade) {
-                if let Err(error) = store.refresh() {
-                    let location = store.status().location;
-                    tracing::warn!(device, location, %error, "the size of the image is unknown");
+            // A request that comes while the servers are asked may know of a size that they did not tell.
+            loop {
+                asks.swap(ASKING, Ordering::AcqRel);
+                for store in stores.iter().filter_map(Weak::upgrade) {
+                    if let Err(error) = store.refresh() {
+                        let location = store.status().location;
+                        tracing::warn!(device, location, %error, "the size of the image is unknown");
+                    }
+                }
+                refresher.refresh();
+                if asks.compare_exchange(ASKING, IDLE, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                    return;
                 }
             }
-            refresher.refresh();
-            asks.store(false, Ordering::Relaxed);
         };
         if let Err(error) = std::thread::Builder::new().name("store-size".into()).stack_size(STACK).spawn(ask)
         {
             tracing::warn!(device = self.spec.name, %error, "cannot ask for the size of the image");
-            self.asks_stores.store(false, Ordering::Relaxed);
+            self.asks_stores.store(IDLE, Ordering::Release);
         }
     }
 
