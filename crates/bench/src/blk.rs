@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
             qcow2: image::can_convert(),
             blkio: blkio::program().is_some(),
             nbd: nbd::is_there(),
-            rbd: ceph::conf().is_some(),
+            rbd: ceph::is_there(),
         };
         Case::select(filter, options.quick, present)?
     };

@@ -13,7 +13,7 @@ pub(crate) trait Flight: Copy {
     /// `id` is below the size of the queue, which lives, and nothing else looks at its chains in flight.
     unsafe fn contains(self, id: u16) -> bool;
 
-    /// Takes in chain `id` of so many places in the ring, with its readable and its writable bytes.
+    /// Adds chain `id`, its number of places in the ring, and its readable and writable bytes.
     ///
     /// With IN_ORDER, `note` says where it lies; see [`crate::device_ring::DeviceRing::note`].
     ///

@@ -31,7 +31,7 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 use model::{BASE, Sides, explore, segment, sides, warm_up};
-use paravane_ring::device::{Batch, Fetched, TranslationCheck};
+use paravane_ring::device::{self, Batch, Fetched, TranslationCheck};
 use paravane_ring::driver::poll::Position;
 use paravane_ring::driver::{Queue, Used};
 use paravane_ring::{Area, Order, QueueError, Segment};
@@ -127,22 +127,8 @@ fn the_device_sees_whole<O: Order>(features: u64) {
 }
 
 fn the_device_sees_a_chain_whole<O: Order>(features: u64) {
-    explore(move || {
-        let Sides { mut driver, mut device, area, .. } = sides::<O, Position>(features);
-        let other = thread::spawn(move || {
-            driver.add(&[segment(0)], &[segment(1)]).unwrap();
-            driver.publish();
-        });
-        let mut batch = Batch::new(1);
-        for _ in 0..2 {
-            let fetch = |addr: u64, out: &mut [u8]| area.read((addr - BASE) as usize, out);
-            if device.pop(&mut batch, fetch).unwrap() == 1 {
-                assert_eq!(batch.readable(&batch.chains()[0]), [segment(0)]);
-                assert_eq!(batch.writable(&batch.chains()[0]), [segment(1)]);
-            }
-            thread::yield_now();
-        }
-        other.join().unwrap();
+    sees_a_chain_whole::<O>(features, |device, batch, area| {
+        device.pop(batch, |addr, out| area.read((addr - BASE) as usize, out))
     });
 }
 
@@ -160,6 +146,14 @@ impl TranslationCheck for Known {
 }
 
 fn a_device_behind_an_iommu_sees_a_chain_whole<O: Order>(features: u64) {
+    sees_a_chain_whole::<O>(features, |device, batch, area| device.pop_translated(batch, &mut Known(area)));
+}
+
+/// `pop` takes chains from the device side; tables lie in the area.
+fn sees_a_chain_whole<O: Order>(
+    features: u64,
+    pop: fn(&mut device::Queue<O>, &mut Batch, Area) -> Result<usize, QueueError>,
+) {
     explore(move || {
         let Sides { mut driver, mut device, area, .. } = sides::<O, Position>(features);
         let other = thread::spawn(move || {
@@ -168,7 +162,7 @@ fn a_device_behind_an_iommu_sees_a_chain_whole<O: Order>(features: u64) {
         });
         let mut batch = Batch::new(1);
         for _ in 0..2 {
-            if device.pop_translated(&mut batch, &mut Known(area)).unwrap() == 1 {
+            if pop(&mut device, &mut batch, area).unwrap() == 1 {
                 assert_eq!(batch.readable(&batch.chains()[0]), [segment(0)]);
                 assert_eq!(batch.writable(&batch.chains()[0]), [segment(1)]);
             }

@@ -1,4 +1,5 @@
 //! Images in a Ceph cluster, which somebody else has made (`scripts/ceph-one`).
+use crate::daemon::is_installed;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,19 @@ pub(super) const POOL: &str = "pool";
 /// QEMU's module for images of Ceph (Debian: qemu-block-extra), below a folder of libraries.
 const MODULE: &str = "qemu/block-rbd.so";
 
-/// The cluster, if one is named and its program is installed.
-pub(super) fn conf() -> Option<PathBuf> {
-    let conf = PathBuf::from(std::env::var_os(CONF)?);
-    let ran = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    ran.is_ok().then_some(conf)
+/// Whether images can be in a cluster.
+pub(super) fn is_there() -> bool {
+    conf().is_some() && is_installed(PROGRAM)
+}
+
+/// Configuration of the cluster, if one is named.
+fn conf() -> Option<PathBuf> {
+    Some(std::env::var_os(CONF)?.into())
+}
+
+/// What follows the name of an image, where `before` is what names the configuration.
+pub(super) fn with_conf(before: &str) -> String {
+    format!("{before}{}", conf().unwrap_or_default().display())
 }
 
 /// Whether `qemu-storage-daemon` can open images of Ceph.

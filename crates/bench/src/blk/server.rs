@@ -92,7 +92,7 @@ impl Subject {
             Self::Paravane(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
                 let image = match storage {
-                    Storage::Rbd => rbd_location(image),
+                    Storage::Rbd => with(&format!("rbd:{}/", ceph::POOL), image, &ceph::with_conf(":conf=")),
                     _ if storage.is_remote() => with("nbd+unix:///?socket=", image, ""),
                     _ => image.into(),
                 };
@@ -123,7 +123,10 @@ impl Subject {
                     "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
                 };
                 let file = match storage {
-                    Storage::Rbd => rbd_node(image),
+                    Storage::Rbd => {
+                        let before = format!("driver=rbd,node-name=disk,pool={},image=", ceph::POOL);
+                        with(&before, image, &ceph::with_conf(",conf="))
+                    }
                     _ => with(file, image, if direct { ",cache.direct=on" } else { "" }),
                 };
                 let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
@@ -133,24 +136,6 @@ impl Subject {
             }
         })
     }
-}
-
-/// An image of Ceph, as this program names it.
-fn rbd_location(image: &Path) -> OsString {
-    let mut location = OsString::from(format!("rbd:{}/", ceph::POOL));
-    location.push(image);
-    location.push(":conf=");
-    location.push(ceph::conf().unwrap_or_default());
-    location
-}
-
-/// The same, as QEMU names it.
-fn rbd_node(image: &Path) -> OsString {
-    let mut node = OsString::from(format!("driver=rbd,node-name=disk,pool={},image=", ceph::POOL));
-    node.push(image);
-    node.push(",conf=");
-    node.push(ceph::conf().unwrap_or_default());
-    node
 }
 
 /// A running server, stopped when dropped.

@@ -72,45 +72,32 @@ impl Traced {
         Ok(traced)
     }
 
-    /// Goes on to the next system call, and returns it. `None`: the thread has ended.
-    fn next_call(&mut self) -> Option<Call> {
-        loop {
-            ptrace::syscall(self.thread, None).unwrap();
-            match waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap() {
-                WaitStatus::PtraceSyscall(_) => {
-                    if let Some(call) = self.entered() {
-                        return Some(call);
-                    }
-                }
-                WaitStatus::Signaled(..) | WaitStatus::Exited(..) => {
-                    self.is_reaped = true;
-                    return None;
-                }
-                _ => {}
-            }
-        }
-    }
-
     /// Goes on until the message is read that `client` has sent, and returns that call.
     ///
     /// `None`: another worker has answered. One is started if this one, which stops at each call, takes
     /// a millisecond to begin.
     fn first_call(&mut self, client: &Raw) -> Option<Call> {
-        let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
-        ptrace::syscall(self.thread, None).unwrap();
         loop {
-            match waitpid(self.thread, Some(flags)).unwrap() {
-                WaitStatus::StillAlive if has_reply(client) => {
-                    self.runs = true;
-                    return None;
-                }
-                WaitStatus::StillAlive => {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                    continue;
-                }
+            let call = self.next_call(Some(client))?;
+            if call.is_first() {
+                return Some(call);
+            }
+        }
+    }
+
+    /// Goes on to the next system call, and returns it.
+    ///
+    /// `None`: the thread has ended; or `client` has a reply, and the thread runs.
+    fn next_call(&mut self, client: Option<&Raw>) -> Option<Call> {
+        loop {
+            ptrace::syscall(self.thread, None).unwrap();
+            match self.stopped(client)? {
                 WaitStatus::PtraceSyscall(_) => {
-                    if let Some(call) = self.entered().filter(|call| call.is_first()) {
-                        return Some(call);
+                    let info = ptrace::syscall_info(self.thread).unwrap();
+                    if info.op == libc::PTRACE_SYSCALL_INFO_ENTRY {
+                        // SAFETY: `op` says which field was filled in.
+                        let entry = unsafe { info.u.entry };
+                        return Some(Call { number: entry.nr.cast_signed(), operation: entry.args[1] });
                     }
                 }
                 WaitStatus::Signaled(..) | WaitStatus::Exited(..) => {
@@ -119,19 +106,24 @@ impl Traced {
                 }
                 _ => {}
             }
-            ptrace::syscall(self.thread, None).unwrap();
         }
     }
 
-    /// The call that the thread enters, if it does.
-    fn entered(&self) -> Option<Call> {
-        let info = ptrace::syscall_info(self.thread).unwrap();
-        if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
-            return None;
+    /// Waits until the thread stops. `None`: `client` has a reply before.
+    fn stopped(&mut self, client: Option<&Raw>) -> Option<WaitStatus> {
+        let Some(client) = client else {
+            return Some(waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap());
+        };
+        loop {
+            match waitpid(self.thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)).unwrap() {
+                WaitStatus::StillAlive if has_reply(client) => {
+                    self.runs = true;
+                    return None;
+                }
+                WaitStatus::StillAlive => std::thread::sleep(std::time::Duration::from_millis(1)),
+                status => return Some(status),
+            }
         }
-        // SAFETY: `op` says which field was filled in.
-        let entry = unsafe { info.u.entry };
-        Some(Call { number: entry.nr.cast_signed(), operation: entry.args[1] })
     }
 
     /// Kills the daemon, and waits until it has ended.
@@ -319,7 +311,7 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
             if call.is_after() {
                 break;
             }
-            call = traced.next_call().unwrap();
+            call = traced.next_call(None).unwrap();
         }
         let is_over = call.is_after();
         traced.kill(daemon);

@@ -264,6 +264,13 @@ impl Channel {
         lock(&self.state).session.as_ref().is_some_and(|session| session.has_more)
     }
 
+    /// Whether a member has outcomes, or there is something to do that no descriptor tells of.
+    pub(super) fn has_news(&self, member: u16) -> bool {
+        let state = lock(&self.state);
+        !state.members[usize::from(member)].outcomes.is_empty()
+            || state.session.as_ref().is_some_and(|session| session.has_more)
+    }
+
     /// Whether a member has outcomes.
     pub(super) fn has_outcomes(&self, member: u16) -> bool {
         !lock(&self.state).members[usize::from(member)].outcomes.is_empty()

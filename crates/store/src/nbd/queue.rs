@@ -66,7 +66,7 @@ impl StoreQueue for NbdQueue {
     }
 
     fn listen(&mut self) -> bool {
-        !self.pushed.is_empty() || self.channel.has_outcomes(self.member) || self.channel.has_more()
+        !self.pushed.is_empty() || self.channel.has_news(self.member)
     }
 
     fn has_news(&mut self) -> Option<bool> {

@@ -233,8 +233,8 @@ impl<O: Order> Ring<O> {
                 break;
             }
             let head = head as u16;
-            // SAFETY: `head` was just checked, and the segments from the first free one on, as far as the next chain may take
-            // them; see `Free`.
+            // SAFETY: `head` was just checked. The segments are those from the first free one on, as far as
+            // the next chain may take them; see `Free`.
             let walked = unsafe { self.tables.walk_usual::<TABLE>(head, segments, room_end, memory) };
             let Some(walk) = walked else { break };
             // SAFETY: the head was checked. The batch has `limit - count` free slots at least; fewer
