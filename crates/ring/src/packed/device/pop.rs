@@ -36,9 +36,12 @@ impl<O: Order> Ring<O> {
     ) -> Result<(), QueueError> {
         let stop = if !self.only_one(batch) {
             self.pop_many(batch, memory)
-        } else if self.kind == Kind::Simple && self.in_order.is_none() {
+        } else if self.kind == Kind::Simple {
             let flight = self.flight();
-            self.take_one::<false>(batch, &mut NoTables, flight)
+            match self.ordered() {
+                None => self.take_one::<false>(batch, &mut NoTables, flight),
+                Some(flight) => self.take_one::<false>(batch, &mut NoTables, flight),
+            }
         } else {
             self.pop_next(batch, memory)
         };

@@ -31,9 +31,12 @@ impl<O: Order> Ring<O> {
         let limit = available.min(batch.slots());
         let all = if limit != 1 {
             self.pop_many(batch, limit, memory)
-        } else if self.kind == Kind::Simple && self.in_order.is_none() {
+        } else if self.kind == Kind::Simple {
             let flight = self.in_flight.flight();
-            self.take_one::<false>(batch, &mut NoTables, flight)
+            match self.ordered() {
+                None => self.take_one::<false>(batch, &mut NoTables, flight),
+                Some(flight) => self.take_one::<false>(batch, &mut NoTables, flight),
+            }
         } else {
             self.pop_next(batch, memory)
         };
