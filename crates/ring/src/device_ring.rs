@@ -48,17 +48,8 @@ pub(crate) trait DeviceRing {
     /// Places of the next completion, and of the first that is not published.
     fn used_places(&self) -> [u64; 2];
 
-    /// The place behind a chain of `more` places beyond one.
-    fn after(place: u64, more: u16, size: u16) -> u64;
-
     /// Where a chain lies, in one number that is never 0: its place, and how many it takes.
     fn note(place: u64, places: u16) -> u64;
-
-    /// Whether a chain lies at a place. What is not in flight has the note 0, and lies nowhere.
-    fn lies_at(note: u64, place: u64) -> bool;
-
-    /// Places of a chain that was noted, beyond one.
-    fn more_places(note: u64) -> u16;
 
     /// A run that begins with the next completion.
     type InOrderRun: InOrderRun;
@@ -210,22 +201,23 @@ pub(crate) trait DeviceRing {
     /// As [`DeviceRing::complete_in_order`], of one chain.
     #[inline(always)]
     fn complete_one_in_order(&mut self, id: u16, written: u32) -> Result<(), QueueError> {
-        let (size, [next, published]) = (self.size(), self.used_places());
+        let [_, published] = self.used_places();
+        let mut run = self.run_in_order();
         let Some(order) = self.in_order() else { return Ok(()) };
         let (note, is_filled) = order.remove(id, written);
-        if !Self::lies_at(note, next) {
+        if !run.take(note) {
             cold_path();
             let is_held = self.hold_back(note, id, written, is_filled);
             return if is_held { Ok(()) } else { Err(self.latch(QueueError::NotInFlight { id: id.into() })) };
         }
-        let (start, after) = (order.start(published), Self::after(next, Self::more_places(note), size));
+        let (start, (next, more)) = (order.start(published), run.end());
         if !is_filled {
             // The next run starts behind it.
-            order.set_start(after);
+            order.set_start(next);
         }
         let are_held = order.held() > 0;
         self.write_used(start, id, written);
-        self.used_up_to(after, Self::more_places(note));
+        self.used_up_to(next, more);
         if are_held {
             self.release_held();
         }
@@ -237,26 +229,26 @@ pub(crate) trait DeviceRing {
     fn hold_back(&mut self, note: u64, id: u16, written: u32, is_filled: bool) -> bool {
         let size = self.size();
         let Some(order) = self.in_order().filter(|_| note != 0) else { return false };
-        let chain = Held { id, more_places: Self::more_places(note), written, is_filled };
-        order.hold(Self::index_of(note, size), chain);
+        order.hold(Self::index_of(note, size), Held { note, id, written, is_filled });
         true
     }
 
     /// Completes the chains that were held and are next now.
     #[inline(never)]
     fn release_held(&mut self) {
-        let (size, [mut next, published]) = (self.size(), self.used_places());
-        let mut more = 0;
+        let (size, [_, published]) = (self.size(), self.used_places());
+        let mut run = self.run_in_order();
         while let Some(order) = self.in_order().filter(|order| order.held() > 0) {
             let start = order.start(published);
-            let Some(chain) = order.release(Self::index_of(Self::note(next, 1), size)) else { break };
-            next = Self::after(next, chain.more_places, size);
-            more += chain.more_places;
+            let Some(chain) = order.release(Self::index_of(Self::note(run.end().0, 1), size)) else { break };
+            // It lies there.
+            run.take(chain.note);
             if !chain.is_filled {
-                order.set_start(next);
+                order.set_start(run.end().0);
             }
             self.write_used(start, chain.id, chain.written);
         }
+        let (next, more) = run.end();
         self.used_up_to(next, more);
     }
 }

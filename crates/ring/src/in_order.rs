@@ -24,29 +24,29 @@ use paravane_spec::split::DESC_SIZE;
 /// A chain that is completed, and not the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
+    /// Where it lies in the ring.
+    pub(crate) note: u64,
     pub(crate) id: u16,
-    /// Places in the ring that it takes, entries or descriptors, beyond one.
-    pub(crate) more_places: u16,
     /// Bytes written to it.
     pub(crate) written: u32,
     /// Whether those are all that could be written.
     pub(crate) is_filled: bool,
 }
 
-/// A chain in flight.
+/// A chain in flight, known by its place.
 ///
 /// As long as a descriptor, so that both lie equally far from the first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct InFlight {
+pub(crate) struct Placed {
     /// Where it lies in the ring; 0 if it is not in flight.
     note: u64,
     /// Bytes: readable ones, writable ones.
     lens: [u32; 2],
 }
-const _: () = assert!(size_of::<InFlight>() == DESC_SIZE);
+const _: () = assert!(size_of::<Placed>() == DESC_SIZE);
 
-impl InFlight {
+impl Placed {
     const NOTHING: Self = Self { note: 0, lens: [0; 2] };
 
     /// Where it lies in the ring, as it was noted; 0 if it is not in flight.
@@ -78,7 +78,7 @@ impl InFlight {
 #[derive(Debug)]
 pub(crate) struct InOrder {
     /// Each identifier's chain.
-    chains: Box<[InFlight]>,
+    chains: Box<[Placed]>,
     /// Chains that wait for those in front, by the index of their place in the ring.
     held: Box<[Option<Held>]>,
     /// Their number.
@@ -94,7 +94,7 @@ impl InOrder {
     pub(crate) fn new(size: u16) -> Self {
         let size = usize::from(size);
         Self {
-            chains: vec![InFlight::NOTHING; size].into_boxed_slice(),
+            chains: vec![Placed::NOTHING; size].into_boxed_slice(),
             held: vec![None; size].into_boxed_slice(),
             count: 0,
             start: 0,
@@ -167,7 +167,7 @@ impl InOrder {
 
 /// See [`InOrder::flight`].
 #[derive(Clone, Copy)]
-pub(crate) struct Ordered(*mut InFlight);
+pub(crate) struct Ordered(*mut Placed);
 
 impl Ordered {
     /// What is noted for a chain.
@@ -175,7 +175,7 @@ impl Ordered {
     /// # Safety
     /// As [`Flight::contains`]; the result lives until something else looks there.
     #[inline(always)]
-    pub(crate) unsafe fn chain<'a>(self, slot: Slot) -> &'a mut InFlight {
+    pub(crate) unsafe fn chain<'a>(self, slot: Slot) -> &'a mut Placed {
         // SAFETY: the caller vouches for the identifier, and for the result's lifetime.
         unsafe { &mut *self.0.byte_add(slot.0) }
     }
@@ -188,12 +188,12 @@ pub(crate) struct Slot(usize);
 impl Slot {
     #[inline(always)]
     pub(crate) fn of(id: u16) -> Self {
-        Self(usize::from(id) * size_of::<InFlight>())
+        Self(usize::from(id) * size_of::<Placed>())
     }
 
     #[inline(always)]
     pub(crate) fn id(self) -> u16 {
-        (self.0 / size_of::<InFlight>()) as u16
+        (self.0 / size_of::<Placed>()) as u16
     }
 }
 
@@ -207,7 +207,7 @@ impl Flight for Ordered {
     #[inline(always)]
     unsafe fn insert(self, id: u16, _places: u16, note: u64, lens: [u32; 2]) {
         // SAFETY: the caller vouches for the identifier.
-        unsafe { *self.chain(Slot::of(id)) = InFlight { note, lens } };
+        unsafe { *self.chain(Slot::of(id)) = Placed { note, lens } };
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
     fn held_chains_are_released_once() {
         let mut order = InOrder::new(4);
         let held = [(0, 0), (3, 9), (1, 10)]
-            .map(|(id, written)| (3 - id, Held { id, more_places: 1, written, is_filled: written > 9 }));
+            .map(|(id, written)| (3 - id, Held { note: 7, id, written, is_filled: written > 9 }));
         for (index, chain) in held {
             order.hold(index.into(), chain);
         }

@@ -433,28 +433,8 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn after(place: u64, more: u16, size: u16) -> u64 {
-        let mut next = Cursor::from_word(place);
-        if next.move_on(DESC_SIZE + usize::from(more) * DESC_SIZE, size) {
-            // A branch that is seldom taken, instead of four instructions each time.
-            cold_path();
-        }
-        next.word()
-    }
-
-    #[inline(always)]
     fn note(place: u64, places: u16) -> u64 {
         note(Cursor::from_word(place).at(), places)
-    }
-
-    #[inline(always)]
-    fn lies_at(note: u64, place: u64) -> bool {
-        note as u32 == place as u32
-    }
-
-    #[inline(always)]
-    fn more_places(note: u64) -> u16 {
-        !(note >> 32) as u16
     }
 
     type InOrderRun = LapRun;

@@ -314,23 +314,8 @@ impl<O: Order> DeviceRing for Ring<O> {
     }
 
     #[inline(always)]
-    fn after(place: u64, _more: u16, _size: u16) -> u64 {
-        place + 1
-    }
-
-    #[inline(always)]
     fn note(place: u64, _places: u16) -> u64 {
         place
-    }
-
-    #[inline(always)]
-    fn lies_at(note: u64, place: u64) -> bool {
-        note == place
-    }
-
-    #[inline(always)]
-    fn more_places(_note: u64) -> u16 {
-        0
     }
 
     type InOrderRun = EntryRun;
