@@ -3,19 +3,21 @@ use std::io;
 use thiserror::Error;
 
 /// An NBD server cannot be used.
+///
+/// Its text has that of the cause.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NbdError {
     /// No connection.
     #[error("cannot connect: {}", super::proto::plain(.0))]
-    Connect(#[source] io::Error),
+    Connect(io::Error),
     /// The connection fails during the negotiation.
-    #[error("{during}: {}", super::proto::plain(.source))]
+    #[error("{during}: {}", super::proto::plain(.error))]
     Io {
         /// What the client did.
         during: &'static str,
         /// As the host reports it.
-        source: io::Error,
+        error: io::Error,
     },
     /// A wrong first word.
     #[error("no NBD server, or one older than 2011: it begins with {0:#x}")]
@@ -56,13 +58,13 @@ pub enum NbdError {
     Block(u32),
     /// A system call of this host.
     #[error("the host refuses a resource: {}", super::proto::plain(.0))]
-    Host(#[source] io::Error),
+    Host(io::Error),
 }
 
 impl From<NbdError> for io::Error {
     fn from(error: NbdError) -> Self {
         let kind = match &error {
-            NbdError::Connect(source) | NbdError::Io { source, .. } | NbdError::Host(source) => source.kind(),
+            NbdError::Connect(error) | NbdError::Io { error, .. } | NbdError::Host(error) => error.kind(),
             NbdError::NoExport(_) => io::ErrorKind::NotFound,
             NbdError::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
             _ => io::ErrorKind::Other,

@@ -222,19 +222,19 @@ fn option(
 }
 
 fn read(stream: &mut impl Read, out: &mut [u8], during: &'static str) -> Result<(), NbdError> {
-    stream.read_exact(out).map_err(|source| failed(source, during))
+    stream.read_exact(out).map_err(|error| failed(error, during))
 }
 
 fn write(stream: &mut impl Write, data: &[u8], during: &'static str) -> Result<(), NbdError> {
-    stream.write_all(data).and_then(|()| stream.flush()).map_err(|source| failed(source, during))
+    stream.write_all(data).and_then(|()| stream.flush()).map_err(|error| failed(error, during))
 }
 
-fn failed(source: std::io::Error, during: &'static str) -> NbdError {
-    if source.kind() == std::io::ErrorKind::UnexpectedEof {
+fn failed(error: std::io::Error, during: &'static str) -> NbdError {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof {
         let closed = "the server has closed the connection";
-        return NbdError::Io { during, source: std::io::Error::new(source.kind(), closed) };
+        return NbdError::Io { during, error: std::io::Error::new(error.kind(), closed) };
     }
-    NbdError::Io { during, source }
+    NbdError::Io { during, error }
 }
 
 #[cfg(test)]
