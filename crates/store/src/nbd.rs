@@ -28,6 +28,8 @@
 //! An acknowledged write is safe from this:
 //!
 //! - It is never sent again.
+//! - One that needs several requests, without FUA, begins again if the connection is lost before its
+//!   last reply: its flush at the new server does not cover what the old one had in memory.
 //! - A write that is sent twice has the same offset and length, and an owner that does not change
 //!   the memory of a write in flight (virtio drivers do not) sends the same data.
 //! - The danger is the *first* copy of a write: a server that is slow rather than dead could do it

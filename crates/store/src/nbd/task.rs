@@ -6,7 +6,8 @@
 //!             '---- not sent ---'                 '--connection lost--> waiting, in the same place
 //! ```
 //! A job has one request in flight at a time. A job that is larger than the server's largest payload
-//! is done in several, one after the other.
+//! is done in several, one after the other. If the connection is lost in between, a write whose
+//! parts had no FUA begins again: the server may have lost those that it acknowledged.
 use super::export::Export;
 use super::flag;
 use super::proto::*;
@@ -93,6 +94,15 @@ impl Task {
     /// Whether no server has seen any of it.
     pub(super) fn is_untouched(&self) -> bool {
         self.sequence == 0 && self.done == 0 && !self.flushes
+    }
+
+    fn is_write(&self) -> bool {
+        matches!(self.work, Work::Job(Job::Write { .. } | Job::Zeroes { .. }))
+    }
+
+    /// Whether parts of a write are acknowledged that need not outlive the server.
+    fn has_volatile_parts(&self) -> bool {
+        self.is_write() && self.done > 0 && (self.flushes || self.request.flags & CMD_FUA == 0)
     }
 }
 
@@ -204,10 +214,9 @@ impl Tasks {
         let left = task.len - task.done;
         let ends_inside = task.offset.checked_add(task.len).is_some_and(|end| end <= export.usable());
         let block = u64::from(export.block) - 1;
-        let is_write = matches!(task.work, Work::Job(Job::Write { .. } | Job::Zeroes { .. }));
         if !matches!(task.work, Work::Job(Job::Flush)) {
             if !ends_inside {
-                return Next::Ended(if is_write { -libc::ENOSPC } else { -libc::EINVAL });
+                return Next::Ended(if task.is_write() { -libc::ENOSPC } else { -libc::EINVAL });
             }
             if (task.offset | task.len) & block != 0 {
                 return Next::Ended(-libc::EINVAL);
@@ -286,9 +295,8 @@ impl Tasks {
         }
         task.done += task.request.len;
         if task.done == task.len {
-            let is_write = matches!(task.work, Work::Job(Job::Write { .. } | Job::Zeroes { .. }));
             let wanted = write_through || matches!(task.work, Work::Job(Job::Write { durable: true, .. }));
-            if is_write && wanted && !export.has(flag::FUA) && export.has(flag::FLUSH) {
+            if task.is_write() && wanted && !export.has(flag::FUA) && export.has(flag::FLUSH) {
                 task.flushes = true;
             } else {
                 return Next::Ended(task.work.moved(task.len));
@@ -300,8 +308,14 @@ impl Tasks {
     }
 
     /// The connection is lost: all requests that it got are waiting again, in the order in which
-    /// they were sent first.
+    /// they were sent first. Writes with volatile parts begin again.
     pub(super) fn unsend(&mut self, to_send: &mut VecDeque<u32>) {
+        for index in self.find(Task::has_volatile_parts) {
+            // The server has seen it, even if its next request was not sent yet.
+            self.began(index);
+            let task = &mut self.slots[index as usize];
+            (task.done, task.flushes) = (0, false);
+        }
         let mut again = self.find(|task| task.sequence != 0);
         again.sort_unstable_by_key(|index| self.slots[*index as usize].sequence);
         to_send.retain(|index| self.slots[*index as usize].sequence == 0);

@@ -1,7 +1,7 @@
 //! Servers that go away, come back otherwise, or say nothing.
 use crate::disk::{Buffer, read, write};
 use crate::open;
-use crate::script::{Asked, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Style};
+use crate::script::{Asked, FUA, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Style};
 use crate::servers::{Server, has};
 use paravane_dma::HostSlice;
 use paravane_store::nbd::{Nbd, NbdOptions};
@@ -116,6 +116,51 @@ fn what_was_in_flight_is_sent_again_in_order_and_first() {
         assert!(log.iter().all(|asked| asked.data == vec![asked.offset as u8; 4096]));
         let cookies: std::collections::HashSet<_> = log.iter().map(|asked| asked.cookie).collect();
         assert_eq!(cookies.len(), log.len(), "a cookie of the lost connection is used again");
+    }
+}
+
+/// Requests that a new server gets if the first one is lost after `answers` answers to a durable
+/// write in three parts.
+fn requests_after_a_loss(flags: u16, options: NbdOptions, answers: usize) -> Vec<(u16, u16, u64, u64)> {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let shared = log.clone();
+    let said = move |_| Said { flags, blocks: Some([512, 4096, 8192]), ..Said::new(Style::Simple) };
+    let server = Scripted::start(said, move |mut peer| {
+        if peer.number == 0 {
+            for _ in 0..answers {
+                let asked = peer.request().unwrap();
+                peer.answer(&asked, &[]);
+            }
+            peer.request().unwrap();
+            return;
+        }
+        while let Some(asked) = peer.request() {
+            shared.lock().unwrap().push((asked.command, asked.flags, asked.offset, asked.len));
+            peer.answer(&asked, &[]);
+        }
+    });
+    let store = open(&server.url(), options).unwrap();
+    let durable = !options.write_through;
+    assert_eq!(write(&mut *store.queue(4).unwrap(), 4096, &[1; 20_480], durable), 20_480);
+    assert_eq!(store.status().reconnects, 1);
+    log.lock().unwrap().clone()
+}
+
+#[test]
+fn parts_that_a_lost_server_need_not_have_kept_are_sent_again() {
+    let mut through = NbdOptions::default();
+    through.write_through = true;
+    let all = Said::new(Style::Simple).flags;
+    for options in [NbdOptions::default(), through] {
+        // Only the flush behind the last part would have made any of them durable.
+        let whole = [(1, 0, 4096, 8192), (1, 0, 12_288, 8192), (1, 0, 20_480, 4096), (3, 0, 0, 0)];
+        for answers in 0..4 {
+            assert_eq!(requests_after_a_loss(all & !FUA, options, answers), whole, "{answers} answers");
+        }
+        let parts = [(1, 1, 4096, 8192), (1, 1, 12_288, 8192), (1, 1, 20_480, 4096)];
+        for answers in 0..3 {
+            assert_eq!(requests_after_a_loss(all, options, answers), parts[answers..], "{answers} answers");
+        }
     }
 }
 

@@ -100,6 +100,39 @@ fn a_lost_connection_keeps_the_order() {
 }
 
 #[test]
+fn a_write_with_volatile_parts_begins_again() {
+    let mut memory = vec![0_u8; 20_480];
+    let mut list = [HostSlice { ptr: memory.as_mut_ptr(), len: memory.len() }];
+    let write = Job::Write { pieces: pieces(&mut list), offset: 0, durable: true };
+    let zeroes = Job::Zeroes { offset: 0, len: 2 << 30, unmap: false };
+    for (job, flags, through, part, again) in [
+        (write, flag::FLUSH, false, 8192, 0),
+        (write, flag::FLUSH | flag::FUA, false, 8192, 8192),
+        (zeroes, flag::FLUSH | flag::WRITE_ZEROES, true, 1 << 30, 0),
+        (zeroes, ALL, true, 1 << 30, 1 << 30),
+    ] {
+        let limits = export(flags);
+        let mut tasks = Tasks::default();
+        let mut to_send = VecDeque::new();
+        let index = tasks.add(0, 0, Work::Job(job));
+        let other = tasks.add(0, 1, Work::Job(Job::Flush));
+        for index in [index, other] {
+            assert_eq!(tasks.plan(index, &limits, through), Next::Send);
+            tasks.sent(index);
+        }
+        assert_eq!(tasks.answered(index, 0, &limits, through), Next::Send);
+        // The next part is not sent yet.
+        to_send.push_back(index);
+        tasks.unsend(&mut to_send);
+        assert_eq!(to_send, [other, index]);
+        assert!(!tasks.get(index).is_untouched(), "{job:?}");
+        assert_eq!(tasks.plan(index, &limits, through), Next::Send);
+        let request = tasks.get(index).request;
+        assert_eq!((request.offset, request.len), (again, part), "{job:?}");
+    }
+}
+
+#[test]
 fn data_goes_to_the_right_pieces() {
     let mut memory = vec![0_u8; 100];
     let base = memory.as_mut_ptr();
