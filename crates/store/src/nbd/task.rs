@@ -12,12 +12,15 @@ use super::export::Export;
 use super::flag;
 use super::proto::*;
 use super::reply::{Asked, Expected, Owed};
+use super::zeroes::{self, HOLE};
 use crate::{Job, Pieces};
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 
 /// Most bytes of a request that has no payload: each one makes visible progress.
 const EFFECT: u64 = 1 << 30;
+
+const _: () = assert!(EFFECT.is_multiple_of(HOLE));
 
 /// What a task does.
 #[derive(Clone, Copy, Debug)]
@@ -244,8 +247,11 @@ impl Tasks {
             // All of these are hints, or have no effect on what is durable already.
             Work::Job(Job::Flush | Job::Discard { .. }) | Work::Cache { .. } => return Next::Ended(0),
             Work::Job(Job::Zeroes { unmap, .. }) if export.has(flag::WRITE_ZEROES) => {
-                let flags = if unmap { 0 } else { CMD_NO_HOLE };
-                (CMD_WRITE_ZEROES, flags | if write_through { durable } else { 0 }, effect)
+                let whole = (effect, false);
+                let (len, is_hole) =
+                    if unmap { zeroes::first(task.offset + task.done, effect) } else { whole };
+                let flags = if is_hole { 0 } else { CMD_NO_HOLE };
+                (CMD_WRITE_ZEROES, flags | if write_through { durable } else { 0 }, len)
             }
             Work::Extents { .. } if export.allocation.is_some() => {
                 let context = export.allocation.unwrap_or_default();

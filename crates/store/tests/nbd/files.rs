@@ -88,7 +88,7 @@ fn qemu_nbd_with_files() {
     }
     for (seed, format, arguments) in [
         (1, "raw", "--discard=unmap -e 8"),
-        (2, "raw", "--discard=unmap -e 1"),
+        (2, "raw", "--discard=unmap --cache=none -e 1"),
         (3, "qcow2", "--discard=unmap --detect-zeroes=unmap -e 8"),
     ] {
         println!("{format} {arguments}");

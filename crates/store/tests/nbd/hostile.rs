@@ -371,8 +371,15 @@ fn jobs_are_requests_with_the_right_flags() {
                 (6, 2 | plain, 4096 + 2 * gib, 4096),
             ],
         );
+        // Holes are whole units of 2 MiB; the rest is zeroed in place.
+        let mib = 1 << 20;
+        assert_eq!(perform(&mut *queue, Job::Zeroes { offset: mib, len: 6 * mib, unmap: true }), 0);
+        check(
+            "unmap",
+            &[(6, 2 | plain, mib, mib), (6, plain, 2 * mib, 4 * mib), (6, 2 | plain, 6 * mib, mib)],
+        );
         assert_eq!(perform(&mut *queue, Job::Zeroes { offset: 0, len: 512, unmap: true }), 0);
-        check("unmap", &[(6, plain, 0, 512)]);
+        check("unmap a little", &[(6, 2 | plain, 0, 512)]);
         assert_eq!(perform(&mut *queue, Job::Discard { offset: 0, len: 512 }), 0);
         match flags & 32 {
             0 => check("discard", &[]),
