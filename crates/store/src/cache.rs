@@ -47,7 +47,7 @@ use chunks::Chunks;
 use folder::{Folder, Waiting};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,9 @@ pub(crate) struct Cache {
     memory: Arc<Chunks>,
     memory_budget: Arc<Budget>,
     not_kept: AtomicU64,
+    /// Whether the folder did not keep the last chunk, and why.
+    is_failing: AtomicBool,
+    failure: Mutex<String>,
 }
 
 impl Cache {
@@ -115,6 +118,8 @@ impl Cache {
             memory,
             memory_budget,
             not_kept: AtomicU64::new(0),
+            is_failing: AtomicBool::new(false),
+            failure: Mutex::default(),
         };
         if let Some(config) = config {
             let folder = Folder::open(&config.folder, config.limit_bytes)?;
@@ -148,7 +153,11 @@ impl Cache {
 
     /// Why chunks are kept in memory only, though there is a folder.
     pub(crate) fn trouble(&self) -> Option<String> {
-        let folder = self.folder.as_ref().filter(|_| self.file.get().is_none())?;
+        let folder = self.folder.as_ref()?;
+        if self.file.get().is_some() {
+            let fails = self.is_failing.load(Ordering::Acquire);
+            return fails.then(|| self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        }
         let waits = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let why = if waits { "is used by another process" } else { "failed" };
         Some(format!("{}: the cache {why}; chunks are kept in memory", folder.path().display()))
@@ -189,12 +198,21 @@ impl Cache {
     pub(crate) fn keep(&self, chunk: u64, data: &[u8], mark: bool) {
         if let (Some(file), Some(folder)) = (self.file.get(), &self.folder) {
             match folder.keep(file, chunk, data, mark) {
-                Ok(()) => return,
-                Err(error) => {
-                    // One line for each run of failures.
-                    if self.not_kept.fetch_add(1, Ordering::Relaxed) == 0 {
-                        tracing::warn!("{}: a chunk could not be kept: {error}", folder.path().display());
+                Ok(()) => {
+                    if self.is_failing.load(Ordering::Relaxed) {
+                        self.is_failing.store(false, Ordering::Release);
                     }
+                    return;
+                }
+                Err(error) => {
+                    self.not_kept.fetch_add(1, Ordering::Relaxed);
+                    let failure = format!("{}: a chunk could not be kept: {error}", folder.path().display());
+                    let mut last = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    // One line for each run of failures.
+                    if !self.is_failing.swap(true, Ordering::Release) {
+                        tracing::warn!("{failure}");
+                    }
+                    *last = failure;
                 }
             }
         }
@@ -216,6 +234,7 @@ impl Cache {
             limit_bytes: self.limit(),
             evicted,
             not_kept: self.not_kept.load(Ordering::Relaxed),
+            is_failing: self.trouble().is_some(),
             ..CacheStatus::default()
         }
     }

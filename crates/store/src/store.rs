@@ -165,4 +165,6 @@ pub struct CacheStatus {
     pub evicted: u64,
     /// Chunks that could not be kept, because the folder is full or failed.
     pub not_kept: u64,
+    /// The folder keeps no chunks at present; the error of the store says why.
+    pub is_failing: bool,
 }

@@ -476,6 +476,16 @@ pub(crate) struct Cache {
     pub(crate) evicted: u64,
     /// Number of chunks that could not be kept.
     pub(crate) not_kept: u64,
+    /// Whether it keeps no chunks at present.
+    #[serde(default)]
+    pub(crate) failing: bool,
+}
+
+impl Store {
+    /// Whether requests wait or fail, or nothing is cached.
+    pub(crate) fn has_problem(&self) -> bool {
+        self.link != "up" || self.cache.as_ref().is_some_and(|cache| cache.failing)
+    }
 }
 
 impl From<StoreStatus> for Store {
@@ -488,6 +498,7 @@ impl From<StoreStatus> for Store {
             limit_bytes: cache.limit_bytes,
             evicted: cache.evicted,
             not_kept: cache.not_kept,
+            failing: cache.is_failing,
         };
         let link = match status.link {
             Link::Up => "up",
@@ -554,7 +565,7 @@ impl Device {
             || self.stopping.is_some()
             || self.size_error.is_some()
             || self.image_deleted
-            || self.stores.iter().any(|store| store.link != "up")
+            || self.stores.iter().any(Store::has_problem)
             || self.full.is_some()
             || self.errors() > 0
     }

@@ -205,8 +205,9 @@ fn problems(device: &Device, out: &mut String) {
     if device.image_deleted {
         line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));
     }
-    for store in device.stores.iter().filter(|store| store.link != "up") {
+    for store in device.stores.iter().filter(|store| store.has_problem()) {
         let what = match store.link.as_str() {
+            "up" => "chunks are not cached".to_owned(),
             "reconnecting" => format!("connecting again: {} requests wait", store.waiting),
             "down" => "unreachable: requests fail".to_owned(),
             _ => "unusable: requests fail until the device is restarted".to_owned(),

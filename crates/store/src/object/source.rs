@@ -205,6 +205,9 @@ impl Source {
     /// State, for observers.
     pub(super) fn status(&self) -> StoreStatus {
         let (link, error) = self.link.get();
+        // What fails now goes before what may be over.
+        let trouble = self.cache.trouble();
+        let error = if link == Link::Up { trouble.or(error) } else { error.or(trouble) };
         let waiting = if link == Link::Up { 0 } else { self.board().waiting() };
         StoreStatus {
             location: self.client.origin().to_string(),
@@ -212,7 +215,7 @@ impl Source {
             connections: self.client.connections(),
             reconnects: self.client.reconnects(),
             waiting: waiting.try_into().unwrap_or(u32::MAX),
-            error: error.or_else(|| self.cache.trouble()),
+            error,
             cache: Some(CacheStatus {
                 miss_bytes: self.miss_bytes.load(Ordering::Relaxed),
                 read_ahead_bytes: self.read_ahead_bytes.load(Ordering::Relaxed),
