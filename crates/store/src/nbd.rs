@@ -328,12 +328,13 @@ impl Store for Nbd {
         };
         let rank = |link| match link {
             Link::Up => 0,
-            Link::Reconnecting => 1,
-            Link::Down => 2,
-            Link::Unusable => 3,
+            Link::Stalled => 1,
+            Link::Reconnecting => 2,
+            Link::Down => 3,
+            Link::Unusable => 4,
         };
         for report in self.channels.iter().map(|channel| channel.report()) {
-            status.connections += u32::from(report.link == Link::Up);
+            status.connections += u32::from(matches!(report.link, Link::Up | Link::Stalled));
             status.waiting += report.waiting;
             status.error = report.error.or(status.error);
             if rank(report.link) > rank(status.link) {

@@ -126,7 +126,7 @@ pub struct StoreStatus {
     pub connections: u32,
     /// Connections that were made again.
     pub reconnects: u64,
-    /// Jobs that wait for a connection.
+    /// Jobs that wait for a connection, or for a store that has stalled.
     pub waiting: u32,
     /// Last error of the store, which may be over.
     pub error: Option<String>,
@@ -140,6 +140,8 @@ pub enum Link {
     /// The store answers.
     #[default]
     Up,
+    /// The connection is up, but the store has said nothing for 5 s; jobs wait.
+    Stalled,
     /// A connection is being made again; jobs wait.
     Reconnecting,
     /// The time to wait is over: jobs fail until the store is back.

@@ -445,7 +445,7 @@ pub(crate) struct Failed {
 pub(crate) struct Store {
     /// URL without secrets.
     pub(crate) location: String,
-    /// "up", "reconnecting" (requests wait), "down" (requests fail) or "unusable" (until a restart).
+    /// "up", "stalled" or "reconnecting" (requests wait), "down" or "unusable" (requests fail).
     pub(crate) link: String,
     /// Number of connections that are up.
     pub(crate) connections: u32,
@@ -502,6 +502,7 @@ impl From<StoreStatus> for Store {
         };
         let link = match status.link {
             Link::Up => "up",
+            Link::Stalled => "stalled",
             Link::Reconnecting => "reconnecting",
             Link::Down => "down",
             Link::Unusable => "unusable",

@@ -208,6 +208,7 @@ fn problems(device: &Device, out: &mut String) {
     for store in device.stores.iter().filter(|store| store.has_problem()) {
         let what = match store.link.as_str() {
             "up" => "chunks are not cached".to_owned(),
+            "stalled" => format!("no reply: {} requests wait", store.waiting),
             "reconnecting" => format!("connecting again: {} requests wait", store.waiting),
             "down" => "unreachable: requests fail".to_owned(),
             _ => "unusable: requests fail until the device is restarted".to_owned(),

@@ -381,19 +381,25 @@ impl Channel {
             let waiting = u32::try_from(state.tasks.count()).unwrap_or(u32::MAX);
             return Report { link: state.link, waiting, error: None };
         };
-        let (in_flight, now) = (state.tasks.in_flight(), Instant::now());
-        let mut error = None;
+        // Also those that the socket does not take.
+        let (count, now) = (state.tasks.count(), Instant::now());
+        let up = Report { link: state.link, waiting: 0, error: None };
         match state.seen {
-            Some((received, since)) if in_flight > 0 && received == session.received => {
+            Some((received, since)) if count > 0 && received == session.received => {
                 let silence = now - since;
-                if silence >= SILENCE {
-                    let seconds = silence.as_secs();
-                    error = Some(format!("{in_flight} requests have had no reply for {seconds} s"));
+                if silence < SILENCE {
+                    return up;
                 }
+                let error = format!("{count} requests have had no reply for {} s", silence.as_secs());
+                let waiting = u32::try_from(count).unwrap_or(u32::MAX);
+                Report { link: Link::Stalled, waiting, error: Some(error) }
             }
-            _ => state.seen = Some((session.received, now)),
+            _ => {
+                // A request that is sent later begins a silence of its own.
+                state.seen = (count > 0).then_some((session.received, now));
+                up
+            }
         }
-        Report { link: state.link, waiting: 0, error }
     }
 
     /// Does what can be done without waiting.

@@ -377,11 +377,11 @@ fn a_server_that_stops_for_a_while_is_waited_for() {
     let status = wait_for(&store, |status| status.error.is_some());
     let error = status.error.unwrap();
     assert!(error.starts_with("1 requests have had no reply for"), "{error}");
-    assert_eq!(status.link, Link::Up);
+    assert_eq!((status.link, status.connections, status.waiting), (Link::Stalled, 4, 1));
     server.signal("CONT");
     assert_eq!(jobs.results(&mut *queue, 1), [(0, 4096)]);
     let status = store.status();
-    assert_eq!((status.error, status.reconnects), (None, 0));
+    assert_eq!((status.link, status.error, status.reconnects), (Link::Up, None, 0));
 }
 
 #[test]
