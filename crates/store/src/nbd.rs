@@ -201,7 +201,7 @@ impl Nbd {
         let channels = wires.into_iter().map(|(wire, export)| {
             let dialer = dialer.clone();
             let launch: Box<Launch> =
-                Box::new(move |channel, old| reconnect::launch(dialer.clone(), channel, old));
+                Box::new(move |channel, old, begin| reconnect::launch(dialer.clone(), channel, old, begin));
             Channel::new(shared.clone(), launch, wire, export).map_err(NbdError::Host)
         });
         let channels = channels.collect::<Result<_, _>>()?;

@@ -211,7 +211,7 @@ fn problems(device: &Device, out: &mut String) {
             "stalled" => format!("no reply: {} requests wait", store.waiting),
             "reconnecting" => format!("connecting again: {} requests wait", store.waiting),
             "down" => "unreachable: requests fail".to_owned(),
-            _ => "unusable: requests fail until the device is restarted".to_owned(),
+            _ => "unusable: all requests fail".to_owned(),
         };
         let error = store.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         line(out, &format!("  ! {name}: {} {what}{error}", store.location));

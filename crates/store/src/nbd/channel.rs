@@ -39,8 +39,16 @@ const LOSSES: u8 = 16;
 /// Without a byte for so long, with requests in flight, observers are told.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Starts the thread that makes a connection again.
-pub(super) type Launch = dyn Fn(&Arc<Channel>, Option<OldSocket>) -> io::Result<()> + Send + Sync;
+/// Starts the thread that makes a connection again, at once or after a pause.
+pub(super) type Launch = dyn Fn(&Arc<Channel>, Option<OldSocket>, Begin) -> io::Result<()> + Send + Sync;
+
+/// When a connection is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    AtOnce,
+    /// The export is unusable: observers see it for a while, and its server has some peace.
+    Later,
+}
 
 /// Descriptors of a member.
 #[derive(Debug)]
@@ -523,7 +531,8 @@ impl Channel {
 
     fn start_helper(&self, state: &mut State, old: Option<OldSocket>) {
         let Some(me) = self.me.upgrade() else { return };
-        match (self.launch)(&me, old) {
+        let begin = if state.link == Link::Unusable { Begin::Later } else { Begin::AtOnce };
+        match (self.launch)(&me, old, begin) {
             Ok(()) => state.has_helper = true,
             Err(error) => self.shared.note(format!("the host refuses a thread to connect again: {error}")),
         }

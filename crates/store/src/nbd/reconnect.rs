@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   fence: end the old connection, wait until the server has closed it
+//!     -> 5 s of peace, if the export is unusable
 //!     -> connect, negotiate --ok--> resume: send again what was in flight
 //!             ^   '--no--> pause: 50 ms, doubled up to 5 s
 //!             '--------------'
 //! ```
-use super::channel::{Channel, Resumed};
+use super::channel::{Begin, Channel, Resumed};
 use super::dial::Dialer;
 use super::handshake::Purpose;
 use super::shared::{OldSocket, Shared};
@@ -28,14 +29,19 @@ const FENCE: Duration = Duration::from_secs(5);
 const STACK: usize = 1 << 20;
 
 /// Starts the thread.
-pub(super) fn launch(dialer: Arc<Dialer>, channel: &Arc<Channel>, old: Option<OldSocket>) -> io::Result<()> {
+pub(super) fn launch(
+    dialer: Arc<Dialer>,
+    channel: &Arc<Channel>,
+    old: Option<OldSocket>,
+    begin: Begin,
+) -> io::Result<()> {
     let (weak, shared) = (Arc::downgrade(channel), channel.shared().clone());
     let thread = thread::Builder::new().name("nbd-reconnect".into()).stack_size(STACK);
-    thread.spawn(move || run(&dialer, &weak, &shared, old))?;
+    thread.spawn(move || run(&dialer, &weak, &shared, old, begin))?;
     Ok(())
 }
 
-fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &Shared, old: Option<OldSocket>) {
+fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &Shared, old: Option<OldSocket>, begin: Begin) {
     if let Some(old) = old
         && !fence(&old)
     {
@@ -43,11 +49,14 @@ fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &Shared, old: Option<Ol
             "the server has not closed a lost connection in {FENCE:?}; what it got there may be done late"
         ));
     }
+    // Not by a reference: it could be the last one, and its end wakes this thread.
+    let is_wanted = || channel.strong_count() > 0 && !shared.gave_up();
+    if begin == Begin::Later {
+        shared.pause(LAST_PAUSE, is_wanted);
+    }
     let mut pause = FIRST_PAUSE;
     let mut last = String::new();
     loop {
-        // Not by a reference: it could be the last one, and its end wakes this thread.
-        let is_wanted = || channel.strong_count() > 0 && !shared.gave_up();
         if !is_wanted() {
             break;
         }
