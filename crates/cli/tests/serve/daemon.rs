@@ -166,6 +166,14 @@ pub(crate) fn status(control: &str) -> Value {
     list[0].clone()
 }
 
+/// Output of `paravane status` for people.
+pub(crate) fn status_text(control: &str) -> String {
+    let output = paravane().args(["status", "--seconds", "0", "--control", control]).output();
+    let output = output.expect("the program starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("it prints text")
+}
+
 /// Names of the devices of a status.
 pub(crate) fn names(status: &Value) -> Vec<&str> {
     let devices = status["devices"].as_array().expect("a list");

@@ -1,5 +1,5 @@
 //! A disk whose file system is full.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status};
+use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status, status_text};
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use rustix::process::Signal;
@@ -11,16 +11,20 @@ use std::time::Instant;
 const DISK: usize = 4 << 20;
 
 /// A small file system in memory, unmounted in the end.
-struct Small(Folder);
+pub(crate) struct Small(Folder);
 
 impl Small {
-    fn new() -> Result<Self, String> {
+    pub(crate) fn new() -> Result<Self, String> {
         let folder = Folder::new();
         mount(&["-t", "tmpfs", "-o", "size=1m", "none"], folder.root())?;
         Ok(Self(folder))
     }
 
-    fn grow(&self) {
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.0.text(name)
+    }
+
+    pub(crate) fn grow(&self) {
         mount(&["-o", "remount,size=64m"], self.0.root()).unwrap();
     }
 }
@@ -58,20 +62,37 @@ fn writes_wait_for_room_on_a_full_file_system() {
 }
 
 fn waits_for_room(small: &Small, format: &str) {
-    let folder = Folder::new();
-    let image = small.0.text("disk.img");
+    let image = small.text("disk.img");
     match format {
         "raw" => std::fs::File::create(&image).unwrap().set_len(DISK as u64).unwrap(),
         _ => qemu_img(&["create", "-q", "-f", format, &image, &DISK.to_string()]),
     }
+    let model = fill(small, &["--image", &image, "--format", format], vec![0; DISK]);
+    let folder = Folder::new();
+    let flat = match format {
+        "raw" => image,
+        _ => {
+            qemu_img(&["check", "-q", &image]);
+            qemu_img(&["convert", "-f", format, "-O", "raw", &image, &folder.text("flat.img")]);
+            folder.text("flat.img")
+        }
+    };
+    assert!(std::fs::read(flat).unwrap() == model, "{format}: the image is not what was written");
+}
+
+/// Fills a small file system through a disk until writes wait, and makes room.
+///
+/// The disk begins with `model`. Returns what was written to it.
+pub(crate) fn fill(small: &Small, disk: &[&str], mut model: Vec<u8>) -> Vec<u8> {
+    let folder = Folder::new();
     let (socket, control) = (folder.text("s"), folder.text("control"));
-    let arguments = ["blk", "--name", "vm0", "--image", &image, "--format", format];
-    let mut daemon = Daemon::start(&[&arguments[..], &["--socket", &socket, "--control", &control]].concat());
-    let mut model = vec![0; DISK];
+    let arguments = ["blk", "--name", "vm0", "--socket", &socket, "--control", &control];
+    let mut daemon = Daemon::start(&[&arguments[..], disk].concat());
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
             let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
+            driver.be_patient();
             driver.exercise(&mut model, 2000, &mut Random::new(1));
         });
         daemon.wait_for("disk full: writes wait for room");
@@ -88,6 +109,8 @@ fn waits_for_room(small: &Small, format: &str) {
             }
             assert!(start.elapsed() < PATIENCE, "{device}");
         }
+        let text = status_text(&control);
+        assert!(text.contains("! vm0: full since ") && text.contains(" writes wait for room: "), "{text}");
         assert!(!client.is_finished());
         small.grow();
         // Not only every second.
@@ -97,17 +120,10 @@ fn waits_for_room(small: &Small, format: &str) {
     });
     let device = status(&control)["devices"][0].clone();
     assert!(device["full"].is_null() && device["full_times"].as_u64() >= Some(1), "{device}");
+    assert!(!status_text(&control).contains("full since"));
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-    let flat = match format {
-        "raw" => image,
-        _ => {
-            qemu_img(&["check", "-q", &image]);
-            qemu_img(&["convert", "-f", format, "-O", "raw", &image, &folder.text("flat.img")]);
-            folder.text("flat.img")
-        }
-    };
-    assert!(std::fs::read(flat).unwrap() == model, "{format}: the image is not what was written");
+    model
 }
 
 #[test]

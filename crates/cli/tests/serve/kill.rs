@@ -3,13 +3,14 @@
 //! A holder, or a service manager, has the sessions.
 use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status, without_sandbox};
 use crate::driver::{Driver, Random};
-use crate::load::{self, DISKS, SIZE, wish};
+use crate::load::{self, DISKS, EndClients, SIZE, wish};
 use crate::manager::Manager;
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Environment variable: number of daemons that are replaced in a test [20].
+/// Environment variable: number of daemons that are replaced in a test, instead of its own number.
 const KILLS: &str = "PARAVANE_KILLS";
 
 /// Who keeps sessions.
@@ -37,32 +38,28 @@ impl Kept {
     }
 
     fn of(holder: &str, disks: &[&str], store: impl FnOnce(&Folder) -> Store) -> Self {
-        Self::of_images(holder, disks, |name| format!("{name}.img"), store)
-    }
-
-    /// A holder, and disks at these locations, whose files are in the folder, too.
-    pub(crate) fn with_images(disks: &[&str], location: impl Fn(&str) -> String) -> Self {
-        Self::of_images("hold", disks, location, holder)
-    }
-
-    fn of_images(
-        holder: &str,
-        disks: &[&str],
-        location: impl Fn(&str) -> String,
-        store: impl FnOnce(&Folder) -> Store,
-    ) -> Self {
         let folder = Folder::new();
-        let mut text =
-            format!("[daemon]\nholder = \"{holder}\"\n[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n");
-        for name in disks {
+        let image = |name: &str| {
             folder.image(&format!("{name}.img"));
-            text += &format!(
-                "[[blk]]\nname = \"{name}\"\nimage = \"{}\"\nsocket = \"{name}.sock\"\nqueues = 2\n\
-                 workers = 2\n",
-                location(name)
-            );
-        }
-        let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
+            format!("image = \"{name}.img\"\n")
+        };
+        let text = devices(&format!("holder = \"{holder}\"\n"), disks, image);
+        Self::with(folder, &text, store)
+    }
+
+    /// A holder, and disks with these keys. `daemon` has more keys of the daemon.
+    pub(crate) fn with_keys(
+        folder: Folder,
+        daemon: &str,
+        disks: &[&str],
+        keys: impl Fn(&str) -> String,
+    ) -> Self {
+        let text = devices(&format!("holder = \"hold\"\n{daemon}"), disks, keys);
+        Self::with(folder, &text, holder)
+    }
+
+    fn with(folder: Folder, text: &str, store: impl FnOnce(&Folder) -> Store) -> Self {
+        let (file, control) = (folder.write("d.toml", text), folder.text("control"));
         let store = store(&folder);
         Self { folder, store, file, control }
     }
@@ -101,11 +98,29 @@ impl Kept {
 
     /// Kills a daemon and starts the next one.
     fn kill(&self, old: Daemon) -> Daemon {
+        self.kill_and(old, || ())
+    }
+
+    /// Kills a daemon, does what its death asks for, and starts the next one.
+    fn kill_and(&self, old: Daemon, dead: impl FnOnce()) -> Daemon {
         old.signal(Signal::KILL);
         let (_, log) = old.wait();
         assert!(!log.iter().any(|line| line.contains("not kept")), "{log:?}");
+        dead();
         self.start()
     }
+}
+
+/// A file of an entropy device and disks.
+fn devices(daemon: &str, disks: &[&str], keys: impl Fn(&str) -> String) -> String {
+    let mut text = format!("[daemon]\n{daemon}[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n");
+    for name in disks {
+        text += &format!(
+            "[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{}",
+            keys(name)
+        );
+    }
+    text
 }
 
 /// Starts `paravane hold`.
@@ -116,37 +131,67 @@ fn holder(folder: &Folder) -> Store {
     Store::Holder(holder)
 }
 
-/// Runs clients while the daemon is killed again and again.
-pub(crate) fn under_load_on(kept: &Kept) {
-    under_load(kept, |kept, old, _| kept.kill(old));
+/// Runs clients while the daemon is killed [`KILLS`] times, `default` times without that.
+///
+/// The disks begin with `content`. Returns what was written to them. `dead` is called with 1 and so
+/// on when a daemon is dead. `meanwhile` runs beside the clients, until it is told to end.
+pub(crate) fn killed_under_load(
+    kept: &Kept,
+    content: &[u8],
+    default: usize,
+    dead: impl Fn(usize),
+    meanwhile: impl FnOnce(&AtomicBool) + Send,
+) -> Vec<(&'static str, Vec<u8>)> {
+    let next = |kept: &Kept, old, number| kept.kill_and(old, || dead(number));
+    replaced_under_load(kept, content, default, next, meanwhile)
 }
 
-/// Runs clients while `next` replaces the daemon [`KILLS`] times.
+/// Runs clients on files while `next` replaces the daemon [`KILLS`] times.
 fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
+    for (name, model) in replaced_under_load(kept, &vec![0; SIZE], 20, next, |_| ()) {
+        let content = std::fs::read(kept.folder.path(&format!("{name}.img"))).unwrap();
+        assert!(content == model, "disk {name}");
+    }
+}
+
+fn replaced_under_load(
+    kept: &Kept,
+    content: &[u8],
+    default: usize,
+    next: impl Fn(&Kept, Daemon, usize) -> Daemon,
+    meanwhile: impl FnOnce(&AtomicBool) + Send,
+) -> Vec<(&'static str, Vec<u8>)> {
     let mut daemon = Some(kept.start());
-    let times = std::env::var(KILLS).map_or(20, |times| times.parse().expect("PARAVANE_KILLS is a number"));
+    let times =
+        std::env::var(KILLS).map_or(default, |times| times.parse().expect("PARAVANE_KILLS is a number"));
     let replace = |number| daemon = daemon.take().map(|old| next(kept, old, number));
     let report = || status(&kept.control).to_string();
-    let mut models = load::under_load(|name| kept.socket(name), times, replace, report);
+    let done = AtomicBool::new(false);
+    let mut models = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| meanwhile(&done));
+        let end = EndClients(&done);
+        let models = load::under_load_from(content, |name| kept.socket(name), times, replace, report);
+        drop(end);
+        beside.join().unwrap();
+        models
+    });
     let report = status(&kept.control);
-    assert_eq!(names(&report), ["r", "a", "b", "c", "d"]);
+    assert!(names(&report).starts_with(&["r", "a", "b", "c", "d"]), "{report}");
     for device in &report["devices"].as_array().unwrap()[1..] {
         assert_eq!((&device["sessions"], &device["protocol_errors"]), (&1.into(), &0.into()), "{device}");
+        assert_eq!(device["storage_errors"]["write"], 0, "{device}");
     }
     // A new client is served, too.
     let mut driver = Driver::connect(&kept.socket("a"), wish(false, true, 2)).unwrap();
     driver.exercise(&mut models[0].1, 100, &mut Random::new(5));
     drop(driver);
     drop(daemon);
-    for (name, model) in models {
-        let content = std::fs::read(kept.folder.path(&format!("{name}.img"))).unwrap();
-        assert!(content == model, "disk {name}");
-    }
+    models
 }
 
 #[test]
 fn clients_notice_nothing_of_kills() {
-    under_load_on(&Kept::new(&DISKS));
+    under_load(&Kept::new(&DISKS), |kept, old, _| kept.kill(old));
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(crate) fn wish(packed: bool, event_idx: bool, queues: usize) -> Wish {
 }
 
 /// Ends the clients, also if the test fails.
-struct EndClients<'a>(&'a AtomicBool);
+pub(crate) struct EndClients<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for EndClients<'_> {
     fn drop(&mut self) {
@@ -31,9 +31,21 @@ impl Drop for EndClients<'_> {
 pub(crate) fn under_load(
     socket: impl Fn(&str) -> PathBuf,
     times: usize,
+    replace: impl FnMut(usize),
+    report: impl Fn() -> String,
+) -> Vec<(&'static str, Vec<u8>)> {
+    under_load_from(&vec![0; SIZE], socket, times, replace, report)
+}
+
+/// As [`under_load`], with disks that begin with `content`.
+pub(crate) fn under_load_from(
+    content: &[u8],
+    socket: impl Fn(&str) -> PathBuf,
+    times: usize,
     mut replace: impl FnMut(usize),
     report: impl Fn() -> String,
 ) -> Vec<(&'static str, Vec<u8>)> {
+    let start = Instant::now();
     let wishes = [wish(false, true, 2), wish(true, true, 2), wish(false, false, 1), wish(true, false, 1)];
     let done = AtomicBool::new(false);
     let rounds: [AtomicUsize; 4] = Default::default();
@@ -45,8 +57,9 @@ pub(crate) fn under_load(
             .zip(rounds)
             .map(|((name, wish), rounds)| {
                 let mut driver = Driver::connect(&socket(name), wish).unwrap();
+                driver.be_patient();
                 scope.spawn(move || {
-                    let (mut model, mut random) = (vec![0; SIZE], Random::new(7));
+                    let (mut model, mut random) = (content.to_vec(), Random::new(7));
                     while !done.load(Ordering::Relaxed) {
                         driver.exercise(&mut model, 50, &mut random);
                         rounds.fetch_add(1, Ordering::Relaxed);
@@ -70,7 +83,8 @@ pub(crate) fn under_load(
         }
         drop(end);
         let done: usize = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).sum();
-        eprintln!("{times} daemons replaced under {done} rounds of requests");
+        let seconds = start.elapsed().as_secs();
+        eprintln!("{times} daemons replaced under {done} rounds of requests in {seconds} s");
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

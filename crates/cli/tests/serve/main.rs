@@ -6,6 +6,8 @@
 //! the crate vhost's front end, of devices with a mistake in them and of disks that offer IN_ORDER
 //! stay there: the program has no such devices.
 mod activation;
+#[path = "../../../store/tests/nbd/certificates.rs"]
+mod certificates;
 mod client;
 mod conventions;
 mod daemon;

@@ -10,7 +10,7 @@ use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A disk of a file, with more keys.
-fn disk(name: &str, keys: &str) -> String {
+pub(crate) fn disk(name: &str, keys: &str) -> String {
     format!("[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{keys}")
 }
 
@@ -19,31 +19,62 @@ fn take(control: &str, arguments: &[&str]) -> Output {
 }
 
 /// A snapshot that is taken; its report.
-fn snapshot(control: &str, device: &str, overlay: &str) -> Value {
+pub(crate) fn snapshot(control: &str, device: &str, overlay: &str) -> Value {
     // Generous: the host may be busy.
     let output = take(control, &["snapshot", device, overlay, "--json", "--pause-limit", "30s"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The images of a disk that has had snapshots, top first.
+/// The images of a disk that has had snapshots, top first. The base may lie on a server.
 #[derive(Clone, Debug)]
-struct Chain(Vec<String>);
+pub(crate) struct Chain {
+    paths: Vec<String>,
+    base: Option<String>,
+}
 
 impl Chain {
-    /// Keys for the file of devices.
-    fn keys(&self) -> String {
-        let Self(paths) = self;
-        let (top, below) = paths.split_first().unwrap();
-        if below.is_empty() {
-            return format!("image = {top:?}\n");
-        }
-        let layer = |(number, path): (usize, &String)| match number + 1 == below.len() {
+    /// A raw image.
+    fn new(image: String) -> Self {
+        Self { paths: vec![image], base: None }
+    }
+
+    /// An overlay on a base.
+    pub(crate) fn on(overlay: String, base: String) -> Self {
+        Self { paths: vec![overlay], base: Some(base) }
+    }
+
+    pub(crate) fn top(&self) -> &str {
+        &self.paths[0]
+    }
+
+    /// Puts an overlay on top.
+    pub(crate) fn put(&mut self, overlay: String) {
+        self.paths.insert(0, overlay);
+    }
+
+    /// Number of overlays, without one that the disk began with.
+    fn snapshots(&self) -> usize {
+        self.paths.len() - 1
+    }
+
+    /// The layers below the top, as FORMAT:LOCATION.
+    pub(crate) fn below(&self) -> Vec<String> {
+        let last = self.paths.len() - 1;
+        let layer = |(number, path): (usize, &String)| match number == last && self.base.is_none() {
             true => format!("raw:{path}"),
             false => format!("qcow2:{path}"),
         };
-        let layers: Vec<String> = below.iter().enumerate().map(layer).collect();
-        format!("image = {top:?}\nformat = \"qcow2\"\nbacking = {layers:?}\n")
+        self.paths.iter().enumerate().skip(1).map(layer).chain(self.base.clone()).collect()
+    }
+
+    /// Keys for the file of devices.
+    pub(crate) fn keys(&self) -> String {
+        let (top, below) = (self.top(), self.below());
+        if below.is_empty() {
+            return format!("image = {top:?}\n");
+        }
+        format!("image = {top:?}\nformat = \"qcow2\"\nbacking = {below:?}\n")
     }
 }
 
@@ -55,7 +86,7 @@ fn clients_notice_nothing_of_twenty_snapshots() {
     let folder = Folder::new();
     let engines = ["auto", "threads", "immediate", "auto"];
     let mut chains: Vec<Chain> =
-        DISKS.iter().map(|name| Chain(vec![folder.image(&format!("{name}.img"))])).collect();
+        DISKS.iter().map(|name| Chain::new(folder.image(&format!("{name}.img")))).collect();
     let text = |chains: &[Chain]| -> String {
         let named = DISKS.iter().zip(engines).zip(chains);
         named
@@ -74,14 +105,14 @@ fn clients_notice_nothing_of_twenty_snapshots() {
             let overlay = folder.text(&format!("{}-{number}.qcow2", DISKS[at]));
             let report = snapshot(&control, DISKS[at], &overlay);
             let base = report["base"]["path"].as_str().unwrap().to_owned();
-            assert_eq!(base, chains[at].0[0], "{report}");
+            assert_eq!(base, chains[at].top(), "{report}");
             assert!(report["unsynced"].is_null(), "{report}");
             pauses.push(report["pause_us"].as_f64().unwrap());
             frozen.push((std::fs::read(&base).unwrap(), base));
-            chains[at].0.insert(0, overlay.clone());
+            chains[at].put(overlay.clone());
             let device = status(&control)["devices"][at].clone();
             assert!(device["back_end"].as_str().unwrap().starts_with(&overlay), "{device}");
-            assert_eq!(device["snapshots"], chains[at].0.len() - 1, "{device}");
+            assert_eq!(device["snapshots"], chains[at].snapshots(), "{device}");
         },
         || status(&control).to_string(),
     );
@@ -98,7 +129,7 @@ fn clients_notice_nothing_of_twenty_snapshots() {
     daemon.wait_for("reloaded: 4 unchanged, 0 removed, 0 added, 0 failed");
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-    for (Chain(paths), (_, model)) in chains.iter().zip(&models) {
+    for (Chain { paths, .. }, (_, model)) in chains.iter().zip(&models) {
         paths[..paths.len() - 1].iter().for_each(|path| qemu_img(&["check", "-q", path]));
         let flat = folder.text("flat.img");
         qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &paths[0], &flat]);
@@ -132,7 +163,7 @@ fn a_chain_of_twenty_snapshots_is_one_disk() {
     let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
     let arguments = ["blk", "--name", "vm0", "--socket", &socket, "--control", &control];
     let daemon = Daemon::start(&[&arguments[..], &["--image", &image]].concat());
-    let mut chain = Chain(vec![image]);
+    let mut chain = Chain::new(image);
     let (mut model, mut pauses) = (vec![0; SIZE], Vec::new());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -146,9 +177,9 @@ fn a_chain_of_twenty_snapshots_is_one_disk() {
         for number in 1..=20 {
             let overlay = folder.text(&format!("{number}.qcow2"));
             let report = snapshot(&control, "vm0", &overlay);
-            assert_eq!(report["backing"].as_array().unwrap().len(), chain.0.len() - 1, "{report}");
+            assert_eq!(report["backing"].as_array().unwrap().len(), chain.snapshots(), "{report}");
             pauses.push(report["pause_us"].as_f64().unwrap());
-            chain.0.insert(0, overlay);
+            chain.put(overlay);
             if client.is_finished() {
                 break;
             }
@@ -159,9 +190,9 @@ fn a_chain_of_twenty_snapshots_is_one_disk() {
     show("of one disk", pauses);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-    chain.0[..20].iter().for_each(|path| qemu_img(&["check", "-q", path]));
+    chain.paths[..20].iter().for_each(|path| qemu_img(&["check", "-q", path]));
     let flat = folder.text("flat.img");
-    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", &chain.0[0], &flat]);
+    qemu_img(&["convert", "-f", "qcow2", "-O", "raw", chain.top(), &flat]);
     assert!(std::fs::read(flat).unwrap() == model, "the chain is not what was written");
     let file = folder.write("d.toml", &disk("vm0", &chain.keys()));
     let daemon = Daemon::start(&["--config", &file, "--control", &control]);
@@ -248,7 +279,8 @@ fn a_new_daemon_takes_over_with_the_overlay_and_not_with_the_old_image() {
     }
     let image = folder.image("vm.img");
     let overlay = folder.text("vm-1.qcow2");
-    let (before, after) = (Chain(vec![image.clone()]), Chain(vec![overlay.clone(), image]));
+    let before = Chain::new(image.clone());
+    let after = Chain::on(overlay.clone(), format!("raw:{image}"));
     let (file, control) = (folder.write("d.toml", &disk("vm", &before.keys())), folder.text("control"));
     let daemon = Daemon::start(&["--config", &file, "--control", &control]);
     let mut model = vec![0; SIZE];

@@ -1,4 +1,6 @@
 //! The NBD client against real servers, and against one that follows a script.
+#[cfg(feature = "tls")]
+mod certificates;
 mod disk;
 mod faults;
 mod files;

@@ -50,6 +50,8 @@ pub(crate) struct Driver {
     pub(crate) transport: Box<VirtioBlkTransport>,
     buffers: Arc<Region>,
     wish: Wish,
+    /// Most seconds to wait for an interrupt.
+    patience: i64,
 }
 
 impl Driver {
@@ -77,7 +79,13 @@ impl Driver {
         let buffers = Region::new(config).unwrap();
         let at = buffers.host().as_ptr().addr();
         transport.map_mem_region(at, size as usize, buffers.fd().as_raw_fd(), 0)?;
-        Ok(Self { queues, transport, buffers, wish })
+        Ok(Self { queues, transport, buffers, wish, patience: 10 })
+    }
+
+    /// Waits longer for each request, which may wait for a store.
+    #[allow(dead_code, reason = "for tests of the program only")]
+    pub(crate) fn be_patient(&mut self) {
+        self.patience = 300;
     }
 
     fn buffer(&self, queue: usize, slot: usize) -> *mut u8 {
@@ -142,7 +150,21 @@ impl Driver {
     /// Writes the pattern of `seed` once. Returns the request's error number, or 0.
     #[allow(dead_code, reason = "for tests of the program only")]
     pub(crate) fn write_once(&mut self, at: usize, len: usize, seed: u8) -> i32 {
-        let request = Request { at, len, kind: Kind::Write(seed) };
+        self.once(Request { at, len, kind: Kind::Write(seed) })
+    }
+
+    /// Reads once. Returns the data, or the request's error number.
+    #[allow(dead_code, reason = "for tests of the program only")]
+    pub(crate) fn read_once(&mut self, at: usize, len: usize) -> Result<Vec<u8>, i32> {
+        match self.once(Request { at, len, kind: Kind::Read }) {
+            // SAFETY: the request is completed: nothing writes to the slot's buffer.
+            0 => Ok(unsafe { std::slice::from_raw_parts(self.buffer(0, 0), len) }.to_vec()),
+            error => Err(error),
+        }
+    }
+
+    #[allow(dead_code, reason = "for tests of the program only")]
+    fn once(&mut self, request: Request) -> i32 {
         self.send(0, 0, request);
         if self.queues[0].avail_notif_needed() {
             self.transport.get_submission_notifier(0).notify().unwrap();
@@ -201,7 +223,7 @@ impl Driver {
         }
     }
 
-    /// Waits for an interrupt, for ten seconds at most.
+    /// Waits for an interrupt.
     fn wait(&mut self, flying: &[Vec<Option<Request>>]) {
         if self.queues.iter_mut().any(|queue| queue.completions().has_next())
             || !flying.iter().flatten().any(Option::is_some)
@@ -215,7 +237,7 @@ impl Driver {
             .iter()
             .map(|call| PollFd::from_borrowed_fd(borrow(call.as_raw_fd()), PollFlags::IN))
             .collect();
-        let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let patience = Timespec { tv_sec: self.patience, tv_nsec: 0 };
         let Wish { packed, event_idx, queues, depth } = self.wish;
         let ready = poll(&mut fds, Some(&patience)).unwrap();
         assert_ne!(

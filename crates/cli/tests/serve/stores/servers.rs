@@ -1,0 +1,111 @@
+//! Servers of other projects, with the files of a folder.
+use crate::daemon::{Folder, PATIENCE, is_root, skip};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// nbdkit with the files of a folder as its exports, killed when dropped.
+pub(super) struct Nbdkit {
+    child: Child,
+    arguments: Vec<String>,
+    folder: std::path::PathBuf,
+}
+
+impl Nbdkit {
+    /// At the socket `nbd.sock` of the folder.
+    pub(super) fn start(folder: &Folder, more: &[&str]) -> Self {
+        let arguments = more.iter().map(|argument| (*argument).to_owned()).collect();
+        let folder = folder.root().to_owned();
+        let child = Self::spawn(&folder, &arguments);
+        Self { child, arguments, folder }
+    }
+
+    fn spawn(folder: &Path, more: &Vec<String>) -> Child {
+        let socket = folder.join("nbd.sock");
+        drop(std::fs::remove_file(&socket));
+        let mut command = Command::new("nbdkit");
+        // With several threads, nbdkit 1.32.5 fails an assertion at times when connections are cut.
+        command
+            .args(["--foreground", "--exit-with-parent", "--threads", "1", "--unix"])
+            .arg(&socket)
+            .args(more);
+        command.arg("file").arg(format!("dir={}", folder.display()));
+        let child = command.stderr(Stdio::null()).spawn().expect("nbdkit starts");
+        let end = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            assert!(Instant::now() < end, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(super) fn restart(&mut self) {
+        self.kill();
+        self.child = Self::spawn(&self.folder, &self.arguments);
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Location of a file of the folder, for a file of devices in it.
+pub(super) fn location(export: &str) -> String {
+    format!("nbd+unix:///{export}.img?socket=nbd.sock")
+}
+
+/// Whether nginx is installed.
+pub(super) fn has_nginx(test: &str) -> bool {
+    let found = Path::new("/usr/sbin/nginx").exists();
+    if !found {
+        skip(test, "nginx (package nginx-light)");
+    }
+    found
+}
+
+/// nginx with the files of a folder, killed when dropped.
+pub(super) struct Nginx {
+    child: Child,
+    pub(super) port: u16,
+}
+
+impl Nginx {
+    pub(super) fn start(folder: &Folder) -> Self {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let root = folder.root().display();
+        // As root it would serve as another user, who cannot read the folder.
+        let user = if is_root() { "user root; " } else { "" };
+        let config = format!(
+            "{user}daemon off; master_process off; pid {root}/nginx.pid; error_log {root}/nginx.log;\n\
+             events {{}}\n\
+             http {{ access_log off; client_body_temp_path {root}/t1; proxy_temp_path {root}/t2;\n\
+             fastcgi_temp_path {root}/t3; uwsgi_temp_path {root}/t4; scgi_temp_path {root}/t5;\n\
+             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+        );
+        let config = folder.write("nginx.conf", &config);
+        let mut command = Command::new("nginx");
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", &config]);
+        let child = command.stderr(Stdio::null()).spawn().expect("nginx starts");
+        let end = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < end, "nginx does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Self { child, port }
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
