@@ -12,19 +12,23 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 const SIZE: usize = 4 << 20;
 const KILLS: usize = 25;
+/// Kills until all jobs in flight get the time to be done. A job fails that is lost 16 times.
+const STREAK: usize = 8;
 
 /// Kills the server under the load of two queues, in two threads; compares the image at last.
 fn survives(mut server: Server, export: &str, options: NbdOptions, kill: impl Fn(&mut Server)) -> Server {
     let store = open(&server.url(export), options).unwrap();
     let connections = store.status().connections;
     let ends = AtomicBool::new(false);
+    // How often all jobs of a load were done.
+    let settled = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let models = thread::scope(|scope| {
         let load = |half: u64| {
             let mut queue = store.queue(16).unwrap();
@@ -32,12 +36,22 @@ fn survives(mut server: Server, export: &str, options: NbdOptions, kill: impl Fn
             model.base = half * SIZE as u64 / 2;
             while !ends.load(Ordering::Relaxed) {
                 model.run(&mut *queue, 50);
+                settled[half as usize].fetch_add(1, Ordering::Relaxed);
             }
             model
         };
         let loads = [scope.spawn(move || load(0)), scope.spawn(move || load(1))];
+        let count = || settled.each_ref().map(|count| count.load(Ordering::Relaxed));
         let mut random = Random::new(5);
-        for _ in 0..KILLS {
+        for number in 0..KILLS {
+            let before = count();
+            // A load that has ended has panicked, which its end tells.
+            while number % STREAK == 0
+                && count().iter().zip(before).any(|(now, before)| *now == before)
+                && !loads.iter().any(ScopedJoinHandle::is_finished)
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(Duration::from_millis(1 + random.below(30) as u64));
             let before = store.status().reconnects;
             kill(&mut server);
