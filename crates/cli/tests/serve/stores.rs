@@ -23,7 +23,7 @@ mod proxy;
 mod servers;
 mod tls;
 
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status, status_text, without_sandbox};
 use crate::load::DISKS;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -67,14 +67,27 @@ fn stores(report: &Value) -> Vec<&Value> {
 }
 
 /// Waits until the store of each device is as wanted. Returns the report.
-fn wait_for_stores(control: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+fn wait_for_stores(control: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
     let end = Instant::now() + PATIENCE;
     loop {
         let report = status(control);
-        if stores(&report).into_iter().all(&wanted) {
+        if stores(&report).into_iter().all(&mut wanted) {
             return report;
         }
         assert!(Instant::now() < end, "{report}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the status for people is as wanted.
+fn wait_for_text(control: &str, mut wanted: impl FnMut(&str) -> bool) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let text = status_text(control);
+        if wanted(&text) {
+            return;
+        }
+        assert!(Instant::now() < end, "{text}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -85,7 +85,7 @@ impl Driver {
     /// Waits longer for each request, which may wait for a store.
     #[allow(dead_code, reason = "for tests of the program only")]
     pub(crate) fn be_patient(&mut self) {
-        self.patience = 300;
+        self.patience = 120;
     }
 
     fn buffer(&self, queue: usize, slot: usize) -> *mut u8 {

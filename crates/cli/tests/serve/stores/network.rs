@@ -2,7 +2,9 @@
 use super::messages::Wrong;
 use super::proxy::Proxy;
 use super::servers::Nbdkit;
-use super::{assert_content, config, has, names_each, serve, stores, wait_for_stores, wait_until_up};
+use super::{
+    assert_content, config, has, names_each, serve, stores, wait_for_stores, wait_for_text, wait_until_up,
+};
 use crate::daemon::{Daemon, Folder, status, status_text};
 use crate::driver::{Driver, Random};
 use crate::load::{self, DISKS, SIZE, wish};
@@ -139,17 +141,25 @@ fn requests_fail_while_all_replies_are_wrong() {
         proxy.spoil(Wrong::Cookie, usize::MAX);
         // The server may have done it.
         assert_eq!(driver.write_once(half, 512, 1), -libc::EIO);
-        let is_unusable = |store: &serde_json::Value| {
-            !store["location"].as_str().unwrap().ends_with(&format!("/{name}.img"))
-                || store["link"] == "unusable"
-        };
-        let report = wait_for_stores(&rig.control, is_unusable);
-        let text = status_text(&rig.control);
+        // It is tried again every 5 s, and seen to be unusable by the next request.
+        let place = format!("/{name}.img");
+        let report = wait_for_stores(&rig.control, |store| {
+            let is_other = !store["location"].as_str().unwrap().ends_with(&place);
+            let seen = is_other || store["link"] == "unusable";
+            assert!(seen || driver.write_once(half, 512, 1) == -libc::EIO, "{store}");
+            seen
+        });
+        let reason = "unusable: all requests fail: the server breaks the protocol: ";
+        wait_for_text(&rig.control, |text| {
+            let start = format!("! {name}: ");
+            let seen = text.lines().any(|line| line.contains(&start) && line.contains(reason));
+            assert!(seen || driver.write_once(half, 512, 1) == -libc::EIO, "{text}");
+            seen
+        });
         let store = report["devices"].as_array().unwrap().iter().find(|device| device["name"] == name);
         let store = &store.unwrap()["stores"][0];
         let error = store["error"].as_str().unwrap_or_default();
         assert!(error.contains("the server breaks the protocol: "), "{store}");
-        assert!(text.contains(&format!("! {name}: ")) && text.contains("breaks the protocol"), "{text}");
         proxy.spoil_none();
         wait_until_up(&rig.control);
         driver.exercise(&mut model[..half], 100, &mut random);
