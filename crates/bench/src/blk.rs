@@ -18,7 +18,7 @@
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
 //! In `blkio/...` it is libblkio's `blkio-bench`.
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratios_to_other, ratios_to_spdk};
+use crate::figures::{Collector, Figure, RoundSamples, ratios_to_local, ratios_to_other, ratios_to_spdk};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -38,6 +38,7 @@ mod ceph;
 mod client;
 mod contention;
 pub(crate) mod handover;
+pub(crate) mod http;
 mod image;
 mod nbd;
 mod server;
@@ -64,6 +65,8 @@ pub(crate) const NOTES: &[&str] = &[
     "spdk-vhost: SPDK's vhost, the disk a malloc bdev, in tmpfs/... only. Its reactor polls the CPU without end; it is stopped while others are measured. rate-to-spdk, cpu-to-spdk: relative to it in the same round; 1 / cpu-to-spdk is the rate for each second of CPU time.",
     "nbd/...: the image is behind an NBD server (nbdkit, one process for each subject, on the CPU of the client); nbd-1ms: its answers take a millisecond more; qcow2-over-nbd: it has the bytes of a qcow2 image.",
     "rbd/...: the image is in the Ceph cluster that PARAVANE_CEPH_CONF names (scripts/ceph-one start FOLDER makes one). qemu-storage-daemon needs qemu-block-extra for it.",
+    "http-cached/...: the image is in the current directory, behind an HTTP server (nginx, on the CPU of the client), and paravane, which has read it once, has all of it in its cache (--cache) there. paravane/local: the same image as a local file. qemu-storage-daemon keeps nothing and reads from the server (its curl driver, of qemu-block-extra).",
+    "rate-, cpu-to-local: relative to paravane/local in the same round. A rate-to-local of 0.91 is 1.1 times the time of a local file.",
     "qemu-storage-daemon has no packed rings. If its rows are missing, install qemu-system-common.",
 ];
 
@@ -78,6 +81,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
             blkio: blkio::program().is_some(),
             nbd: nbd::is_there(),
             rbd: ceph::is_there(),
+            http: http::is_there(),
         };
         Case::select(filter, options.quick, present)?
     };
@@ -162,12 +166,16 @@ fn measure(
                 let of_round: Vec<(&'static str, Vec<_>)> = able.into_iter().map(medians).collect();
                 let subject = |wanted| of_round.iter().find(|(name, _)| *name == wanted);
                 let (other, spdk) = (subject(OTHER_BUILD), subject(spdk::NAME));
+                let local = subject(server::LOCAL);
                 for (name, figures) in &of_round {
                     let other = other.filter(|_| *name == PARAVANE);
                     let relative = other.map(|(_, other)| ratios_to_other(figures, other));
                     let spdk = spdk.filter(|(spdk, _)| spdk != name);
                     let to_spdk = spdk.map(|(_, spdk)| ratios_to_spdk(figures, spdk));
+                    let local = local.filter(|(local, _)| local != name);
+                    let to_local = local.map(|(_, local)| ratios_to_local(figures, local));
                     let relative = relative.into_iter().flatten().chain(to_spdk.into_iter().flatten());
+                    let relative = relative.chain(to_local.into_iter().flatten());
                     collector.add(&path, name, client_cpu, figures.iter().cloned().chain(relative));
                 }
             }

@@ -155,6 +155,16 @@ pub(crate) fn ratios_to_spdk(
     ratios.map(|(figure, metric)| ratio_of(figure, of, spdk, metric)).into_iter().flatten()
 }
 
+/// Rate and CPU time relative to a local file, in the same round.
+#[cfg(feature = "peers")]
+pub(crate) fn ratios_to_local(
+    of: &[(Figure, f64)],
+    local: &[(Figure, f64)],
+) -> impl Iterator<Item = (Figure, f64)> + use<> {
+    let ratios = [("rate", "rate-to-local"), ("cpu", "cpu-to-local")];
+    ratios.map(|(figure, metric)| ratio_of(figure, of, local, metric)).into_iter().flatten()
+}
+
 /// The method of a figure of a guest: clock, accelerator, scheduling class.
 pub(crate) fn by(method: &str, accel: &str, real_time: bool) -> String {
     let class = if real_time { ", SCHED_FIFO" } else { "" };
@@ -197,5 +207,8 @@ mod tests {
         let ratios = ratios_to_other(&figures(90.0, 3.0), &figures(100.0, 2.0));
         let ratios: Vec<_> = ratios.map(|(figure, ratio)| (figure.metric, ratio)).collect();
         assert_eq!(ratios, [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
+        let ratios = ratios_to_local(&figures(90.0, 3.0), &figures(100.0, 2.0));
+        let ratios: Vec<_> = ratios.map(|(figure, ratio)| (figure.metric, ratio)).collect();
+        assert_eq!(ratios, [("rate-to-local", 0.9), ("cpu-to-local", 1.5)]);
     }
 }

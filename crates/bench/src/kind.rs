@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn subjects_are_told_apart() {
         let all = |subjects: &[&str], kind| subjects.iter().all(|subject| Kind::of(subject) == kind);
-        assert!(all(&["paravane", "paravane/iova+log", "mmio-msi"], Kind::Ours));
+        assert!(all(&["paravane", "paravane/local", "paravane/iova+log", "mmio-msi"], Kind::Ours));
         assert!(all(&["paravane/other"], Kind::OtherBuild));
         assert!(all(&["ringtest/virtio_ring_0_9", "vm-memory/iommu"], Kind::Peer));
         assert!(all(&["memcpy/pages"], Kind::Yardstick));

@@ -33,7 +33,7 @@ const PLOTTED: [&str; 17] = [
 ];
 
 /// Beginnings of metrics of which less is better.
-const LESS: [&str; 15] = [
+const LESS: [&str; 16] = [
     "latency",
     "kick-stop",
     "exits",
@@ -48,6 +48,7 @@ const LESS: [&str; 15] = [
     "idle-cpu",
     "cpu-to-one",
     "cpu-to-spdk",
+    "cpu-to-local",
     "run-delay",
 ];
 
@@ -87,9 +88,17 @@ mod tests {
     #[test]
     fn counts_of_sleeps_are_no_improvement() {
         let all = |metrics: &[&str], better| metrics.iter().all(|metric| Better::of(metric) == better);
-        assert!(all(&["rate", "rate-to-dpdk", "rate-to-spdk"], Better::Higher));
+        assert!(all(&["rate", "rate-to-dpdk", "rate-to-spdk", "rate-to-local"], Better::Higher));
         assert!(all(
-            &["latency-p999", "exits-notify", "outage-p99", "clock-reads", "rss-each", "cpu-to-spdk"],
+            &[
+                "latency-p999",
+                "exits-notify",
+                "outage-p99",
+                "clock-reads",
+                "rss-each",
+                "cpu-to-spdk",
+                "cpu-to-local"
+            ],
             Better::Lower
         ));
         assert!(all(&["sleeps", "rate-to-other", "cpu-to-other"], Better::Neither));

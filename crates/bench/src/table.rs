@@ -229,6 +229,10 @@ fn footnotes(out: &mut String, rows: &[Row]) {
         wrap(out, &crate::blk::spdk::missing());
     }
     #[cfg(feature = "peers")]
+    if first.bench == crate::blk::NAME && !crate::blk::http::is_there() {
+        wrap(out, crate::blk::http::MISSING);
+    }
+    #[cfg(feature = "peers")]
     if first.bench == crate::density::NAME
         && !rows.iter().any(|row| row.subject == crate::daemon::STORAGE_DAEMON)
     {

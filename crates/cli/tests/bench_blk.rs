@@ -28,3 +28,30 @@ fn the_server_serves_the_benchmark_in_both_layouts() {
         rows.iter().all(|row| row["subject"] == "paravane" || row["case"] != "tmpfs/packed/write4k/depth4")
     );
 }
+
+#[test]
+fn a_second_read_over_http_is_compared_with_a_local_file() {
+    let test = "a_second_read_over_http_is_compared_with_a_local_file";
+    let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
+    if Command::new("nginx").env("PATH", path).arg("-v").stderr(Stdio::null()).status().is_err() {
+        return paravane_test_support::skip(test, "nginx (package nginx-light)");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
+    command.args(["bench", "blk", "--json", "--filter", "http-cached/split/read4k/depth32"]);
+    // Images are on a disk.
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    let output = command.stdin(Stdio::null()).output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("the rows are JSON");
+    let value = |subject: &str, metric: &str| {
+        let row = rows.iter().find(|row| row["subject"] == subject && row["metric"] == metric);
+        row.and_then(|row| row["median"].as_f64())
+    };
+    for metric in ["rate", "latency-p50", "cpu", "rate-to-local", "cpu-to-local"] {
+        assert!(value("paravane", metric).is_some_and(|value| value > 0.0), "{metric}: {rows:?}");
+    }
+    // The base of the ratio.
+    assert!(value("paravane/local", "rate").is_some_and(|rate| rate > 0.0), "{rows:?}");
+    assert_eq!(value("paravane/local", "rate-to-local"), None);
+}

@@ -33,10 +33,12 @@ pub(super) enum Storage {
     Qcow2Nbd,
     /// In a Ceph cluster.
     Rbd,
+    /// In the current directory, behind an HTTP server; all chunks are in a cache there.
+    HttpCached,
 }
 
 impl Storage {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Tmpfs,
         Self::Disk,
         Self::Direct,
@@ -45,6 +47,7 @@ impl Storage {
         Self::NbdFar,
         Self::Qcow2Nbd,
         Self::Rbd,
+        Self::HttpCached,
     ];
 
     /// Name in results.
@@ -58,6 +61,7 @@ impl Storage {
             Self::NbdFar => "nbd-1ms",
             Self::Qcow2Nbd => "qcow2-over-nbd",
             Self::Rbd => "rbd",
+            Self::HttpCached => "http-cached",
         }
     }
 
@@ -71,9 +75,18 @@ impl Storage {
         matches!(self, Self::Nbd | Self::NbdFar | Self::Qcow2Nbd)
     }
 
+    /// Whether work of this kind is measured with it.
+    fn takes(self, work: Work) -> bool {
+        match self {
+            Self::NbdFar => work.bytes == 4096,
+            Self::HttpCached => !work.write,
+            _ => true,
+        }
+    }
+
     /// Whether the image, or what stands for it here, is in memory.
     pub(super) fn in_memory(self) -> bool {
-        !matches!(self, Self::Disk | Self::Direct)
+        !matches!(self, Self::Disk | Self::Direct | Self::HttpCached)
     }
 }
 
@@ -134,12 +147,12 @@ impl Case {
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
                 Storage::Direct | Storage::Qcow2 | Storage::Qcow2Nbd => (&[false][..], &FEW_DEPTHS[..]),
-                Storage::Nbd | Storage::NbdFar | Storage::Rbd => (&[false][..], &FAR_DEPTHS[..]),
+                Storage::Nbd | Storage::NbdFar | Storage::Rbd | Storage::HttpCached => {
+                    (&[false][..], &FAR_DEPTHS[..])
+                }
             };
             for &packed in layouts {
-                for work in
-                    Work::ALL.into_iter().filter(|work| storage != Storage::NbdFar || work.bytes == 4096)
-                {
+                for work in Work::ALL.into_iter().filter(|&work| storage.takes(work)) {
                     let case = |&depth| Self { storage, packed, work, depth, blkio: false };
                     all.extend(depths.iter().map(case));
                 }
@@ -176,6 +189,7 @@ impl Case {
                 && (present.blkio || !case.blkio)
                 && (present.nbd || !case.storage.is_remote())
                 && (present.rbd || case.storage != Storage::Rbd)
+                && (present.http || case.storage != Storage::HttpCached)
         };
         all.retain(has);
         crate::options::select(all, filter)
@@ -193,6 +207,8 @@ pub(super) struct Present {
     pub(super) nbd: bool,
     /// A Ceph cluster.
     pub(super) rbd: bool,
+    /// An HTTP server.
+    pub(super) http: bool,
 }
 
 /// Windows of a full sample.
@@ -221,7 +237,7 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 12 + 2);
+        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 12 + 6 + 2);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",
@@ -234,9 +250,18 @@ mod tests {
             "nbd-1ms/split/read4k/depth128",
             "qcow2-over-nbd/split/read4k/depth1",
             "rbd/split/seq-read128k/depth32",
+            "http-cached/split/read4k/depth32",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }
+        assert!(!names.iter().any(|name| name.starts_with("http-cached/") && name.contains("write")));
+    }
+
+    #[test]
+    fn cases_without_their_program_are_left_out() {
+        let wanted = |http| Case::select("http-cached/", false, Present { http, ..Present::default() });
+        assert_eq!(wanted(true).unwrap().len(), 2 * 3);
+        assert!(matches!(wanted(false), Err(BenchError::NoCase(_))));
     }
 
     #[test]

@@ -11,8 +11,8 @@ const CONF: &str = "PARAVANE_CEPH_CONF";
 const PROGRAM: &str = "rbd";
 /// The pool of the images.
 pub(super) const POOL: &str = "pool";
-/// QEMU's module for images of Ceph (Debian: qemu-block-extra), below a folder of libraries.
-const MODULE: &str = "qemu/block-rbd.so";
+/// QEMU's module for images of Ceph (Debian: qemu-block-extra).
+const MODULE: &str = "block-rbd.so";
 
 /// Whether images can be in a cluster.
 pub(super) fn is_there() -> bool {
@@ -31,9 +31,7 @@ pub(super) fn with_conf(before: &str) -> String {
 
 /// Whether `qemu-storage-daemon` can open images of Ceph.
 pub(super) fn qemu_can() -> bool {
-    let Ok(folders) = std::fs::read_dir("/usr/lib") else { return false };
-    let mut folders = folders.flatten().map(|folder| folder.path());
-    Path::new("/usr/lib").join(MODULE).exists() || folders.any(|folder| folder.join(MODULE).exists())
+    super::server::has_module(MODULE)
 }
 
 /// An image in the cluster, removed when dropped.

@@ -3,6 +3,7 @@
 //! Every block begins with its number, so that the client can check data.
 use super::case::{SPAN, Storage};
 use super::ceph::CephImage;
+use super::http::HttpServer;
 use super::nbd;
 use crate::BenchError;
 use crate::daemon::{Daemon, is_installed};
@@ -18,6 +19,8 @@ use tempfile::TempDir;
 pub(super) struct Image {
     /// NBD servers, one for each image; they end first.
     _nbd: Vec<Daemon>,
+    /// The HTTP server of all images.
+    http: Option<HttpServer>,
     /// Images in a Ceph cluster.
     _ceph: Vec<CephImage>,
     folder: TempDir,
@@ -32,7 +35,7 @@ impl Image {
         Self::make(storage, names).map_err(|source| BenchError::Os { what: "make a disk image", source })
     }
 
-    /// Starts the NBD servers of remote images, on `cpu`.
+    /// Starts the servers of images on the network, on `cpu`.
     ///
     /// # Errors
     /// A server does not start.
@@ -48,12 +51,30 @@ impl Image {
                 self._nbd.push(daemon);
             }
         }
+        if storage == Storage::HttpCached {
+            self.http = Some(HttpServer::start(self.folder(), cpu)?);
+        }
         Ok(())
     }
 
     /// Socket of an image's NBD server.
     pub(super) fn socket(&self, name: &str) -> PathBuf {
         self.path(name).with_extension("nbd")
+    }
+
+    /// URL of an image at the HTTP server; empty without one.
+    pub(super) fn url(&self, name: &str) -> PathBuf {
+        self.http.as_ref().map(|http| http.url(name)).unwrap_or_default()
+    }
+
+    /// Makes the folder that keeps chunks for the server with this socket, on the disk of the images.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(super) fn cache(socket: &Path) -> io::Result<PathBuf> {
+        let folder = socket.with_extension("cache");
+        std::fs::create_dir(&folder)?;
+        Ok(folder)
     }
 
     fn make(storage: Storage, names: &[&str]) -> io::Result<Self> {
@@ -68,7 +89,7 @@ impl Image {
             return Err(io::Error::other(format!("{} {what}", place.display())));
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
-        let mut image = Self { _nbd: Vec::new(), _ceph: Vec::new(), folder };
+        let mut image = Self { _nbd: Vec::new(), http: None, _ceph: Vec::new(), folder };
         for name in names {
             let path = image.path(name);
             write(&path)?;

@@ -1,6 +1,7 @@
 //! The servers: one process per subject.
 use super::case::{Case, SPAN, Storage};
 use super::ceph;
+use super::http;
 use super::image::Image;
 use super::spdk;
 use super::spdk::Relay;
@@ -15,6 +16,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Name of a local file beside the same file over HTTP.
+pub(super) const LOCAL: &str = "paravane/local";
+
+/// Whether QEMU has a module, below a folder of libraries.
+pub(super) fn has_module(name: &str) -> bool {
+    let Ok(folders) = std::fs::read_dir("/usr/lib") else { return false };
+    let has = |folder: &Path| folder.join("qemu").join(name).exists();
+    has(Path::new("/usr/lib")) || folders.flatten().any(|folder| has(&folder.path()))
+}
+
 /// A subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
@@ -24,26 +35,31 @@ pub(super) enum Subject {
     StorageDaemon,
     /// SPDK's `vhost`, the program with this path.
     Spdk(PathBuf),
+    /// `paravane serve blk` with the file itself, beside those that get it over HTTP.
+    Local(Build),
 }
 
 impl Subject {
-    /// This build, then the other one if named, then the peers that are there.
+    /// This build, then the other one if named, then the peers that are there, then local files.
     ///
     /// # Errors
     /// The path of this program is unknown.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
-        let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Paravane).collect();
+        let builds = Build::all()?;
+        let local = builds.first().cloned().map(|build| Self::Local(Build { name: LOCAL, ..build }));
+        let mut all: Vec<Self> = builds.into_iter().map(Self::Paravane).collect();
         if is_installed(STORAGE_DAEMON) {
             all.push(Self::StorageDaemon);
         }
         all.extend(spdk::program().ok().map(Self::Spdk));
+        all.extend(local);
         Ok(all)
     }
 
     /// Name in results.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Paravane(build) => build.name,
+            Self::Paravane(build) | Self::Local(build) => build.name,
             Self::StorageDaemon => STORAGE_DAEMON,
             Self::Spdk(_) => spdk::NAME,
         }
@@ -56,6 +72,7 @@ impl Subject {
         match self {
             Self::StorageDaemon if storage != Storage::Direct => "image-peer",
             Self::Paravane(build) if build.name == OTHER_BUILD && storage != Storage::Direct => "image-other",
+            Self::Local(_) => "image-local",
             Self::Paravane(_) | Self::StorageDaemon | Self::Spdk(_) => "image",
         }
     }
@@ -64,8 +81,13 @@ impl Subject {
     pub(super) fn stores(&self, storage: Storage) -> bool {
         match self {
             Self::Paravane(_) => true,
-            Self::StorageDaemon => storage != Storage::Rbd || ceph::qemu_can(),
+            Self::StorageDaemon => match storage {
+                Storage::Rbd => ceph::qemu_can(),
+                Storage::HttpCached => http::qemu_can(),
+                _ => true,
+            },
             Self::Spdk(_) => storage == Storage::Tmpfs,
+            Self::Local(_) => storage == Storage::HttpCached,
         }
     }
 
@@ -89,7 +111,8 @@ impl Subject {
         };
         Ok(match self {
             Self::Spdk(program) => spdk::command(program, socket, cpu)?,
-            Self::Paravane(Build { program, extra_args, .. }) => {
+            Self::Paravane(Build { program, extra_args, .. })
+            | Self::Local(Build { program, extra_args, .. }) => {
                 let mut command = Command::new(program);
                 let image = match storage {
                     Storage::Rbd => with(&format!("rbd:{}/", ceph::POOL), image, &ceph::with_conf(":conf=")),
@@ -102,6 +125,12 @@ impl Subject {
                     .args(["--format", if qcow2 { "qcow2" } else { "raw" }]);
                 if direct {
                     command.args(["--direct", "--no-lock"]);
+                }
+                if storage == Storage::HttpCached {
+                    command.arg("--read-only");
+                    if matches!(self, Self::Paravane(_)) {
+                        command.arg("--cache").arg(Image::cache(socket)?);
+                    }
                 }
                 command.arg("--socket").arg(socket).args(extra_args);
                 // Log lines of each connection would mix with the table.
@@ -123,15 +152,20 @@ impl Subject {
                     "driver=file,node-name=disk,aio=io_uring,locking=off,filename="
                 };
                 let file = match storage {
+                    Storage::HttpCached => with("driver=http,node-name=disk,read-only=on,url=", image, ""),
                     Storage::Rbd => {
                         let before = format!("driver=rbd,node-name=disk,pool={},image=", ceph::POOL);
                         with(&before, image, &ceph::with_conf(",conf="))
                     }
                     _ => with(file, image, if direct { ",cache.direct=on" } else { "" }),
                 };
-                let export = "type=vhost-user-blk,id=export,node-name=disk,writable=on,iothread=thread,addr.type=unix,addr.path=";
+                let writable = if storage == Storage::HttpCached { "off" } else { "on" };
+                let export = format!(
+                    "type=vhost-user-blk,id=export,node-name=disk,writable={writable},iothread=thread,\
+                     addr.type=unix,addr.path="
+                );
                 command.args(["--object", "iothread,id=thread"]);
-                command.arg("--blockdev").arg(file).arg("--export").arg(with(export, socket, ""));
+                command.arg("--blockdev").arg(file).arg("--export").arg(with(&export, socket, ""));
                 command
             }
         })
@@ -163,6 +197,7 @@ impl Server {
         let (name, file) = (subject.name(), subject.image(storage));
         let image = match storage {
             Storage::Rbd => ceph::image_name(file).into(),
+            Storage::HttpCached if !matches!(subject, Subject::Local(_)) => image.url(file),
             _ if storage.is_remote() => image.socket(file),
             _ => image.path(file),
         };
