@@ -605,7 +605,6 @@ impl Blk {
     fn config(&self) -> Config {
         let image = self.current.image();
         let (block, physical) = (image.block(), image.physical_block);
-        let physical_sectors = (physical / blk::SECTOR) as u32;
         let mut config = Config {
             capacity: image.sectors().to_le(),
             seg_max: u32::from(self.longest_chain() - HEADER_AND_STATUS).to_le(),
@@ -618,7 +617,8 @@ impl Blk {
         if !image.read_only {
             config.max_discard_sectors = request::MAX_DISCARD_SECTORS.to_le();
             config.max_discard_seg = request::MAX_RANGES.to_le();
-            config.discard_sector_alignment = physical_sectors.to_le();
+            // Linux drops what is smaller, and splits at multiples of it.
+            config.discard_sector_alignment = ((image.discard_block / blk::SECTOR) as u32).to_le();
             config.max_write_zeroes_sectors = request::MAX_WRITE_ZEROES_SECTORS.to_le();
             config.max_write_zeroes_seg = request::MAX_RANGES.to_le();
             config.write_zeroes_may_unmap = 1;

@@ -314,6 +314,7 @@ impl Store for Nbd {
             read_only: self.shared.options.read_only,
             block: self.export.block,
             physical_block: self.export.physical_block(),
+            discard_block: self.export.physical_block(),
             discard: self.export.has(flag::TRIM),
             zeroes: self.export.has(flag::WRITE_ZEROES),
         }

@@ -163,7 +163,14 @@ impl Store for Object {
     }
 
     fn limits(&self) -> StoreLimits {
-        StoreLimits { read_only: true, block: 1, physical_block: 4096, discard: false, zeroes: false }
+        StoreLimits {
+            read_only: true,
+            block: 1,
+            physical_block: 4096,
+            discard_block: 4096,
+            discard: false,
+            zeroes: false,
+        }
     }
 
     fn status(&self) -> StoreStatus {

@@ -31,6 +31,7 @@
 //! | `library` | the functions of librbd and librados |
 //! | `options`, `error` | how to open an image, and why that fails |
 //! | `bounded` | calls that may wait without end |
+//! | `discard` | the smallest discard that frees space |
 //! | `connection` | settings, credentials, pool |
 //! | `image` | the image: lock, size, settings |
 //! | `flight` | one request and its buffer |
@@ -41,6 +42,7 @@
 //! | `queue` | the jobs of a virtqueue |
 mod bounded;
 mod connection;
+mod discard;
 mod ended;
 mod error;
 mod flight;
@@ -147,13 +149,6 @@ impl Rbd {
         let session = Arc::clone(&self.session);
         bounded(Duration::from_secs(30), move || session.image().lock_owner()).ok().flatten()
     }
-
-    /// Bytes below which a discard frees nothing; its range should be aligned to them.
-    #[must_use]
-    pub fn discard_granularity(&self) -> u32 {
-        let value = self.session.image().setting("rbd_discard_granularity_bytes");
-        value.and_then(|value| value.parse().ok()).unwrap_or(PHYSICAL_BLOCK).max(1)
-    }
 }
 
 impl Store for Rbd {
@@ -192,11 +187,13 @@ impl Store for Rbd {
     }
 
     fn limits(&self) -> StoreLimits {
-        let read_only = self.session.image().read_only;
+        let image = self.session.image();
+        let read_only = image.read_only;
         StoreLimits {
             read_only,
             block: 1,
             physical_block: PHYSICAL_BLOCK,
+            discard_block: image.discard_block,
             discard: !read_only,
             zeroes: !read_only,
         }

@@ -109,6 +109,8 @@ pub struct StoreLimits {
     pub block: u32,
     /// Block in bytes that costs no more than it must: a power of two from `block` to 4096.
     pub physical_block: u32,
+    /// Bytes below which a discard frees nothing: a multiple of `physical_block`.
+    pub discard_block: u32,
     /// Ranges can be discarded.
     pub discard: bool,
     /// Ranges can be zeroed without a transfer of zeroes.

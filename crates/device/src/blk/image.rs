@@ -39,6 +39,8 @@ pub(super) struct Image {
     pub(super) in_memory: bool,
     /// Physical block in bytes.
     pub(super) physical_block: u64,
+    /// Bytes below which a discard frees nothing.
+    pub(super) discard_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
     /// Least block in bytes, if it is more than a sector: that of a disk which got an overlay.
@@ -72,7 +74,19 @@ impl Image {
     }
 
     fn new(file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
-        let ImageFile { source, guards, path, read_only, in_memory, physical_block, direct, .. } = file;
+        let ImageFile {
+            source,
+            guards,
+            path,
+            read_only,
+            in_memory,
+            physical_block,
+            discard_block,
+            direct,
+            ..
+        } = file;
+        // A format frees clusters for itself, whatever is below.
+        let discard_block = if qcow2.is_some() { physical_block } else { discard_block };
         Self {
             qcow2,
             source,
@@ -83,6 +97,7 @@ impl Image {
             read_only,
             in_memory,
             physical_block,
+            discard_block,
             direct,
             least_block: SECTOR,
             base: None,
@@ -91,10 +106,11 @@ impl Image {
 
     /// Serves the disk of `base`, with changes in an overlay that is open.
     pub(super) fn overlay(file: ImageFile, qcow2: Qcow2, base: Arc<Self>) -> Result<Self, OpenError> {
-        let (least_block, physical_block) = (base.block(), base.physical_block);
+        let (least_block, physical_block, discard_block) =
+            (base.block(), base.physical_block, base.discard_block);
         let image = Self::through(file, qcow2)?;
         let base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
-        Ok(Self { least_block, physical_block, base, ..image })
+        Ok(Self { least_block, physical_block, discard_block, base, ..image })
     }
 
     /// The image as a backing file.

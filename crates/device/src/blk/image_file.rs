@@ -42,6 +42,8 @@ pub(super) struct ImageFile {
     pub(super) in_memory: bool,
     /// Physical block in bytes.
     pub(super) physical_block: u64,
+    /// Bytes below which a discard frees nothing.
+    pub(super) discard_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
 }
@@ -287,6 +289,7 @@ impl ImageFile {
             return Err(OpenError::ReadOnly { path });
         }
         let block = u64::from(limits.block).max(SECTOR);
+        let physical_block = u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL);
         Ok(Self {
             source: Source::Store(store),
             guards: FileGuards::default(),
@@ -294,7 +297,8 @@ impl ImageFile {
             size,
             read_only: opening.read_only,
             in_memory: false,
-            physical_block: u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL),
+            physical_block,
+            discard_block: u64::from(limits.discard_block).max(physical_block),
             direct: None,
         })
     }
@@ -326,11 +330,12 @@ impl ImageFile {
         if format == Format::Raw && size % block != 0 {
             return Err(OpenError::Size { path: path.to_owned(), size, block });
         }
-        let physical = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
+        let physical_block = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
         let source = Source::File(file);
-        Ok(Self { source, guards, path, size, read_only, in_memory, physical_block: physical, direct })
+        let discard_block = physical_block;
+        Ok(Self { source, guards, path, size, read_only, in_memory, physical_block, discard_block, direct })
     }
 }
 

@@ -1,5 +1,6 @@
 //! An open image: its lock, its size, its settings.
 use super::connection::{Connection, Names, check};
+use super::discard::{Stripes, discard_block};
 use super::error::RbdReason;
 use super::library::{self, Library, Setting};
 use super::options::RbdOptions;
@@ -24,6 +25,8 @@ pub(super) struct Image {
     handle: library::Image,
     connection: Connection,
     pub(super) read_only: bool,
+    /// Bytes of the smallest discard that frees space.
+    pub(super) discard_block: u32,
     features: u64,
 }
 
@@ -42,7 +45,8 @@ impl Image {
         let library = connection.library;
         let read_only = options.read_only || names.snapshot.is_some();
         let snapshot = names.snapshot.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        let mut image = Self { handle: ptr::null_mut(), connection, read_only, features: 0 };
+        let mut image =
+            Self { handle: ptr::null_mut(), connection, read_only, discard_block: 0, features: 0 };
         // An image that librbd has open for reading only is not told of changes. That takes a user
         // who may not write.
         let opens: &[_] = if names.snapshot.is_some() {
@@ -78,6 +82,9 @@ impl Image {
         if !read_only {
             image.check_settings()?;
         }
+        let stripes =
+            image.stripes().map_err(|error| RbdReason::Image { action: "tell its stripes", error })?;
+        image.discard_block = discard_block(image.setting("rbd_discard_granularity_bytes"), stripes);
         Ok(image)
     }
 
@@ -190,6 +197,20 @@ impl Image {
         // SAFETY: the handle is valid; librbd writes the size.
         check(unsafe { (self.library().rbd_get_size)(self.handle, &mut size) })?;
         Ok(size)
+    }
+
+    /// How its bytes are dealt out to objects.
+    pub(super) fn stripes(&self) -> io::Result<Stripes> {
+        let library = self.library();
+        let mut info = library::Info::default();
+        // SAFETY: the handle is valid; librbd writes no more than the size that it is told.
+        check(unsafe { (library.rbd_stat)(self.handle, &mut info, size_of::<library::Info>()) })?;
+        let (mut unit, mut count) = (0, 0);
+        // SAFETY: the handle is valid; librbd writes the number.
+        check(unsafe { (library.rbd_get_stripe_unit)(self.handle, &mut unit) })?;
+        // SAFETY: likewise.
+        check(unsafe { (library.rbd_get_stripe_count)(self.handle, &mut count) })?;
+        Ok(Stripes { object: info.obj_size, unit, count })
     }
 
     /// Grows or shrinks the image, and waits for the end.

@@ -34,6 +34,20 @@ pub(super) struct Setting {
     pub(super) source: c_int,
 }
 
+/// `rbd_image_info_t`: what librbd tells of an image.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Info {
+    size: u64,
+    /// Bytes of an object.
+    pub(super) obj_size: u64,
+    num_objs: u64,
+    order: c_int,
+    block_name_prefix: [u8; 24],
+    parent_pool: i64,
+    parent_name: [[u8; 32]; 3],
+}
+
 /// librbd and librados cannot be used on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
@@ -123,6 +137,9 @@ functions! {
     rbd rbd_close(Image) -> c_int;
     rbd rbd_get_size(Image, *mut u64) -> c_int;
     rbd rbd_get_features(Image, *mut u64) -> c_int;
+    rbd rbd_stat(Image, *mut Info, size_t) -> c_int;
+    rbd rbd_get_stripe_unit(Image, *mut u64) -> c_int;
+    rbd rbd_get_stripe_count(Image, *mut u64) -> c_int;
     rbd rbd_resize2(Image, u64, bool, Progress, *mut c_void) -> c_int;
     rbd rbd_lock_acquire(Image, c_int) -> c_int;
     rbd rbd_lock_get_owners(Image, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;

@@ -104,8 +104,14 @@ fn qemu_nbd_with_files() {
         });
         check(&server.url("disk"), seed);
         let store = open(&server.url("disk"), NbdOptions::default()).unwrap();
-        let limits =
-            StoreLimits { read_only: false, block: 1, physical_block: 4096, discard: true, zeroes: true };
+        let limits = StoreLimits {
+            read_only: false,
+            block: 1,
+            physical_block: 4096,
+            discard_block: 4096,
+            discard: true,
+            zeroes: true,
+        };
         assert_eq!(StoreLimits { block: 1, ..store.limits() }, limits);
         let mut queue = store.queue(4).unwrap();
         // What is freed is a hole for others, too.

@@ -88,7 +88,7 @@ fn the_end_of_an_image() {
     assert_eq!(end, 1 << 20);
     let limits = store.limits();
     assert!(!limits.read_only && limits.discard && limits.zeroes);
-    assert_eq!((limits.block, limits.physical_block, store.discard_granularity()), (1, 4096, 64 << 10));
+    assert_eq!((limits.block, limits.physical_block, limits.discard_block), (1, 4096, 64 << 10));
     let mut memory = Memory::whole(vec![1; 1024]);
     let mut read_at = |offset| {
         // SAFETY: `memory` lives during the call.
@@ -132,4 +132,35 @@ fn a_queue_that_is_full_or_cancelled() {
     queue.submit().expect("submit");
     drop(queue);
     drop(store);
+}
+
+#[test]
+fn a_discard_of_a_discard_block_frees_and_a_smaller_one_does_not() {
+    let Some(cluster) = Cluster::find("a_discard_of_a_discard_block_frees_and_a_smaller_one_does_not") else {
+        return;
+    };
+    let _up = cluster.in_use();
+    let cases: [(&str, &[&str], u32); 4] = [
+        ("plain", &[], 64 << 10),
+        ("small-objects", &["--object-size", "16K"], 16 << 10),
+        ("small-stripes", &["--object-size", "1M", "--stripe-unit", "4K", "--stripe-count", "4"], 256 << 10),
+        ("large-stripes", &["--object-size", "1M", "--stripe-unit", "128K", "--stripe-count", "4"], 64 << 10),
+    ];
+    for (name, options, wanted) in cases {
+        let image = cluster.image(&format!("discard-{name}"), "8M", options);
+        let store = image.open();
+        let block = store.limits().discard_block;
+        assert_eq!(block, wanted, "{name}");
+        let len = u64::from(block);
+        assert_eq!(write(&store, 0, &vec![1; 2 << 20]), 2 << 20);
+        // Half of it: librbd drops it. It would not drop the end of an object that is no larger.
+        assert_eq!(perform(&store, Job::Discard { offset: 0, len: len / 2 }), 0);
+        assert!(read(&store, 0, 2 * block as usize).iter().all(|&byte| byte == 1), "{name}: a half");
+        assert_eq!(perform(&store, Job::Discard { offset: len, len }), 0);
+        let found = read(&store, 0, 3 * block as usize);
+        let (before, rest) = found.split_at(block as usize);
+        let (freed, after) = rest.split_at(block as usize);
+        assert!(freed.iter().all(|&byte| byte == 0), "{name}: a whole one");
+        assert!(before.iter().chain(after).all(|&byte| byte == 1), "{name}: neighbours");
+    }
 }

@@ -44,6 +44,9 @@ fn a_disk_in_a_ceph_cluster_is_served_in_the_sandbox() {
     let mut driver = Driver::connect(&socket, wish(true, true, 2)).unwrap();
     let (mut model, mut random) = (vec![0; SIZE], Random::new(5));
     driver.exercise(&mut model, 300, &mut random);
+    // Smaller discards free nothing in objects of 64 KiB.
+    let config = driver.transport.get_config().unwrap();
+    assert_eq!(u32::from(config.discard_sector_alignment), 128);
     let store = status(&control)["devices"][0]["stores"][0].clone();
     assert_eq!((&store["link"], &store["location"]), (&"up".into(), &format!("rbd:{image}").into()));
     // A second daemon is told that the image is in use.

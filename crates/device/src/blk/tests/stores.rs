@@ -23,8 +23,14 @@ pub(super) struct TestStore {
     pub(super) has_fixed_size: bool,
 }
 
-pub(super) const LIMITS: StoreLimits =
-    StoreLimits { read_only: false, block: 1, physical_block: 4096, discard: true, zeroes: true };
+pub(super) const LIMITS: StoreLimits = StoreLimits {
+    read_only: false,
+    block: 1,
+    physical_block: 4096,
+    discard_block: 4096,
+    discard: true,
+    zeroes: true,
+};
 
 impl TestStore {
     pub(super) fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
@@ -231,6 +237,22 @@ fn what_a_store_cannot_do_is_refused() {
     let empty = image(&[1; 511]);
     let store = TestStore::new(empty.path(), LIMITS);
     assert!(matches!(over(&store, BlkConfig::new("")).unwrap_err(), OpenError::Empty { .. }));
+}
+
+#[test]
+fn a_driver_is_told_how_large_a_discard_must_be() {
+    let file = image(&pattern(DISK, 1));
+    let alignment = |discard_block, physical_block| {
+        let store = TestStore::new(file.path(), StoreLimits { discard_block, physical_block, ..LIMITS });
+        let disk = over(&store, BlkConfig::new("")).unwrap();
+        let mut config = paravane_spec::blk::Config::default();
+        disk.read_config(0, zerocopy::IntoBytes::as_mut_bytes(&mut config));
+        (u32::from_le(config.discard_sector_alignment), config.physical_block_exp)
+    };
+    assert_eq!(alignment(64 << 10, 4096), (128, 3));
+    assert_eq!(alignment(4096, 4096), (8, 3));
+    // A store that errs does not make it smaller than a block.
+    assert_eq!(alignment(0, 4096), (8, 3));
 }
 
 #[test]
