@@ -48,7 +48,7 @@ use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
 use open::{LinkEnds, OpenContext, Opening};
-use paravane_store::{CacheFolder, Certificates, Connector, Direct, Location};
+use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
@@ -245,11 +245,11 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         paravane_store::rbd::load().map_err(Failure::request)?;
     }
     let connector = connector(args, daemon, &devices)?;
-    let certificates = Certificates::default();
+    let files = NamedFiles::default();
     for device in &devices {
         for location in device.locations() {
-            let wrong = |why| Failure::request(anyhow!("device {}: {location}: TLS: {why}", device.name));
-            certificates.read(location).map_err(wrong)?;
+            let wrong = |why| Failure::request(anyhow!("device {}: {location}: {why}", device.name));
+            files.read(location).map_err(wrong)?;
         }
     }
     let allowed = if daemon.no_sandbox {
@@ -272,7 +272,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let take = |(name, session): (&String, &mut KeptSession)| (name.clone(), session.kept.take_device_fds());
     let fds = sessions.iter_mut().map(take).collect();
-    let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon), certificates };
+    let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon), files };
     let Some(opened) = open_all(devices, opening.clone(), &signals, args.take_over, fds)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());

@@ -22,14 +22,14 @@
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |
 //! | `rbd` | images of Ceph |
-//! | `certificates` | [`Certificates`]: what TLS needs, read before a sandbox closes |
+//! | `named_files` | [`NamedFiles`]: certificates, keys and digests, read before a sandbox closes |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
 #[cfg(feature = "http")]
 mod cache;
-mod certificates;
 mod connect;
 mod job;
 mod location;
+mod named_files;
 pub mod nbd;
 #[cfg(feature = "http")]
 mod object;
@@ -40,10 +40,12 @@ mod store;
 
 #[cfg(feature = "http")]
 pub use cache::CacheConfig;
-pub use certificates::Certificates;
 pub use connect::{Connector, Direct, Target};
 pub use job::{Job, Outcome, Pieces};
-pub use location::{Location, LocationError, NbdLocation, RbdLocation, S3Location, TlsFiles};
+pub use location::{
+    HttpLocation, Location, LocationError, NbdLocation, ObjectFiles, RbdLocation, S3Location, TlsFiles,
+};
+pub use named_files::NamedFiles;
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};
 pub use open::{CacheFolder, OpenOptions, StoreError, open, target};

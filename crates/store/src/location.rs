@@ -31,8 +31,11 @@ pub enum Location {
     /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]`.
     Rbd(RbdLocation),
     /// `http://` or `https://`: an object that is read by ranges.
-    Http(Url),
-    /// `s3://BUCKET/KEY[?endpoint=URL][&region=REGION]`.
+    ///
+    /// `#[tls-certificates=FOLDER][&digests=FILE]`: a server's query is its own.
+    Http(HttpLocation),
+    /// `s3://BUCKET/KEY[?endpoint=URL][&region=REGION][&credentials=FILE][&tls-certificates=FOLDER]
+    /// [&digests=FILE]`.
     S3(S3Location),
 }
 
@@ -74,6 +77,27 @@ pub struct RbdLocation {
     pub conf: Option<PathBuf>,
 }
 
+/// An object of an HTTP server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HttpLocation {
+    /// What the server knows it by, without fragment.
+    pub url: Url,
+    /// Whom and what this side believes.
+    pub files: ObjectFiles,
+}
+
+/// Files that say whom and what of an object this side believes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ObjectFiles {
+    /// Folder with `ca-cert.pem`, `client-cert.pem` and `client-key.pem` [the authorities of this
+    /// host, no certificate of the client].
+    pub certificates: Option<PathBuf>,
+    /// SHA-256 of each chunk in hexadecimal, one a line in order [the server is trusted].
+    ///
+    /// `split -b 262144 --filter=sha256sum FILE` prints them for chunks of 256 KiB.
+    pub digests: Option<PathBuf>,
+}
+
 /// An object of a store that speaks S3.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct S3Location {
@@ -85,6 +109,27 @@ pub struct S3Location {
     pub endpoint: Option<Url>,
     /// Region of the bucket \[us-east-1\].
     pub region: Option<String>,
+    /// Keys in the format of `~/.aws/credentials`, profile `default` [the environment's
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; none: anonymous].
+    pub credentials: Option<PathBuf>,
+    /// Whom and what this side believes.
+    pub files: ObjectFiles,
+}
+
+impl ObjectFiles {
+    /// Takes a parameter of a location. `false`: it is none of these.
+    fn take(&mut self, name: &str, value: &str) -> bool {
+        match name {
+            "tls-certificates" => self.certificates = Some(value.into()),
+            "digests" => self.digests = Some(value.into()),
+            _ => return false,
+        }
+        true
+    }
+
+    fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        self.certificates.iter_mut().chain(&mut self.digests)
+    }
 }
 
 /// A location is malformed.
@@ -118,7 +163,8 @@ impl Location {
                 nbd.tls.iter_mut().filter_map(|tls| tls.folder.as_mut()).for_each(join);
             }
             Self::Rbd(rbd) => rbd.conf.iter_mut().for_each(join),
-            Self::Http(_) | Self::S3(_) => {}
+            Self::Http(http) => http.files.paths().for_each(join),
+            Self::S3(s3) => s3.files.paths().chain(&mut s3.credentials).for_each(join),
         }
     }
 
@@ -139,7 +185,7 @@ impl Location {
             Self::File(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             Self::Nbd(nbd) => last(&nbd.export),
             Self::Rbd(rbd) => rbd.image.clone(),
-            Self::Http(url) => last(url.path()),
+            Self::Http(http) => last(http.url.path()),
             Self::S3(s3) => last(&s3.key),
         }
     }
@@ -169,7 +215,7 @@ impl FromStr for Location {
             ));
         }
         match scheme {
-            "http" | "https" => Ok(Self::Http(url)),
+            "http" | "https" => http(url).map(Self::Http).map_err(malformed),
             "s3" => s3(&url).map(Self::S3).map_err(malformed),
             _ => nbd(&url).map(Self::Nbd).map_err(malformed),
         }
@@ -225,18 +271,50 @@ fn host(url: &Url) -> Result<String, String> {
     Ok(host.trim_start_matches('[').trim_end_matches(']').to_owned())
 }
 
+fn http(mut url: Url) -> Result<HttpLocation, String> {
+    let mut files = ObjectFiles::default();
+    for (name, value) in url::form_urlencoded::parse(url.fragment().unwrap_or_default().as_bytes()) {
+        if !files.take(&name, &value) {
+            return Err(format!("unknown parameter {name} after #; there are tls-certificates, digests"));
+        }
+    }
+    if files.certificates.is_some() && url.scheme() != "https" {
+        return Err("certificates need the scheme https".into());
+    }
+    url.set_fragment(None);
+    Ok(HttpLocation { url, files })
+}
+
 fn s3(url: &Url) -> Result<S3Location, String> {
     let key = decoded(url.path().strip_prefix('/').unwrap_or_default())?;
     if key.is_empty() {
         return Err("names no object, as in s3://BUCKET/KEY".into());
     }
-    let mut found = S3Location { bucket: host(url)?, key, endpoint: None, region: None };
+    let mut found = S3Location {
+        bucket: host(url)?,
+        key,
+        endpoint: None,
+        region: None,
+        credentials: None,
+        files: ObjectFiles::default(),
+    };
     for (name, value) in url.query_pairs() {
         match &*name {
             "endpoint" => found.endpoint = Some(value.parse().map_err(|error| format!("endpoint: {error}"))?),
             "region" => found.region = Some(value.into_owned()),
-            _ => return Err(format!("unknown parameter {name}; there are endpoint, region")),
+            "credentials" => found.credentials = Some(value.as_ref().into()),
+            _ if found.files.take(&name, &value) => {}
+            _ => {
+                return Err(format!(
+                    "unknown parameter {name}; there are endpoint, region, credentials, tls-certificates, \
+                     digests"
+                ));
+            }
         }
+    }
+    if found.files.certificates.is_some() && found.endpoint.as_ref().is_some_and(|url| url.scheme() == "http")
+    {
+        return Err("certificates need an endpoint with https".into());
     }
     Ok(found)
 }
@@ -288,9 +366,9 @@ impl fmt::Display for Location {
             Self::File(path) => path.display().fmt(f),
             Self::Nbd(nbd) => nbd.fmt(f),
             Self::Rbd(rbd) => rbd.fmt(f),
-            Self::Http(url) => {
+            Self::Http(http) => {
                 // A query may hold a signature.
-                let mut shown = url.clone();
+                let mut shown = http.url.clone();
                 shown.set_query(None);
                 shown.fmt(f)
             }
@@ -406,7 +484,24 @@ mod tests {
             ("bucket", "a/b.img", Some("x"))
         );
         refused("s3://bucket", "names no object");
-        assert!(matches!("https://host/a.img".parse(), Ok(Location::Http(_))));
+        let Ok(Location::Http(plain)) = "https://host/a.img?b#".parse() else { panic!() };
+        assert_eq!((plain.url.as_str(), plain.files), ("https://host/a.img?b", ObjectFiles::default()));
+    }
+
+    #[test]
+    fn files_of_objects() {
+        let files = ObjectFiles { certificates: Some("/etc/pki/a b".into()), digests: Some("/list".into()) };
+        let named = "tls-certificates=/etc/pki/a%20b&digests=/list";
+        let Ok(Location::Http(http)) = format!("https://host/a?digests=x#{named}").parse() else { panic!() };
+        assert_eq!((http.url.as_str(), &http.files), ("https://host/a?digests=x", &files));
+        let Ok(Location::S3(s3)) = format!("s3://bucket/k?credentials=/keys&{named}").parse() else {
+            panic!()
+        };
+        assert_eq!((s3.credentials, s3.files), (Some("/keys".into()), files));
+        refused("http://host/a#tls-certificates=/x", "certificates need the scheme https");
+        refused("s3://b/k?endpoint=http://h&tls-certificates=/x", "an endpoint with https");
+        refused("https://host/a#credentials=/x", "unknown parameter credentials after #");
+        refused("s3://bucket/k?secret=x", "unknown parameter secret");
     }
 
     #[test]
@@ -423,8 +518,10 @@ mod tests {
             let location: Location = text.parse().unwrap();
             assert_eq!(location.to_string(), text);
         }
-        let signed: Location = "https://host/a.img?signature=secret".parse().unwrap();
+        let signed: Location = "https://host/a.img?signature=secret#digests=/list".parse().unwrap();
         assert_eq!(signed.to_string(), "https://host/a.img");
+        let keys: Location = "s3://bucket/k?credentials=/keys".parse().unwrap();
+        assert_eq!(keys.to_string(), "s3://bucket/k");
     }
 
     #[test]
@@ -443,6 +540,13 @@ mod tests {
         assert_eq!(nbd.tls.unwrap().folder, Some("/pki".into()));
         let Location::Rbd(rbd) = resolved("rbd:a/b:conf=c") else { panic!() };
         assert_eq!(rbd.conf, Some("/etc/p/c".into()));
+        let Location::S3(s3) = resolved("s3://b/k?credentials=keys&digests=list") else { panic!() };
+        assert_eq!(
+            (s3.credentials, s3.files.digests),
+            (Some("/etc/p/keys".into()), Some("/etc/p/list".into()))
+        );
+        let Location::Http(http) = resolved("https://h/k#tls-certificates=pki") else { panic!() };
+        assert_eq!(http.files.certificates, Some("/etc/p/pki".into()));
     }
 
     #[test]

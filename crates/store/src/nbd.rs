@@ -112,7 +112,7 @@ pub use error::NbdError;
 pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
-use crate::{Certificates, Connector, Job, Link, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
+use crate::{Connector, Job, Link, NamedFiles, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
 use blocking::Blocking;
 use channel::{Channel, Launch};
 use dial::Dialer;
@@ -162,7 +162,7 @@ impl Nbd {
         options: NbdOptions,
         connector: Arc<dyn Connector>,
     ) -> Result<Self, NbdError> {
-        Self::open_with(location, options, connector, &Certificates::default())
+        Self::open_with(location, options, connector, &NamedFiles::default())
     }
 
     /// As [`Nbd::open`], with files of TLS that were read before.
@@ -173,9 +173,9 @@ impl Nbd {
         location: &NbdLocation,
         options: NbdOptions,
         connector: Arc<dyn Connector>,
-        certificates: &Certificates,
+        files: &NamedFiles,
     ) -> Result<Self, NbdError> {
-        let dialer = Arc::new(Dialer::new(location.clone(), &options, connector, certificates)?);
+        let dialer = Arc::new(Dialer::new(location.clone(), &options, connector, files)?);
         let (wire, export) = dialer.dial(Purpose::Transmit)?;
         let read_only = options.read_only || export.has(flag::READ_ONLY);
         if read_only && !options.read_only {

@@ -39,7 +39,10 @@ mod shared;
 mod source;
 mod tls;
 
+pub(crate) use credentials::read as read_credentials;
+pub(crate) use digests::{Digests, read as read_digests};
 pub use options::{ObjectError, ObjectOptions};
+pub(crate) use rusty_s3::Credentials;
 
 use crate::cache::{CacheConfig, Found};
 use crate::{Connector, Job, Location, Store, StoreLimits, StoreQueue, StoreStatus, Target};

@@ -1,6 +1,6 @@
 //! Opens the store of a location.
 use crate::nbd::{Nbd, NbdOptions};
-use crate::{Certificates, Connector, Location, NbdLocation, Store, Target};
+use crate::{Connector, Location, NamedFiles, NbdLocation, Store, Target};
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub struct OpenOptions {
     pub timeout: Duration,
     /// Keeps chunks of HTTP and S3 objects [64 MiB in memory].
     pub cache: Option<CacheFolder>,
-    /// Files of TLS that were read; others are read now.
-    pub certificates: Certificates,
+    /// Files that were read; others that the location names are read now.
+    pub files: NamedFiles,
 }
 
 /// A folder that keeps chunks of objects.
@@ -41,7 +41,7 @@ impl Default for OpenOptions {
             connections: 1,
             timeout: Duration::from_secs(60),
             cache: None,
-            certificates: Certificates::default(),
+            files: NamedFiles::default(),
         }
     }
 }
@@ -145,7 +145,7 @@ fn open_object(
     });
     let options = crate::ObjectOptions {
         retry: options.timeout,
-        certificates: options.certificates.clone(),
+        files: options.files.clone(),
         ..crate::ObjectOptions::default()
     };
     crate::Object::open(location, &options, cache.as_ref(), connector)
@@ -157,13 +157,13 @@ fn open_nbd(
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
 ) -> Result<Nbd, StoreError> {
-    let certificates = &options.certificates;
+    let files = &options.files;
     let options = NbdOptions {
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
         ..NbdOptions::default()
     };
-    Nbd::open_with(location, options, connector, certificates)
+    Nbd::open_with(location, options, connector, files)
         .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }

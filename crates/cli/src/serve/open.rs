@@ -11,7 +11,7 @@ use paravane_device::blk::{
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
-use paravane_store::{CacheFolder, Certificates, Connector, Direct, OpenOptions, Store};
+use paravane_store::{CacheFolder, Connector, Direct, NamedFiles, OpenOptions, Store};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -107,18 +107,13 @@ pub(crate) struct OpenContext {
     pub(crate) connector: Arc<dyn Connector>,
     /// Keeps chunks of objects.
     pub(crate) cache: Option<CacheFolder>,
-    /// What TLS needs, read before the sandbox closed.
-    pub(crate) certificates: Certificates,
+    /// Files that locations name, read before the sandbox closed.
+    pub(crate) files: NamedFiles,
 }
 
 impl Default for OpenContext {
     fn default() -> Self {
-        Self {
-            allowed: None,
-            connector: Arc::new(Direct),
-            cache: None,
-            certificates: Certificates::default(),
-        }
+        Self { allowed: None, connector: Arc::new(Direct), cache: None, files: NamedFiles::default() }
     }
 }
 
@@ -243,7 +238,7 @@ fn store_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
         connections: blk.queues,
         timeout: blk.store_timeout,
         cache: context.cache.clone(),
-        certificates: context.certificates.clone(),
+        files: context.files.clone(),
         ..OpenOptions::default()
     }
 }

@@ -9,6 +9,7 @@
 //! | `network` | networks and servers that stall, reorder, split, and say wrong things |
 //! | `tls` | certificates that expire |
 //! | `http` | HTTP servers whose objects change, and caches that are full |
+//! | `named_files` | certificates, keys and digests that locations name |
 //! | `overlays` | overlays whose base lies on a server |
 //! | `ceph` | images of a Ceph cluster |
 //! | `kills` | daemons that are killed again and again |
@@ -16,6 +17,7 @@ mod ceph;
 mod http;
 mod kills;
 mod messages;
+mod named_files;
 mod nbd;
 mod network;
 mod overlays;

@@ -5,7 +5,7 @@ use super::handshake::{Purpose, choose, greet};
 use super::options::NbdOptions;
 use super::socket::Timed;
 use super::wire::Wire;
-use crate::{Certificates, Connector, NbdLocation};
+use crate::{Connector, NamedFiles, NbdLocation};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt;
 use std::io;
@@ -36,15 +36,15 @@ impl Dialer {
         location: NbdLocation,
         options: &NbdOptions,
         connector: Arc<dyn Connector>,
-        certificates: &Certificates,
+        named: &NamedFiles,
     ) -> Result<Self, NbdError> {
         #[cfg(not(feature = "tls"))]
-        let _ = certificates;
+        let _ = named;
         #[cfg(feature = "tls")]
         let tls = location
             .tls
             .as_ref()
-            .map(|files| super::tls::Client::new(files, &location.target, certificates))
+            .map(|files| super::tls::Client::new(files, &location.target, named))
             .transpose()?;
         #[cfg(not(feature = "tls"))]
         if location.tls.is_some() {

@@ -4,7 +4,7 @@
 use super::error::NbdError;
 use super::handshake::start_tls;
 use super::socket::{Timed, receive, send};
-use crate::{Certificates, Target, TlsFiles};
+use crate::{NamedFiles, Target, TlsFiles};
 use paravane_dma::HostSlice;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
@@ -26,11 +26,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(
-        files: &TlsFiles,
-        target: &Target,
-        certificates: &Certificates,
-    ) -> Result<Self, NbdError> {
+    pub(super) fn new(files: &TlsFiles, target: &Target, named: &NamedFiles) -> Result<Self, NbdError> {
         let name = match (&files.hostname, target) {
             (Some(name), _) => name.clone(),
             (None, Target::Tcp { host, .. }) => host.clone(),
@@ -40,18 +36,8 @@ impl Client {
         };
         let invalid = |_| NbdError::Tls(format!("{name} is no name that a certificate can have"));
         let server = ServerName::try_from(name.clone()).map_err(invalid)?;
-        let identity = certificates.identity(files.folder.as_deref()).map_err(NbdError::Tls)?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| NbdError::Tls(error.to_string()))?
-            .with_root_certificates(identity.roots.clone());
-        let config = match identity.own() {
-            Some((chain, key)) => config
-                .with_client_auth_cert(chain, key)
-                .map_err(|error| NbdError::Tls(format!("client-cert.pem, client-key.pem: {error}")))?,
-            None => config.with_no_client_auth(),
-        };
+        let identity = named.identity(files.folder.as_deref()).map_err(NbdError::Tls)?;
+        let config = identity.config().map_err(NbdError::Tls)?;
         Ok(Self { config: Arc::new(config), name: server })
     }
 

@@ -1,4 +1,4 @@
-//! Keys for S3: from the environment, or from a file.
+//! Keys for S3 in a file.
 use super::options::ObjectError;
 use rusty_s3::Credentials;
 use std::path::Path;
@@ -6,12 +6,11 @@ use std::path::Path;
 /// Largest file of credentials.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// Reads the keys. `None`: requests are anonymous.
+/// Reads the keys of a file.
 ///
 /// # Errors
 /// The file cannot be read, or has no keys.
-pub(super) fn read(file: Option<&Path>) -> Result<Option<Credentials>, ObjectError> {
-    let Some(path) = file else { return Ok(Credentials::from_env()) };
+pub(crate) fn read(path: &Path) -> Result<Credentials, ObjectError> {
     let wrong = |why: String| ObjectError::File { path: path.into(), why };
     let len = std::fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
     if len > MOST_BYTES {
@@ -19,7 +18,7 @@ pub(super) fn read(file: Option<&Path>) -> Result<Option<Credentials>, ObjectErr
     }
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     // The text is not part of the message: it is secret.
-    parse(&text).map(Some).ok_or_else(|| {
+    parse(&text).ok_or_else(|| {
         wrong("has no aws_access_key_id and aws_secret_access_key in its section [default]".into())
     })
 }
@@ -65,7 +64,7 @@ mod tests {
     fn an_error_has_no_secret() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "aws_secret_access_key = hidden").unwrap();
-        let error = read(Some(file.path())).unwrap_err();
+        let error = read(file.path()).unwrap_err();
         assert!(!format!("{error} {error:?}").contains("hidden"), "{error:?}");
         assert!(error.to_string().contains("[default]"));
     }

@@ -10,42 +10,46 @@ const LONGEST_LINE: u64 = 4096;
 
 /// SHA-256 of each chunk of an object.
 #[derive(Debug)]
-pub(super) struct Digests(Vec<[u8; 32]>);
+pub(crate) struct Digests(Vec<[u8; 32]>);
+
+/// Reads a file with a digest in hexadecimal at the start of each line.
+///
+/// # Errors
+/// It cannot be read, or is malformed.
+pub(crate) fn read(path: &Path) -> Result<Digests, ObjectError> {
+    let wrong = |why: String| ObjectError::File { path: path.into(), why };
+    let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mut file = BufReader::new(file);
+    let mut digests = Vec::new();
+    let mut line = String::new();
+    for number in 1.. {
+        line.clear();
+        let len = file.by_ref().take(LONGEST_LINE).read_line(&mut line);
+        if len.map_err(|error| wrong(error.to_string()))? == 0 {
+            break;
+        }
+        let digest = line.split_whitespace().next().and_then(digest);
+        digests.push(digest.ok_or_else(|| {
+            wrong(format!("line {number} does not begin with a SHA-256 of 64 hexadecimal digits"))
+        })?);
+    }
+    Ok(Digests(digests))
+}
 
 impl Digests {
-    /// Reads a file with a digest in hexadecimal at the start of each line.
+    /// Checks that there is one for each chunk.
     ///
     /// # Errors
-    /// It is malformed, or not one of chunks of this size.
-    pub(super) fn read(path: &Path, layout: Layout) -> Result<Self, ObjectError> {
-        let wrong = |why: String| ObjectError::File { path: path.into(), why };
-        let file = std::fs::File::open(path).map_err(|error| wrong(error.to_string()))?;
-        let mut file = BufReader::new(file);
-        let mut digests = Vec::new();
-        let mut line = String::new();
-        for number in 1.. {
-            line.clear();
-            let len = file.by_ref().take(LONGEST_LINE).read_line(&mut line);
-            if len.map_err(|error| wrong(error.to_string()))? == 0 {
-                break;
-            }
-            let digest = line.split_whitespace().next().and_then(digest);
-            digests.push(digest.ok_or_else(|| {
-                wrong(format!("line {number} does not begin with a SHA-256 of 64 hexadecimal digits"))
-            })?);
-            if digests.len() as u64 > layout.count() {
-                break;
-            }
+    /// There are more or fewer: they are of another object, or of chunks of another size.
+    pub(super) fn check(&self, layout: Layout) -> Result<(), String> {
+        let (digests, chunks) = (self.0.len(), layout.count());
+        if digests as u64 == chunks {
+            return Ok(());
         }
-        if digests.len() as u64 != layout.count() {
-            return Err(wrong(format!(
-                "has {} digests or more; the object has {} chunks of {} bytes",
-                digests.len(),
-                layout.count(),
-                layout.chunk_bytes()
-            )));
-        }
-        Ok(Self(digests))
+        Err(format!(
+            "has {digests} digests; the object has {chunks} chunks of {} bytes",
+            layout.chunk_bytes()
+        ))
     }
 
     /// Whether the data of a chunk has its digest.
@@ -77,9 +81,8 @@ mod tests {
     fn read(text: &str) -> Result<Digests, String> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        let layout = Layout::new(8000, 4096).unwrap();
         let path = file.path().display().to_string();
-        Digests::read(file.path(), layout).map_err(|error| error.to_string().replace(&path, "FILE"))
+        super::read(file.path()).map_err(|error| error.to_string().replace(&path, "FILE"))
     }
 
     #[test]
@@ -90,11 +93,9 @@ mod tests {
         assert!(digests.holds(0, b"abc") && digests.holds(1, b"abc"));
         assert!(!digests.holds(0, b"abd") && !digests.holds(2, b"abc"));
         let lines = |count| format!("{abc}\n").repeat(count);
-        assert_eq!(
-            read(&lines(1)).unwrap_err(),
-            "FILE: has 1 digests or more; the object has 2 chunks of 4096 bytes"
-        );
-        assert!(read(&lines(3)).unwrap_err().contains("has 3 digests"));
+        let check = |count| read(&lines(count)).unwrap().check(Layout::new(8000, 4096).unwrap());
+        assert_eq!(check(1).unwrap_err(), "has 1 digests; the object has 2 chunks of 4096 bytes");
+        assert!(check(2).is_ok() && check(3).unwrap_err().contains("has 3 digests"));
         assert!(read(&format!("{abc}\n{}x\n", &abc[1..])).unwrap_err().contains("line 2 "));
         assert!(read(&"a".repeat(9000)).unwrap_err().contains("line 1 "));
     }

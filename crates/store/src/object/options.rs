@@ -1,5 +1,5 @@
 //! How an object is opened, and why it cannot be.
-use crate::{Certificates, Location};
+use crate::{Location, NamedFiles};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,17 +16,8 @@ pub struct ObjectOptions {
     pub stall_timeout: Duration,
     /// How long requests wait for a server that fails, before they fail \[60 s\].
     pub retry: Duration,
-    /// Certificates of authorities in PEM [those of this host].
-    pub ca_file: Option<PathBuf>,
-    /// Those of this host, if they were read before.
-    pub certificates: Certificates,
-    /// Keys for S3 in the format of `~/.aws/credentials`, profile `default` [the environment's
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; none: anonymous].
-    pub credentials: Option<PathBuf>,
-    /// SHA-256 of each chunk in hexadecimal, one a line in order [the server is trusted].
-    ///
-    /// `split -b 262144 --filter=sha256sum FILE` prints them for chunks of 256 KiB.
-    pub digests: Option<PathBuf>,
+    /// Files that were read; others that the location names are read now.
+    pub files: NamedFiles,
     /// Most bytes of chunks in memory, without a folder \[64 MiB\].
     pub memory_bytes: u64,
 }
@@ -38,10 +29,7 @@ impl Default for ObjectOptions {
             connect_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
             retry: Duration::from_secs(60),
-            ca_file: None,
-            certificates: Certificates::default(),
-            credentials: None,
-            digests: None,
+            files: NamedFiles::default(),
             memory_bytes: 64 << 20,
         }
     }

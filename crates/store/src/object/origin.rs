@@ -1,7 +1,6 @@
 //! Where the requests for an object go.
-use super::credentials;
-use super::options::{ObjectError, ObjectOptions};
-use crate::{Location, S3Location, Target};
+use super::options::ObjectError;
+use crate::{Location, NamedFiles, ObjectFiles, S3Location, Target};
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -19,6 +18,7 @@ pub(super) struct Origin {
     kind: Kind,
     /// Without query and so without secrets.
     shown: String,
+    files: ObjectFiles,
 }
 
 enum Kind {
@@ -33,14 +33,17 @@ impl fmt::Debug for Origin {
 }
 
 impl Origin {
-    /// The origin of a location, with the rights that the options name.
+    /// The origin of a location, with the rights that it names, or those of the environment.
     ///
     /// # Errors
     /// It is no object, or the credentials cannot be read.
-    pub(super) fn new(location: &Location, options: &ObjectOptions) -> Result<Self, ObjectError> {
+    pub(super) fn new(location: &Location, files: &NamedFiles) -> Result<Self, ObjectError> {
         let mut origin = Self::anonymous(location)?;
-        if let Kind::S3 { credentials, .. } = &mut origin.kind {
-            *credentials = credentials::read(options.credentials.as_deref())?;
+        if let (Kind::S3 { credentials, .. }, Location::S3(s3)) = (&mut origin.kind, location) {
+            *credentials = match &s3.credentials {
+                Some(file) => Some(Credentials::clone(&*files.credentials(file)?)),
+                None => Credentials::from_env(),
+            };
         }
         Ok(origin)
     }
@@ -50,23 +53,28 @@ impl Origin {
     /// # Errors
     /// It is no object.
     pub(super) fn anonymous(location: &Location) -> Result<Self, ObjectError> {
-        let kind = match location {
-            Location::Http(url) => {
-                if !url.username().is_empty() {
-                    return Err(ObjectError::Invalid("a URL of an object names no user".into()));
-                }
-                let mut url = url.clone();
-                url.set_fragment(None);
-                Kind::Http(url)
+        let (kind, files) = match location {
+            Location::Http(http) if http.url.username().is_empty() => {
+                (Kind::Http(http.url.clone()), &http.files)
             }
-            Location::S3(s3) => Kind::S3 { bucket: bucket(s3)?, key: s3.key.clone(), credentials: None },
+            Location::Http(_) => {
+                return Err(ObjectError::Invalid("a URL of an object names no user".into()));
+            }
+            Location::S3(s3) => {
+                (Kind::S3 { bucket: bucket(s3)?, key: s3.key.clone(), credentials: None }, &s3.files)
+            }
             _ => return Err(ObjectError::NoObject(Box::new(location.clone()))),
         };
-        let origin = Self { kind, shown: location.to_string() };
+        let origin = Self { kind, shown: location.to_string(), files: files.clone() };
         if origin.url().host_str().is_none_or(str::is_empty) {
             return Err(ObjectError::Invalid("names no host".into()));
         }
         Ok(origin)
+    }
+
+    /// Files that say whom and what this side believes.
+    pub(super) fn files(&self) -> &ObjectFiles {
+        &self.files
     }
 
     /// The URL without signature, which a cache may know it by.
@@ -176,7 +184,7 @@ mod tests {
     use super::*;
 
     fn origin(location: &str) -> Origin {
-        Origin::new(&location.parse().unwrap(), &ObjectOptions::default()).unwrap()
+        Origin::new(&location.parse().unwrap(), &NamedFiles::default()).unwrap()
     }
 
     fn tcp(host: &str, port: u16) -> Target {
@@ -185,7 +193,7 @@ mod tests {
 
     #[test]
     fn servers_and_names() {
-        let plain = origin("http://[::1]:8080/a%20b.img?token=secret#x");
+        let plain = origin("http://[::1]:8080/a%20b.img?token=secret#digests=/x");
         assert_eq!((plain.target(), plain.tls()), (tcp("::1", 8080), false));
         assert_eq!(plain.name().as_str(), "http://[::1]:8080/a%20b.img");
         assert_eq!(plain.signed().as_str(), "http://[::1]:8080/a%20b.img?token=secret");

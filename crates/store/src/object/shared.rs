@@ -2,18 +2,17 @@
 use super::answer::{Failure, Identity};
 use super::client::Client;
 use super::dialer::Dialer;
-use super::digests::Digests;
 use super::fetch;
 use super::options::{ObjectError, ObjectOptions};
 use super::origin::Origin;
 use super::source::Source;
 use super::tls::Tls;
 use crate::cache::{Cache, CacheConfig, Layout};
-use crate::{Connector, Location, Target};
+use crate::{Connector, Location, ObjectFiles, Target};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -36,8 +35,7 @@ const STACK: usize = 1 << 20;
 struct Name {
     url: String,
     cache: Option<(PathBuf, u32)>,
-    digests: Option<PathBuf>,
-    ca_file: Option<PathBuf>,
+    files: ObjectFiles,
 }
 
 /// Holds an object. Locked while it is being opened.
@@ -74,12 +72,11 @@ pub(super) fn open(
     cache: Option<&CacheConfig>,
     connector: Arc<dyn Connector>,
 ) -> Result<Arc<Shared>, ObjectError> {
-    let origin = Origin::new(location, options)?;
+    let origin = Origin::new(location, &options.files)?;
     let name = Name {
         url: origin.name().into(),
         cache: cache.map(|cache| (cache.folder.clone(), cache.chunk_bytes)),
-        digests: options.digests.clone(),
-        ca_file: options.ca_file.clone(),
+        files: origin.files().clone(),
     };
     let place = {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +121,13 @@ fn source(
 ) -> Result<Source, ObjectError> {
     let chunk_bytes = cache.map_or(CHUNK_BYTES, |cache| cache.chunk_bytes);
     let layout = Layout::new(identity.size, chunk_bytes).map_err(ObjectError::Invalid)?;
-    let digests = options.digests.as_deref().map(|path| Digests::read(path, layout)).transpose()?;
+    let digests = client.origin().files().digests.as_deref();
+    let read = |path: &Path| {
+        let digests = options.files.digests(path)?;
+        digests.check(layout).map_err(|why| ObjectError::File { path: path.into(), why })?;
+        Ok::<_, ObjectError>(digests)
+    };
+    let digests = digests.map(read).transpose()?;
     if !identity.is_certain() && digests.is_none() {
         return Err(ObjectError::Refused(
             "the server gives neither ETag nor Last-Modified, so a change would not show; name a file of digests"
@@ -137,7 +140,7 @@ fn source(
     key.update([0]);
     key.update(identity.bytes());
     key.update(chunk_bytes.to_le_bytes());
-    key.update(digests.as_ref().map(Digests::digest).unwrap_or_default());
+    key.update(digests.as_ref().map(|digests| digests.digest()).unwrap_or_default());
     let kept = Cache::open(layout, key.finalize().into(), cache, options.memory_bytes);
     let kept = kept.map_err(|source| match cache {
         Some(cache) => ObjectError::Cache { path: cache.folder.clone(), source },
@@ -164,7 +167,7 @@ impl Thread {
         let target = origin.target();
         let tls = match &target {
             Target::Tcp { host, .. } if origin.tls() => {
-                Some(Tls::new(host, options.ca_file.as_deref(), &options.certificates)?)
+                Some(Tls::new(host, origin.files().certificates.as_deref(), &options.files)?)
             }
             _ => None,
         };

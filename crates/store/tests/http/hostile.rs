@@ -303,17 +303,22 @@ fn digests_tell_wrong_bytes() {
             answer
         })
     };
-    let options = ObjectOptions { digests: Some(list), ..at_once() };
+    let with_list = |url: String| format!("{url}#digests={}", list.display());
     let server = without_tag(wrong);
-    let object = open(&server.url(), &options, Some(&cache(folder.path()))).unwrap();
+    let object = open(&with_list(server.url()), &at_once(), Some(&cache(folder.path()))).unwrap();
     let mut reader = Reader::new(&object);
     assert_eq!(reader.read(3 * CHUNK, 10), Err(libc::EIO));
     let error = object.status().error.unwrap();
     assert!(error.contains("the chunk at 49152 does not have its digest"), "{error}");
     assert_eq!(reader.read(0, 10).unwrap(), bytes[..10]);
     let server = without_tag(bytes.clone());
-    let object = open(&server.url(), &options, Some(&cache(folder.path()))).unwrap();
+    let object = open(&with_list(server.url()), &at_once(), Some(&cache(folder.path()))).unwrap();
     assert_eq!(Reader::new(&object).read(0, SIZE).unwrap(), bytes);
+    // Without the list, nothing would tell a change.
+    assert!(open(&server.url(), &at_once(), None).unwrap_err().contains("name a file of digests"));
+    // A list of chunks of another size is none of this object.
+    let other = open(&with_list(server.url()), &at_once(), None).unwrap_err();
+    assert!(other.contains("digests; the object has"), "{other}");
 }
 
 #[test]

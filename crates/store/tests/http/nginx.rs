@@ -42,6 +42,8 @@ fn nginx(test: &str, server: &str) -> Option<Daemon> {
 }
 
 /// An authority and a certificate for localhost, made with the program openssl.
+///
+/// The folder `pki` trusts the authority; `client` has a certificate of it, too.
 fn certificates(folder: &Path) {
     let openssl = |arguments: &str| {
         let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
@@ -55,6 +57,14 @@ fn certificates(folder: &Path) {
     openssl(&format!(
         "req -x509 {key} -keyout key.pem -out cert.pem -subj /CN=server -CA ca.pem -CAkey ca.key \
         -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE"
+    ));
+    for pki in ["pki", "client"] {
+        std::fs::create_dir(folder.join(pki)).unwrap();
+        std::fs::copy(folder.join("ca.pem"), folder.join(pki).join("ca-cert.pem")).unwrap();
+    }
+    openssl(&format!(
+        "req -x509 {key} -keyout client/client-key.pem -out client/client-cert.pem -subj /CN=client \
+        -CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE"
     ));
 }
 
@@ -124,20 +134,20 @@ fn tls_trusts_the_authority_that_is_named() {
     let tls = "listen 127.0.0.1:PORT ssl; ssl_certificate FOLDER/cert.pem; ssl_certificate_key FOLDER/key.pem;\n\
         keepalive_requests 5;";
     let Some(daemon) = nginx(test, tls) else { return };
-    let authority = daemon.folder.path().join("ca.pem");
-    let options = ObjectOptions { ca_file: Some(authority), ..at_once() };
     let folder = TempDir::new().unwrap();
     let url = format!("https://localhost:{}/disk.img", daemon.port);
+    let trusting = |url: &str| format!("{url}#tls-certificates={}/pki", daemon.folder.path().display());
     // nginx ends each connection after five requests; no request fails for that.
-    let object = open(&url, &options, Some(&cache(folder.path()))).unwrap();
+    let object = open(&trusting(&url), &at_once(), Some(&cache(folder.path()))).unwrap();
     check_reads(&object);
     assert_eq!(object.status().error, None);
 
-    let other_name = open(&url.replace("localhost", "127.0.0.1"), &options, None).unwrap_err();
+    let other_name = open(&trusting(&url.replace("localhost", "127.0.0.1")), &at_once(), None).unwrap_err();
     assert!(other_name.contains("not valid for name"), "{other_name}");
-    let key = daemon.folder.path().join("key.pem");
-    let none = ObjectOptions { ca_file: Some(key), ..at_once() };
-    assert!(open(&url, &none, None).unwrap_err().contains("no certificate in PEM"));
+    let (key, none) = (daemon.folder.path().join("key.pem"), TempDir::new().unwrap());
+    std::fs::copy(key, none.path().join("ca-cert.pem")).unwrap();
+    let none = format!("{url}#tls-certificates={}", none.path().display());
+    assert!(open(&none, &at_once(), None).unwrap_err().contains("holds no certificate"));
     match open(&url, &at_once(), None).unwrap_err() {
         error if error.contains("no certificates of authorities") => skip(test, error),
         error => assert!(error.contains("UnknownIssuer"), "{error}"),
@@ -145,4 +155,22 @@ fn tls_trusts_the_authority_that_is_named() {
     // Plain text where TLS is due, and TLS where plain text is due.
     let plain = open(&url.replace("https", "http"), &at_once(), None).unwrap_err();
     assert!(plain.contains("400"), "{plain}");
+}
+
+#[test]
+fn a_server_that_asks_for_a_certificate_gets_it() {
+    let test = "a_server_that_asks_for_a_certificate_gets_it";
+    if Command::new("openssl").arg("version").output().is_err() {
+        return skip(test, "openssl is missing");
+    }
+    let tls = "listen 127.0.0.1:PORT ssl; ssl_certificate FOLDER/cert.pem; ssl_certificate_key FOLDER/key.pem;\n\
+        ssl_verify_client on; ssl_client_certificate FOLDER/ca.pem;";
+    let Some(daemon) = nginx(test, tls) else { return };
+    let url = |pki: &str| {
+        let folder = daemon.folder.path().display();
+        format!("https://localhost:{}/disk.img#tls-certificates={folder}/{pki}", daemon.port)
+    };
+    check_reads(&open(&url("client"), &at_once(), None).unwrap());
+    let without = open(&url("pki"), &at_once(), None).unwrap_err();
+    assert!(without.contains("400"), "{without}");
 }

@@ -2,7 +2,7 @@
 use crate::daemon::{Daemon, moto};
 use crate::reader::{CHUNK, Reader, at_once, cache, content, open};
 use crate::server::{Answer, Server};
-use paravane_store::{Link, ObjectOptions, Store};
+use paravane_store::{Link, Store};
 use paravane_test_support::{Random, skip};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -41,10 +41,10 @@ fn moto_serves_an_object() {
     let keys = daemon.folder.path().join("keys");
     std::fs::write(&keys, KEYS).unwrap();
     let url = |name: &str| format!("s3://images/base/{name}?endpoint=http://127.0.0.1:{}", daemon.port);
+    let signed = |name: &str| format!("{}&credentials={}", url(name), keys.display());
     let folder = TempDir::new().unwrap();
-    let signed = ObjectOptions { credentials: Some(keys), ..at_once() };
-    for options in [at_once(), signed.clone()] {
-        let object = open(&url("disk%20one.img"), &options, Some(&cache(folder.path()))).unwrap();
+    for url in [url("disk%20one.img"), signed("disk%20one.img")] {
+        let object = open(&url, &at_once(), Some(&cache(folder.path()))).unwrap();
         assert_eq!(object.size(), SIZE as u64);
         let mut reader = Reader::new(&object);
         let mut random = Random::new(2);
@@ -56,8 +56,11 @@ fn moto_serves_an_object() {
         assert_eq!((status.link, status.error), (Link::Up, None));
         assert_eq!(status.location, "s3://images/base/disk%20one.img");
     }
-    let error = open(&url("missing"), &signed, None).unwrap_err();
+    let error = open(&signed("missing"), &at_once(), None).unwrap_err();
     assert!(error.contains("no such object"), "{error}");
+    std::fs::write(&keys, "[default]\naws_secret_access_key = hidden").unwrap();
+    let error = open(&signed("disk%20one.img"), &at_once(), None).unwrap_err();
+    assert!(error.contains("has no aws_access_key_id") && !error.contains("hidden"), "{error}");
 
     put(daemon.port, "/images/base/changes.img", &bytes);
     let object = open(&url("changes.img"), &at_once(), Some(&cache(folder.path()))).unwrap();
@@ -109,10 +112,10 @@ fn signatures_are_those_of_botocore() {
         let keys = folder.path().join("keys");
         let line = if token.is_empty() { String::new() } else { format!("aws_session_token={token}\n") };
         std::fs::write(&keys, format!("{KEYS}{line}")).unwrap();
-        let options = ObjectOptions { credentials: Some(keys), ..at_once() };
         let path = name.replace(' ', "%20").replace('+', "%2B").replace('=', "%3D");
-        let url = format!("s3://images/{path}?endpoint={endpoint}&region=eu-west-1");
-        let object = open(&url, &options, None).unwrap();
+        let keys = keys.display();
+        let url = format!("s3://images/{path}?endpoint={endpoint}&region=eu-west-1&credentials={keys}");
+        let object = open(&url, &at_once(), None).unwrap();
         let request = server.requests().pop().unwrap();
         let sent = format!("{endpoint}{}", request.path);
         assert!(!request.path.contains("wJalr"), "{sent}");

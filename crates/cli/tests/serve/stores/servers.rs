@@ -77,18 +77,28 @@ pub(super) struct Nginx {
     pub(super) port: u16,
 }
 
+/// A TCP port that nobody listens on.
+pub(super) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 impl Nginx {
     pub(super) fn start(folder: &Folder) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self::start_with(folder, "access_log off;")
+    }
+
+    /// With more lines in its server block.
+    pub(super) fn start_with(folder: &Folder, more: &str) -> Self {
+        let port = free_port();
         let root = folder.root().display();
         // As root it would serve as another user, who cannot read the folder.
         let user = if is_root() { "user root; " } else { "" };
         let config = format!(
             "{user}daemon off; master_process off; pid {root}/nginx.pid; error_log {root}/nginx.log;\n\
              events {{}}\n\
-             http {{ access_log off; client_body_temp_path {root}/t1; proxy_temp_path {root}/t2;\n\
+             http {{ client_body_temp_path {root}/t1; proxy_temp_path {root}/t2;\n\
              fastcgi_temp_path {root}/t3; uwsgi_temp_path {root}/t4; scgi_temp_path {root}/t5;\n\
-             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+             server {{ listen 127.0.0.1:{port}; root {root}; {more} }} }}\n"
         );
         let config = folder.write("nginx.conf", &config);
         let mut command = Command::new("nginx");
