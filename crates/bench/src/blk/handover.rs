@@ -21,10 +21,11 @@
 //!   restart                  |<-------------->| the same kill of a daemon without a client, until it is ready
 //! ```
 //!
-//! **Cases**: `LAYOUT/depthN`.
+//! **Cases**: `LAYOUT/depthN`, and `nbd/LAYOUT/depthN` with the image behind an NBD server, handed over only.
 use super::case::{self, Storage, Work};
 use super::client::Client;
 use super::image::Image;
+use super::nbd;
 use crate::builds::Build;
 use crate::daemon::Daemon;
 use crate::disk_connection::BLOCK;
@@ -47,6 +48,7 @@ pub(crate) const NAME: &str = "handover";
 pub(crate) const NOTES: &[&str] = &[
     "planned: a new daemon takes the session of a disk from the running one (`paravane serve blk --take-over`), while a client (the crate virtio-driver: one queue, random writes of 4 KiB to an image in /dev/shm) keeps requests in flight. It never reconnects, and checks that each request completes once, without an error.",
     "undisturbed: the same client for as long, without a handover.",
+    "nbd/...: the image is behind an NBD server (nbdkit), and stays there.",
     "outage: the longest time without a completion; one value for each handover. outage-p99: its 99th percentile over all handovers.",
     "crash: the daemon is killed (SIGKILL) and started again when it has ended; `paravane hold` keeps its session (`--holder`).",
     "restart: the same daemon with another image and no client. restart-time: from the kill until the new process is ready. What the outage of a crash has beyond that is the cost of the session.",
@@ -81,23 +83,36 @@ const NOTIFY: &str = "notify.sock";
 /// Prefix of the names of the daemon without a client.
 const IDLE: &str = "idle-";
 
-/// Layout of the ring, and requests in flight.
+/// Where the image is, layout of the ring, and requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
+    /// Behind an NBD server.
+    remote: bool,
     packed: bool,
     depth: usize,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/depth{}", if self.packed { "packed" } else { "split" }, self.depth)
+        let server = if self.remote { "nbd/" } else { "" };
+        write!(f, "{server}{}/depth{}", if self.packed { "packed" } else { "split" }, self.depth)
     }
 }
 
 impl Case {
     fn all() -> Vec<Self> {
-        let of = |packed| [1, 32].map(|depth| Self { packed, depth });
-        [of(false), of(true)].concat()
+        let of = |remote, packed| [1, 32].map(|depth| Self { remote, packed, depth });
+        [of(false, false), of(false, true), of(true, false)].concat()
+    }
+
+    /// Selects the cases whose path contains `filter` and whose programs are there.
+    ///
+    /// # Errors
+    /// No case matches.
+    fn select(filter: &str) -> Result<Vec<Self>, BenchError> {
+        let mut all = Self::all();
+        all.retain(|case| !case.remote || nbd::is_there());
+        crate::options::select(all, filter)
     }
 }
 
@@ -120,7 +135,7 @@ struct Figures {
 
 /// Runs the cases that `options` select.
 pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Vec<Row>, BenchError> {
-    let cases = crate::options::select(Case::all(), options.filter.as_deref().unwrap_or(""))?;
+    let cases = Case::select(options.filter.as_deref().unwrap_or(""))?;
     let handovers = if options.quick { QUICK_HANDOVERS } else { HANDOVERS };
     measure(&cases, options.rounds.max(MIN_ROUNDS), handovers, progress)
 }
@@ -137,12 +152,23 @@ fn measure(
     progress("making an image: tmpfs");
     let idle = format!("{IDLE}{IMAGE}");
     let image = Image::new(Storage::Tmpfs, &[IMAGE, &idle])?;
+    let remote = if cases.iter().any(|case| case.remote) {
+        let mut image = Image::new(Storage::Nbd, &[IMAGE])?;
+        image.start_servers(Storage::Nbd, &[IMAGE], None)?;
+        Some(image)
+    } else {
+        None
+    };
     let mut figures: Vec<Figures> = cases.iter().map(|_| Figures::default()).collect();
     for round in 1..=rounds {
         for (case, figures) in cases.iter().zip(&mut figures) {
             progress(&format!("round {round} of {rounds}: {case}"));
-            sample(*case, &build, image.folder(), handovers, figures)
+            let on = remote.as_ref().filter(|_| case.remote).unwrap_or(&image);
+            sample(*case, &build, on, handovers, figures)
                 .map_err(|reason| broken(PLANNED, format_args!("{case}: {reason}")))?;
+            if case.remote {
+                continue;
+            }
             crash(*case, &build, image.folder(), handovers, figures)
                 .map_err(|reason| broken(CRASH, format_args!("{case}: {reason}")))?;
         }
@@ -160,12 +186,16 @@ fn measure(
         let mut row = |subject, metric, unit, values: &[f64]| {
             rows.extend(origin.row(&case, subject, (metric, unit, "clock"), values))
         };
-        for (subject, outages) in [(PLANNED, planned), (UNDISTURBED, undisturbed), (CRASH, crash)] {
+        let outages = [(PLANNED, planned), (UNDISTURBED, undisturbed), (CRASH, crash)];
+        for (subject, outages) in outages.into_iter().filter(|(_, outages)| !outages.is_empty()) {
             row(subject, "outage", "ms", outages);
             row(subject, "outage-p99", "ms", percentile(outages, 99).as_slice());
         }
         row(PLANNED, "handover-time", "ms", times);
         row(PLANNED, "repeated-kicks", "kicks/handover", repeated_kicks);
+        if crash.is_empty() {
+            continue;
+        }
         row(RESTART, "restart-time", "ms", restart);
         let beyond =
             percentile(crash, 99).zip(percentile(restart, 50)).map(|(crash, restart)| crash - restart);
@@ -181,15 +211,21 @@ fn measure(
 fn sample(
     case: Case,
     build: &Build,
-    folder: &Path,
+    image: &Image,
     handovers: usize,
     figures: &mut Figures,
 ) -> Result<(), String> {
+    let folder = image.folder();
+    let location = match case.remote {
+        true => format!("nbd+unix:///?socket={}", image.socket(IMAGE).display()).into(),
+        false => image.path(IMAGE),
+    };
     let start = |take_over: bool| {
-        Daemon::start(command(build, folder, take_over), PLANNED, None).map_err(|error| error.to_string())
+        Daemon::start(command(build, &location, folder, take_over), PLANNED, None)
+            .map_err(|error| error.to_string())
     };
     let mut daemon = start(false)?;
-    let Case { packed, depth } = case;
+    let Case { packed, depth, .. } = case;
     let work = Work { write: true, sequential: false, bytes: BLOCK };
     let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth, blkio: false };
     let socket = folder.join(SOCKET);
@@ -241,7 +277,7 @@ fn crash(
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let mut served = Kept::new(build, folder, "")?;
     let mut idle = Kept::new(build, folder, IDLE)?;
-    let Case { packed, depth } = case;
+    let Case { packed, depth, .. } = case;
     let work = Work { write: true, sequential: false, bytes: BLOCK };
     let of_client = case::Case { storage: Storage::Tmpfs, packed, work, depth, blkio: false };
     let socket = folder.join(SOCKET);
@@ -368,9 +404,9 @@ fn watch(client: &mut Client, mut done: impl FnMut() -> Result<bool, String>) ->
     Ok(seen)
 }
 
-fn command(build: &Build, folder: &Path, take_over: bool) -> Command {
+fn command(build: &Build, location: &Path, folder: &Path, take_over: bool) -> Command {
     let mut command = Command::new(&build.program);
-    command.args(["serve", "blk", "--format", "raw", "--image"]).arg(folder.join(IMAGE));
+    command.args(["serve", "blk", "--format", "raw", "--image"]).arg(location);
     command.arg("--socket").arg(folder.join(SOCKET)).arg("--control").arg(folder.join(CONTROL));
     command.args(take_over.then_some("--take-over")).args(&build.extra_args);
     // Log lines of each handover would mix with the table.
@@ -388,6 +424,7 @@ mod tests {
     #[test]
     fn names_of_cases_are_stable() {
         let names: Vec<String> = Case::all().iter().map(Case::to_string).collect();
-        assert_eq!(names, ["split/depth1", "split/depth32", "packed/depth1", "packed/depth32"]);
+        let local = ["split/depth1", "split/depth32", "packed/depth1", "packed/depth32"];
+        assert_eq!(names, [&local[..], &["nbd/split/depth1", "nbd/split/depth32"]].concat());
     }
 }
