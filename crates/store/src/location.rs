@@ -36,7 +36,7 @@ pub enum Location {
     Http(HttpLocation),
     /// `s3://BUCKET/KEY[?endpoint=URL][&region=REGION][&credentials=FILE][&tls-certificates=FOLDER]
     /// [&digests=FILE]`.
-    S3(S3Location),
+    S3(Box<S3Location>),
 }
 
 /// An export of an NBD server.
@@ -216,7 +216,7 @@ impl FromStr for Location {
         }
         match scheme {
             "http" | "https" => http(url).map(Self::Http).map_err(malformed),
-            "s3" => s3(&url).map(Self::S3).map_err(malformed),
+            "s3" => s3(&url).map(|s3| Self::S3(Box::new(s3))).map_err(malformed),
             _ => nbd(&url).map(Self::Nbd).map_err(malformed),
         }
     }
