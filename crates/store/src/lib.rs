@@ -48,5 +48,5 @@ pub use location::{
 pub use named_files::NamedFiles;
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};
-pub use open::{CacheFolder, OpenOptions, StoreError, open, target};
+pub use open::{CacheFolder, OpenOptions, StoreError, open, open_ahead, target};
 pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};

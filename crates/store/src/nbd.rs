@@ -208,6 +208,21 @@ impl Nbd {
         Ok(Self { dialer, shared, export, channels, next: 0.into(), blocking: Mutex::new(None) })
     }
 
+    /// Whether a connection shows what another one has written.
+    ///
+    /// It does if the server says so, and if nobody writes.
+    #[must_use]
+    pub fn is_coherent(&self) -> bool {
+        self.shared.options.read_only || self.export.has(flag::CAN_MULTI_CONN)
+    }
+
+    /// Whether there are as many connections as [`NbdOptions::connections`] and the server allow.
+    #[must_use]
+    pub fn has_all_connections(&self) -> bool {
+        let wanted = usize::from(self.shared.options.connections);
+        self.channels.len() >= wanted || !self.export.has(flag::CAN_MULTI_CONN)
+    }
+
     /// Holes and zeroes in a range, in order and without gaps. May block.
     ///
     /// Extents of one kind that follow one another are joined. Without block status, the range is

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Time for a server to answer while it has another client.
+const AHEAD: Duration = Duration::from_secs(2);
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -90,7 +93,10 @@ pub fn open(
         Location::Http(_) | Location::S3(_) if !options.read_only => {
             Err(StoreError::ReadOnly(location.to_string()))
         }
-        Location::Nbd(nbd) => Ok(Arc::new(open_nbd(nbd, options, connector)?)),
+        Location::Nbd(nbd) => {
+            let timeout = NbdOptions::default().connect_timeout;
+            Ok(Arc::new(open_nbd(nbd, options, connector, timeout)?))
+        }
         #[cfg(feature = "rbd")]
         Location::Rbd(rbd) => Ok(Arc::new(open_rbd(rbd, options)?)),
         #[cfg(not(feature = "rbd"))]
@@ -99,6 +105,31 @@ pub fn open(
         Location::Http(_) | Location::S3(_) => Ok(Arc::new(open_object(location, options, connector)?)),
         #[cfg(not(feature = "http"))]
         Location::Http(_) | Location::S3(_) => not_built(location, "HTTP (feature http)"),
+    }
+}
+
+/// Opens the store of a location that another process uses, which is about to close it.
+///
+/// Nothing is written and no lock is asked for. `None`: it must be opened afterwards, because only
+/// then it shows what that process has written, or because the server has one client at a time.
+///
+/// # Errors
+/// See [`StoreError`]. A server that lets its clients wait does not answer, either.
+pub fn open_ahead(
+    location: &Location,
+    options: &OpenOptions,
+    connector: Arc<dyn Connector>,
+) -> Result<Option<Arc<dyn Store>>, StoreError> {
+    match location {
+        Location::Nbd(nbd) => {
+            let nbd = open_nbd(nbd, options, connector, AHEAD)?;
+            // A server that takes so many clients and no more has room for all connections later.
+            let usable = nbd.is_coherent() && nbd.has_all_connections();
+            Ok(if usable { Some(Arc::new(nbd)) } else { None })
+        }
+        Location::Http(_) | Location::S3(_) => open(location, options, connector).map(Some),
+        // An image of Ceph would be without its lock, and a file has locks of its own.
+        Location::Rbd(_) | Location::File(_) => Ok(None),
     }
 }
 
@@ -156,12 +187,14 @@ fn open_nbd(
     location: &NbdLocation,
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
+    connect_timeout: Duration,
 ) -> Result<Nbd, StoreError> {
     let files = &options.files;
     let options = NbdOptions {
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
+        connect_timeout,
         ..NbdOptions::default()
     };
     Nbd::open_with(location, options, connector, files)

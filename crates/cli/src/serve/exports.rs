@@ -138,7 +138,8 @@ impl Exports {
         for ((spec, opening), quota) in opened.into_iter().zip(quotas) {
             let device = match opening {
                 Opening::Device(device) => device,
-                // Of a take-over only.
+                // Both of a take-over only.
+                Opening::Ahead(disk) => disk.open()?,
                 Opening::Late => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
                 Opening::Unlocked(disk) => {
                     unlocked.insert(spec.name, disk);

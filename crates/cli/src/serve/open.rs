@@ -36,6 +36,8 @@ pub(crate) struct Opened {
 pub(crate) enum Opening {
     Device(Opened),
     Unlocked(Box<UnlockedDisk>),
+    /// Its store is open, which the daemon that serves it still has, too.
+    Ahead(Box<ConnectedDisk>),
     /// Can be opened only when the daemon that serves it has closed it.
     Late,
 }
@@ -46,6 +48,38 @@ pub(crate) struct UnlockedDisk {
     image: PathBuf,
     limiter: Option<Arc<Limiter>>,
     stores: Vec<Arc<dyn Store>>,
+}
+
+/// A disk whose stores are open.
+pub(crate) struct ConnectedDisk {
+    image: String,
+    store: Arc<dyn Store>,
+    config: BlkConfig,
+    layers: Vec<Arc<dyn Store>>,
+    limiter: Option<Arc<Limiter>>,
+}
+
+impl ConnectedDisk {
+    fn new(
+        name: &str,
+        blk: &Blk,
+        context: &OpenContext,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, anyhow::Error> {
+        let limiter = limiter(blk.limit);
+        let (config, layers) = disk_config(name, blk, context, &limiter)?;
+        Ok(Self { image: blk.image.to_string(), store, config, layers, limiter })
+    }
+
+    /// The disk. Reads and writes its store if a format needs that.
+    ///
+    /// # Errors
+    /// The image cannot be used.
+    pub(crate) fn open(self) -> Result<Opened, anyhow::Error> {
+        let Self { image, store, config, layers, limiter } = self;
+        let device = blk::Blk::over(store.clone(), config)?;
+        Ok(opened(device, &image, limiter, [vec![store], layers].concat()))
+    }
 }
 
 impl From<Opened> for Opening {
@@ -63,6 +97,7 @@ impl Opening {
         match self {
             Self::Device(opened) => Ok(opened),
             Self::Unlocked(disk) => Err(OpenError::RequestsInFlight { path: disk.image }.into()),
+            Self::Ahead(disk) => disk.open(),
             Self::Late => Err(anyhow!("internal error: the device is not open")),
         }
     }
@@ -183,7 +218,7 @@ pub(crate) fn open(
     }
 }
 
-/// Opens what can be open in two daemons at once: images, without their locks.
+/// Opens what can be open in two daemons at once: images without their locks, and some stores.
 ///
 /// `None`: a device that holds nothing which another daemon could.
 ///
@@ -197,13 +232,13 @@ pub(crate) fn prepare(spec: &DeviceSpec, context: &OpenContext) -> Result<Option
     };
     Ok(match &spec.kind {
         // Claimed by the daemon that serves it.
-        Kind::Blk(blk) => match blk.image.path() {
+        Kind::Blk(blk) => Some(match blk.image.path() {
             Some(image) if !is_block_device(image) => {
-                Some(Opening::Unlocked(Box::new(unlocked(&spec.name, blk, context, image)?)))
+                Opening::Unlocked(Box::new(unlocked(&spec.name, blk, context, image)?))
             }
-            // A server may take one client at a time, and would do the old one's requests later.
-            Some(_) | None => Some(Opening::Late),
-        },
+            Some(_) => Opening::Late,
+            None => ahead(&spec.name, blk, context)?,
+        }),
         Kind::Net(Net { network: Network::Tap(_), .. }) => Some(Opening::Late),
         Kind::Net(_) | Kind::Rng => None,
     })
@@ -224,12 +259,26 @@ fn disk(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow:
     if let Some(image) = blk.image.path() {
         return unlocked(name, blk, context, image)?.lock();
     }
-    let limiter = limiter(blk.limit);
-    let options = OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk, context) };
-    let store = paravane_store::open(&blk.image, &options, context.connector.clone())?;
-    let (config, layers) = disk_config(name, blk, context, &limiter)?;
-    let device = blk::Blk::over(store.clone(), config)?;
-    Ok(opened(device, &blk.image.to_string(), limiter, [vec![store], layers].concat()).into())
+    let store = paravane_store::open(&blk.image, &image_options(blk, context), context.connector.clone())?;
+    Ok(ConnectedDisk::new(name, blk, context, store)?.open()?.into())
+}
+
+/// Opens the store of a disk ahead, if that can be.
+fn ahead(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow::Error> {
+    match paravane_store::open_ahead(&blk.image, &image_options(blk, context), context.connector.clone()) {
+        Ok(Some(store)) => Ok(Opening::Ahead(Box::new(ConnectedDisk::new(name, blk, context, store)?))),
+        Ok(None) => Ok(Opening::Late),
+        Err(error) => {
+            // A server that has one client at a time lets this one wait.
+            tracing::info!("opened when the running daemon has closed it: {error}");
+            Ok(Opening::Late)
+        }
+    }
+}
+
+/// How the store of a disk's image is opened.
+fn image_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
+    OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk, context) }
 }
 
 /// How the stores of a disk are opened.

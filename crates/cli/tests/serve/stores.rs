@@ -7,6 +7,7 @@
 //! | `proxy` | what lies between a daemon and an NBD server, and fails as it is told |
 //! | `messages` | where messages of NBD begin and end |
 //! | `network` | networks and servers that stall, reorder, split, and say wrong things |
+//! | `take_over` | daemons that take over |
 //! | `tls` | certificates that expire |
 //! | `http` | HTTP servers whose objects change, and caches that are full |
 //! | `named_files` | certificates, keys and digests that locations name |
@@ -23,6 +24,7 @@ mod network;
 mod overlays;
 mod proxy;
 mod servers;
+mod take_over;
 mod tls;
 
 use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status, status_text, without_sandbox};

@@ -184,6 +184,7 @@ impl Exports {
         session: Option<Session>,
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
+        let ahead = matches!(opening, Opening::Ahead(_));
         let opening = match opening {
             Opening::Late => {
                 let open = || open_one(spec, &mut LinkEnds::default(), &context.opening);
@@ -198,10 +199,16 @@ impl Exports {
             }
             // The old daemon has released it.
             Opening::Unlocked(disk) => disk.lock()?,
+            Opening::Ahead(disk) => disk.open()?.into(),
             opening => opening,
         };
         let device = wait.wait(&spec.name, opening)?;
-        ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session)
+        let device = ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session)?;
+        if ahead {
+            // The store may have grown since.
+            device.refresh();
+        }
+        Ok(device)
     }
 
     /// Opens and starts a device whose session has not arrived.

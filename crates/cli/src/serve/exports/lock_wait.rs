@@ -55,7 +55,9 @@ impl LockWait {
         loop {
             let disk = match opening {
                 Opening::Unlocked(disk) => disk,
-                Opening::Late => return Err(anyhow!("internal error: the device is not open")),
+                Opening::Ahead(_) | Opening::Late => {
+                    return Err(anyhow!("internal error: the device is not open"));
+                }
                 Opening::Device(opened) => {
                     self.waits.store(false, Ordering::Relaxed);
                     let waited = start.elapsed();

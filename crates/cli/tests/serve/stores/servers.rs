@@ -12,15 +12,15 @@ pub(super) struct Nbdkit {
 }
 
 impl Nbdkit {
-    /// At the socket `nbd.sock` of the folder.
+    /// At the socket `nbd.sock` of the folder. Filters' parameters have no dashes.
     pub(super) fn start(folder: &Folder, more: &[&str]) -> Self {
-        let arguments = more.iter().map(|argument| (*argument).to_owned()).collect();
+        let arguments: Vec<_> = more.iter().map(|argument| (*argument).to_owned()).collect();
         let folder = folder.root().to_owned();
         let child = Self::spawn(&folder, &arguments);
         Self { child, arguments, folder }
     }
 
-    fn spawn(folder: &Path, more: &Vec<String>) -> Child {
+    fn spawn(folder: &Path, more: &[String]) -> Child {
         let socket = folder.join("nbd.sock");
         drop(std::fs::remove_file(&socket));
         let mut command = Command::new("nbdkit");
@@ -28,8 +28,9 @@ impl Nbdkit {
         command
             .args(["--foreground", "--exit-with-parent", "--threads", "1", "--unix"])
             .arg(&socket)
-            .args(more);
+            .args(more.iter().filter(|argument| argument.starts_with("--")));
         command.arg("file").arg(format!("dir={}", folder.display()));
+        command.args(more.iter().filter(|argument| !argument.starts_with("--")));
         let child = command.stderr(Stdio::null()).spawn().expect("nbdkit starts");
         let end = Instant::now() + PATIENCE;
         while !socket.exists() {
