@@ -27,6 +27,8 @@ pub enum Location {
     /// A file or block device of this host.
     File(PathBuf),
     /// `nbd://HOST[:PORT]/[EXPORT]`, `nbd+unix:///[EXPORT]?socket=PATH`; `nbds` for TLS.
+    ///
+    /// `?[tls-certificates=FOLDER][&tls-hostname=NAME][&write-through=on]`.
     Nbd(NbdLocation),
     /// `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]`.
     Rbd(RbdLocation),
@@ -48,6 +50,8 @@ pub struct NbdLocation {
     pub export: String,
     /// TLS, if the connection must have it.
     pub tls: Option<TlsFiles>,
+    /// Each write is durable when it is acknowledged.
+    pub write_through: bool,
 }
 
 /// Where the keys and certificates of TLS lie.
@@ -232,15 +236,22 @@ fn nbd(url: &Url) -> Result<NbdLocation, String> {
     if export.len() > 4096 {
         return Err(format!("an export's name has at most 4096 bytes, not {}", export.len()));
     }
-    let (mut socket, mut tls) = (None, TlsFiles::default());
+    let (mut socket, mut tls, mut write_through) = (None, TlsFiles::default(), false);
     for (key, value) in url.query_pairs() {
         match &*key {
             "socket" => socket = Some(PathBuf::from(&*value)),
             "tls-certificates" => tls.folder = Some(PathBuf::from(&*value)),
             "tls-hostname" => tls.hostname = Some(value.into_owned()),
+            "write-through" => {
+                write_through = match &*value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(format!("write-through is on or off, not {value}")),
+                }
+            }
             _ => {
                 return Err(format!(
-                    "unknown parameter {key}; there are socket, tls-certificates, tls-hostname"
+                    "unknown parameter {key}; there are socket, tls-certificates, tls-hostname, write-through"
                 ));
             }
         }
@@ -262,7 +273,7 @@ fn nbd(url: &Url) -> Result<NbdLocation, String> {
         (false, Some(_)) => return Err("socket=PATH needs the scheme nbd+unix or nbds+unix".into()),
         (false, None) => Target::Tcp { host: host(url)?, port: url.port().unwrap_or(NBD_PORT) },
     };
-    Ok(NbdLocation { target, export, tls: with_tls.then_some(tls) })
+    Ok(NbdLocation { target, export, tls: with_tls.then_some(tls), write_through })
 }
 
 /// The host of a URL; an IPv6 address loses its brackets.
@@ -436,8 +447,16 @@ mod tests {
         let tcp = |host: &str, port| Target::Tcp { host: host.into(), port };
         assert_eq!(
             nbd("nbd://store/vm0"),
-            NbdLocation { target: tcp("store", 10809), export: "vm0".into(), tls: None }
+            NbdLocation {
+                target: tcp("store", 10809),
+                export: "vm0".into(),
+                tls: None,
+                write_through: false
+            }
         );
+        assert!(nbd("nbd://store/vm0?write-through=on").write_through);
+        assert!(!nbd("nbd://store/vm0?write-through=off").write_through);
+        refused("nbd://store/vm0?write-through=yes", "on or off");
         assert_eq!(nbd("nbd://[::1]:7/a%20b/c").target, tcp("::1", 7));
         assert_eq!(nbd("nbd://[::1]:7/a%20b/c").export, "a b/c");
         assert_eq!(nbd("nbd://store").export, "");

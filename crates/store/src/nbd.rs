@@ -175,6 +175,8 @@ impl Nbd {
         connector: Arc<dyn Connector>,
         files: &NamedFiles,
     ) -> Result<Self, NbdError> {
+        let options =
+            NbdOptions { write_through: options.write_through || location.write_through, ..options };
         let dialer = Arc::new(Dialer::new(location.clone(), &options, connector, files)?);
         let (wire, export) = dialer.dial(Purpose::Transmit)?;
         let read_only = options.read_only || export.has(flag::READ_ONLY);

@@ -20,7 +20,7 @@ pub struct NbdOptions {
     /// A reply may take twice as long. Servers wait for disks, so a short time does harm: see
     /// [`nbd`](crate::nbd).
     pub stall_timeout: Option<Duration>,
-    /// Each write is durable when it is acknowledged.
+    /// Each write is durable when it is acknowledged; also if the location asks for it.
     pub write_through: bool,
 }
 

@@ -282,3 +282,22 @@ fn threads_that_wait_share_a_connection() {
         }
     });
 }
+
+#[test]
+fn writes_are_durable_where_the_location_asks_for_it() {
+    if !has("writes_are_durable_where_the_location_asks_for_it", "nbdkit") {
+        return;
+    }
+    for (asked, seen) in [("", "fua=0"), ("&write-through=off", "fua=0"), ("&write-through=on", "fua=1")] {
+        let server = Server::start("nbdkit", |socket, folder| {
+            let log = format!("logfile={}", folder.join("log").display());
+            let list = ["-f", "-U", &socket.display().to_string(), "--filter=log", "memory", "1M", &log];
+            list.map(Into::into).into()
+        });
+        let store = open(&(server.url("") + asked), NbdOptions::default()).unwrap();
+        assert_eq!(write(&mut *store.queue(1).unwrap(), 4096, &[7; 512], false), 512);
+        let log = fs::read_to_string(server.folder.path().join("log")).unwrap();
+        let line = log.lines().find(|line| line.contains(" Write ")).unwrap();
+        assert!(line.contains(seen), "{asked}: {line}");
+    }
+}
