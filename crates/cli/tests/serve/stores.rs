@@ -9,7 +9,7 @@
 //! | `network` | networks and servers that stall, reorder, split, and say wrong things |
 //! | `take_over` | daemons that take over |
 //! | `tls` | certificates that expire |
-//! | `http` | HTTP servers whose objects change, and caches that are full |
+//! | `http` | HTTP servers that are killed, objects that change, and caches that are full |
 //! | `named_files` | certificates, keys and digests that locations name |
 //! | `overlays` | overlays whose base lies on a server |
 //! | `ceph` | images of a Ceph cluster |

@@ -1,4 +1,4 @@
-//! HTTP servers whose objects change, and caches that are full.
+//! HTTP servers that are killed, objects that change, and caches that are full.
 use super::serve;
 use super::servers::{Nginx, has_nginx};
 use crate::daemon::{Daemon, Folder, is_root, paravane, skip, status, status_text};
@@ -87,6 +87,55 @@ fn an_overlay_has_its_base_on_an_http_server_with_a_cache() {
         let (ended, log) = daemon.end();
         assert!(ended.success(), "{log:?}");
     }
+}
+
+#[test]
+fn reads_of_a_base_wait_while_its_server_is_killed() {
+    /// Bytes of the base: more than is fetched ahead of a reader.
+    const BASE: usize = 64 << 20;
+    /// Nobody has read what lies from here on, and nothing is fetched ahead there.
+    const FAR: usize = 16 << 20;
+    /// From one such place to the next.
+    const STEP: usize = 4 << 20;
+    let test = "reads_of_a_base_wait_while_its_server_is_killed";
+    if !has_nginx(test) || !has_qemu_img(test) {
+        return;
+    }
+    let folder = Folder::new();
+    let (base, mut random) = (base(&folder, BASE), Random::new(6));
+    let mut nginx = Nginx::start(&folder);
+    let backing = format!("raw:http://127.0.0.1:{}/base.img", nginx.port);
+    let (top, socket, control) = (folder.text("top.qcow2"), folder.text("s"), folder.text("control"));
+    create(&backing, &top);
+    let disk = ["blk", "--name", "vm0", "--image", &top, "--format", "qcow2", "--backing", &backing];
+    let more = ["--store-timeout", "600", "--socket", &socket, "--control", &control];
+    let daemon = Daemon::start(&[&disk[..], &more].concat());
+    let mut driver = Driver::connect(Path::new(&socket), wish(false, true, 1)).unwrap();
+    let mut model = base[..SIZE].to_vec();
+    // From the end, so that nothing is fetched ahead.
+    for at in (FAR..BASE).step_by(STEP).rev() {
+        driver.exercise(&mut model, 50, &mut random);
+        nginx.kill();
+        let read = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| driver.read_once(at, 4096));
+            super::wait_for_stores(&control, |store| {
+                store["link"] == "reconnecting" && store["waiting"].as_u64() > Some(0)
+            });
+            super::wait_for_text(&control, |text| {
+                text.contains("! vm0: http://") && text.contains("connecting again: ")
+            });
+            nginx.restart();
+            reader.join().unwrap()
+        });
+        assert!(read.unwrap() == base[at..at + 4096], "{at}");
+        super::wait_until_up(&control);
+    }
+    driver.exercise(&mut model, 300, &mut random);
+    assert_eq!(status(&control)["devices"][0]["storage_errors"]["read"], 0);
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    assert!(on_copy(&folder, &top)[..SIZE] == model);
 }
 
 #[test]

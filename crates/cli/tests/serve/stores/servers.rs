@@ -72,15 +72,16 @@ pub(super) fn has_nginx(test: &str) -> bool {
     found
 }
 
-/// nginx with the files of a folder, killed when dropped.
-pub(super) struct Nginx {
-    child: Child,
-    pub(super) port: u16,
-}
-
 /// A TCP port that nobody listens on.
 pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// nginx with the files of a folder, killed when dropped.
+pub(super) struct Nginx {
+    child: Child,
+    config: String,
+    pub(super) port: u16,
 }
 
 impl Nginx {
@@ -102,15 +103,30 @@ impl Nginx {
              server {{ listen 127.0.0.1:{port}; root {root}; {more} }} }}\n"
         );
         let config = folder.write("nginx.conf", &config);
+        let child = Self::spawn(&config, port);
+        Self { child, config, port }
+    }
+
+    fn spawn(config: &str, port: u16) -> Child {
         let mut command = Command::new("nginx");
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", &config]);
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", config]);
         let child = command.stderr(Stdio::null()).spawn().expect("nginx starts");
         let end = Instant::now() + PATIENCE;
         while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(Instant::now() < end, "nginx does not listen");
             std::thread::sleep(Duration::from_millis(2));
         }
-        Self { child, port }
+        child
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again, at the same port.
+    pub(super) fn restart(&mut self) {
+        self.child = Self::spawn(&self.config, self.port);
     }
 }
 
