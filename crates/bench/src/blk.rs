@@ -41,6 +41,7 @@ pub(crate) mod handover;
 pub(crate) mod http;
 mod image;
 mod nbd;
+mod qemu_module;
 mod server;
 pub(crate) mod spdk;
 

@@ -9,9 +9,11 @@ mod identity;
 
 use crate::Location;
 #[cfg(feature = "http")]
-use crate::object::{Credentials, Digests, ObjectError, read_credentials, read_digests};
+use crate::object::{Digests, ObjectError, read_credentials, read_digests};
 #[cfg(any(feature = "tls", feature = "http"))]
 pub(crate) use identity::Identity;
+#[cfg(feature = "http")]
+use rusty_s3::Credentials;
 #[cfg(any(feature = "tls", feature = "http"))]
 use {
     kept::Kept,

@@ -16,7 +16,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `options`, `credentials`, `origin` | what is opened, and where requests go |
+//! | `options`, `error`, `credentials`, `origin` | what is opened, and where requests go; why not |
 //! | `answer` | what an answer must say (pure) |
 //! | `dialer`, `tls`, `client` | connections, and requests over them |
 //! | `digests` | digests of chunks that the operator has named |
@@ -29,6 +29,7 @@ mod client;
 mod credentials;
 mod dialer;
 mod digests;
+mod error;
 mod fetch;
 mod link;
 mod options;
@@ -41,8 +42,8 @@ mod tls;
 
 pub(crate) use credentials::read as read_credentials;
 pub(crate) use digests::{Digests, read as read_digests};
-pub use options::{ObjectError, ObjectOptions};
-pub(crate) use rusty_s3::Credentials;
+pub use error::ObjectError;
+pub use options::ObjectOptions;
 
 use crate::cache::{CacheConfig, Found};
 use crate::{Connector, Job, Location, Store, StoreLimits, StoreQueue, StoreStatus, Target};

@@ -31,7 +31,7 @@ pub(super) fn with_conf(before: &str) -> String {
 
 /// Whether `qemu-storage-daemon` can open images of Ceph.
 pub(super) fn qemu_can() -> bool {
-    super::server::has_module(MODULE)
+    super::qemu_module::is_there(MODULE)
 }
 
 /// An image in the cluster, removed when dropped.

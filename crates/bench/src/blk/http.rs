@@ -26,7 +26,7 @@ pub(crate) fn is_there() -> bool {
 
 /// Whether `qemu-storage-daemon` can read images from HTTP servers.
 pub(super) fn qemu_can() -> bool {
-    super::server::has_module(MODULE)
+    super::qemu_module::is_there(MODULE)
 }
 
 /// Debian keeps the program where ordinary users do not look.

@@ -19,13 +19,6 @@ use std::process::{Command, Stdio};
 /// Name of a local file beside the same file over HTTP.
 pub(super) const LOCAL: &str = "paravane/local";
 
-/// Whether QEMU has a module, below a folder of libraries.
-pub(super) fn has_module(name: &str) -> bool {
-    let Ok(folders) = std::fs::read_dir("/usr/lib") else { return false };
-    let has = |folder: &Path| folder.join("qemu").join(name).exists();
-    has(Path::new("/usr/lib")) || folders.flatten().any(|folder| has(&folder.path()))
-}
-
 /// A subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {

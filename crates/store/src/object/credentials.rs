@@ -1,5 +1,5 @@
 //! Keys for S3 in a file.
-use super::options::ObjectError;
+use super::error::ObjectError;
 use rusty_s3::Credentials;
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Digests of chunks that the operator has named.
-use super::options::ObjectError;
+use super::error::ObjectError;
 use crate::cache::Layout;
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Read};

@@ -1,9 +1,6 @@
-//! How an object is opened, and why it cannot be.
-use crate::{Location, NamedFiles};
-use std::io;
-use std::path::PathBuf;
+//! How an object is opened.
+use crate::NamedFiles;
 use std::time::Duration;
-use thiserror::Error;
 
 /// How an object is opened.
 #[derive(Clone, Debug)]
@@ -33,41 +30,4 @@ impl Default for ObjectOptions {
             memory_bytes: 64 << 20,
         }
     }
-}
-
-/// An object cannot be opened.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ObjectError {
-    /// It is no object.
-    #[error("{0}: is no object; one has the scheme http, https or s3")]
-    NoObject(Box<Location>),
-    /// The location or an option is wrong.
-    #[error("{0}")]
-    Invalid(String),
-    /// A file cannot be used.
-    #[error("{path}: {why}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// The server is out of reach, or fails.
-    #[error("{0}")]
-    Unreachable(String),
-    /// The server refuses, or cannot serve ranges of the object.
-    #[error("{0}")]
-    Refused(String),
-    /// The cache cannot be used.
-    #[error("cache {path}: {source}")]
-    Cache {
-        /// The folder.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The host refuses a thread or a descriptor.
-    #[error("the host refuses a resource: {0}")]
-    Host(#[from] io::Error),
 }

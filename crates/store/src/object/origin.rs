@@ -1,5 +1,5 @@
 //! Where the requests for an object go.
-use super::options::ObjectError;
+use super::error::ObjectError;
 use crate::{Location, NamedFiles, ObjectFiles, S3Location, Target};
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use sha2::{Digest, Sha256};

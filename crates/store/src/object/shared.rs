@@ -2,8 +2,9 @@
 use super::answer::{Failure, Identity};
 use super::client::Client;
 use super::dialer::Dialer;
+use super::error::ObjectError;
 use super::fetch;
-use super::options::{ObjectError, ObjectOptions};
+use super::options::ObjectOptions;
 use super::origin::Origin;
 use super::source::Source;
 use super::tls::Tls;

@@ -1,5 +1,5 @@
 //! TLS of connections to a server.
-use super::options::ObjectError;
+use super::error::ObjectError;
 use crate::NamedFiles;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
