@@ -148,6 +148,7 @@ impl AccessGuard<'_> {
     ///
     /// # Errors
     /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    #[inline(always)]
     pub fn read_segments(
         &self,
         segments: &[Segment],
@@ -155,14 +156,25 @@ impl AccessGuard<'_> {
         out: &mut [u8],
         access: Access,
     ) -> Result<(), DmaError> {
-        let access = access | Access::READ;
+        match inside_one(segments, skip, out.len()) {
+            Some(addr) => self.read(addr, out, access),
+            None => self.read_several(segments, skip, out, access | Access::READ),
+        }
+    }
+
+    /// [`AccessGuard::read_segments`] from several.
+    #[inline(never)]
+    fn read_several(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        out: &mut [u8],
+        access: Access,
+    ) -> Result<(), DmaError> {
         access.begin();
-        let result = match inside_one(segments, skip, out.len()) {
-            Some(addr) => self.load(addr, out, access),
-            None => each_segment(segments, skip, out.len() as u64, |addr, done, n| {
-                self.load(addr, &mut out[done..done + n], access)
-            }),
-        };
+        let result = each_segment(segments, skip, out.len() as u64, |addr, done, n| {
+            self.load(addr, &mut out[done..done + n], access)
+        });
         access.end();
         result
     }
@@ -171,6 +183,7 @@ impl AccessGuard<'_> {
     ///
     /// # Errors
     /// As [`AccessGuard::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    #[inline(always)]
     pub fn write_segments(
         &self,
         segments: &[Segment],
@@ -178,14 +191,25 @@ impl AccessGuard<'_> {
         data: &[u8],
         access: Access,
     ) -> Result<(), DmaError> {
-        let access = access | Access::WRITE;
+        match inside_one(segments, skip, data.len()) {
+            Some(addr) => self.write(addr, data, access),
+            None => self.write_several(segments, skip, data, access | Access::WRITE),
+        }
+    }
+
+    /// [`AccessGuard::write_segments`] to several.
+    #[inline(never)]
+    fn write_several(
+        &self,
+        segments: &[Segment],
+        skip: u64,
+        data: &[u8],
+        access: Access,
+    ) -> Result<(), DmaError> {
         access.begin();
-        let result = match inside_one(segments, skip, data.len()) {
-            Some(addr) => self.store(addr, data, access),
-            None => each_segment(segments, skip, data.len() as u64, |addr, done, n| {
-                self.store(addr, &data[done..done + n], access)
-            }),
-        };
+        let result = each_segment(segments, skip, data.len() as u64, |addr, done, n| {
+            self.store(addr, &data[done..done + n], access)
+        });
         access.end();
         result
     }

@@ -94,6 +94,7 @@ impl Outgoing<'_> {
     ///
     /// # Errors
     /// The frame is not in guest memory, or shorter than `out`.
+    #[inline(always)]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), ServeError> {
         Ok(self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ)?)
     }

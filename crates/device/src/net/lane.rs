@@ -142,7 +142,10 @@ impl Buffers {
     /// Takes up to `most` of the buffers that came last, whose memory is likely in a cache.
     fn take_last(&self, most: usize, into: &mut Vec<Buffer>) {
         if self.count() > 0 {
-            self.change(|list| into.extend(list.drain(list.len().saturating_sub(most)..)));
+            self.change(|list| match list.len().checked_sub(most) {
+                Some(rest) if rest > 0 => into.extend(list.drain(rest..)),
+                _ => move_all(list, into),
+            });
         }
     }
 }
@@ -175,55 +178,42 @@ impl Lane {
         })
     }
 
-    /// A buffer for a frame of `len` bytes; `None`: the lane is full.
+    /// Makes the last of `own` a buffer for a frame of `len` bytes; `false`: the lane is full.
     ///
-    /// Takes it from `own`, which holds free buffers of this lane, and gets some more if it is empty.
+    /// `own` holds free buffers of this lane, and gets some more if it is empty.
     ///
     /// # Errors
     /// The host has no memory.
-    #[inline]
-    pub(super) fn buffer(
-        &self,
-        own: &mut Vec<Buffer>,
-        len: usize,
-    ) -> Result<Option<Buffer>, TryReserveError> {
-        match own.pop() {
-            Some(buffer) if buffer.bytes.len() >= len => Ok(Some(buffer)),
-            other => self.make_room(own, other, len),
+    #[inline(always)]
+    pub(super) fn make_room(&self, own: &mut Vec<Buffer>, len: usize) -> Result<bool, TryReserveError> {
+        match own.last() {
+            Some(buffer) if buffer.bytes.len() >= len => Ok(true),
+            _ => self.get_room(own, len),
         }
     }
 
-    /// As [`Lane::buffer`], with the free buffer that is too small.
+    /// As [`Lane::make_room`], where the last one does not do.
     #[inline(never)]
-    fn make_room(
-        &self,
-        own: &mut Vec<Buffer>,
-        free: Option<Buffer>,
-        len: usize,
-    ) -> Result<Option<Buffer>, TryReserveError> {
-        let free = free.or_else(|| {
+    fn get_room(&self, own: &mut Vec<Buffer>, len: usize) -> Result<bool, TryReserveError> {
+        if own.is_empty() {
             self.free.take_last(OWN, own);
-            own.pop()
-        });
-        let Some(mut buffer) = free.or_else(|| self.make()) else { return Ok(None) };
-        match buffer.fit(len) {
-            Ok(()) => Ok(Some(buffer)),
-            Err(error) => {
-                own.push(buffer);
-                Err(error)
-            }
         }
+        if own.is_empty() {
+            own.extend(self.make());
+        }
+        own.last_mut().map_or(Ok(false), |buffer| buffer.fit(len).map(|()| true))
     }
 
-    /// As [`Lane::buffer`], for one frame.
+    /// A buffer for one frame of `len` bytes; `None`: the lane is full.
     ///
     /// # Errors
     /// The host has no memory.
     pub(super) fn one_buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
         let mut own = Vec::new();
-        let buffer = self.buffer(&mut own, len);
+        let has_room = self.make_room(&mut own, len);
+        let buffer = if has_room == Ok(true) { own.pop() } else { None };
         self.free.push_all(&mut own);
-        buffer
+        has_room.map(|_| buffer)
     }
 
     fn make(&self) -> Option<Buffer> {

@@ -186,8 +186,9 @@ impl LinkSender {
 impl Sender for LinkSender {
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
         let number = self.far.lane(self.pair);
-        if self.lane.is_some_and(|before| before != number) {
+        if self.lane != Some(number) {
             self.flush();
+            self.lane = Some(number);
         }
         let lane = &self.far.lanes[number];
         // Relaxed: see where it is set.
@@ -196,32 +197,31 @@ impl Sender for LinkSender {
         }
         // An answer may be longer.
         let most = self.echo.and_then(|echo| echo.len).map_or(frame.len, |len| len.max(frame.len));
-        self.lane = Some(number);
-        let mut buffer = match lane.buffer(&mut self.own, most) {
-            Ok(Some(buffer)) => buffer,
-            Ok(None) => return Ok(Sent::Full),
+        match lane.make_room(&mut self.own, most) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Sent::Full),
             Err(_) => return Ok(Sent::Refused),
-        };
+        }
+        // It stays where it is until it is filled.
+        let Some(buffer) = self.own.last_mut() else { return Ok(Sent::Full) };
         buffer.header = frame.header;
         buffer.len = frame.len;
         let bytes = &mut buffer.bytes[..frame.len];
-        let copied = frame.copy_to(bytes);
-        if copied.is_ok() {
-            match self.echo {
-                Some(Echo { len: Some(len) }) => buffer.answer(len),
-                echo => {
-                    // Relaxed: see `accept`.
-                    if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
-                        complete_checksum(&mut buffer.header, bytes);
-                    }
-                    if echo.is_some() {
-                        buffer.swap_addresses();
-                    }
+        frame.copy_to(bytes)?;
+        match self.echo {
+            Some(Echo { len: Some(len) }) => buffer.answer(len),
+            echo => {
+                // Relaxed: see `accept`.
+                if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
+                    complete_checksum(&mut buffer.header, bytes);
+                }
+                if echo.is_some() {
+                    buffer.swap_addresses();
                 }
             }
         }
-        if copied.is_ok() { &mut self.sent } else { &mut self.own }.push(buffer);
-        copied.map(|()| Sent::Sent)
+        self.sent.extend(self.own.pop());
+        Ok(Sent::Sent)
     }
 
     fn flush(&mut self) {
