@@ -178,7 +178,8 @@ impl Nbd {
         let options =
             NbdOptions { write_through: options.write_through || location.write_through, ..options };
         let dialer = Arc::new(Dialer::new(location.clone(), &options, connector, files)?);
-        let (wire, export) = dialer.dial(Purpose::Transmit)?;
+        let timeout = options.open_timeout.unwrap_or(options.connect_timeout);
+        let (wire, export) = dialer.dial_within(timeout, Purpose::Transmit)?;
         let read_only = options.read_only || export.has(flag::READ_ONLY);
         if read_only && !options.read_only {
             return Err(NbdError::ReadOnly);

@@ -93,10 +93,7 @@ pub fn open(
         Location::Http(_) | Location::S3(_) if !options.read_only => {
             Err(StoreError::ReadOnly(location.to_string()))
         }
-        Location::Nbd(nbd) => {
-            let timeout = NbdOptions::default().connect_timeout;
-            Ok(Arc::new(open_nbd(nbd, options, connector, timeout)?))
-        }
+        Location::Nbd(nbd) => Ok(Arc::new(open_nbd(nbd, options, connector, None)?)),
         #[cfg(feature = "rbd")]
         Location::Rbd(rbd) => Ok(Arc::new(open_rbd(rbd, options)?)),
         #[cfg(not(feature = "rbd"))]
@@ -122,7 +119,7 @@ pub fn open_ahead(
 ) -> Result<Option<Arc<dyn Store>>, StoreError> {
     match location {
         Location::Nbd(nbd) => {
-            let nbd = open_nbd(nbd, options, connector, AHEAD)?;
+            let nbd = open_nbd(nbd, options, connector, Some(AHEAD))?;
             // A server that takes so many clients and no more has room for all connections later.
             let usable = nbd.is_coherent() && nbd.has_all_connections();
             Ok(if usable { Some(Arc::new(nbd)) } else { None })
@@ -187,14 +184,14 @@ fn open_nbd(
     location: &NbdLocation,
     options: &OpenOptions,
     connector: Arc<dyn Connector>,
-    connect_timeout: Duration,
+    open_timeout: Option<Duration>,
 ) -> Result<Nbd, StoreError> {
     let files = &options.files;
     let options = NbdOptions {
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
-        connect_timeout,
+        open_timeout,
         ..NbdOptions::default()
     };
     Nbd::open_with(location, options, connector, files)

@@ -74,7 +74,12 @@ impl Dialer {
         self.dial_within(self.connect_timeout.min(ANOTHER), Purpose::Transmit)
     }
 
-    fn dial_within(&self, timeout: Duration, purpose: Purpose) -> Result<(Wire, Export), NbdError> {
+    /// As [`Dialer::dial`], with another time limit.
+    pub(super) fn dial_within(
+        &self,
+        timeout: Duration,
+        purpose: Purpose,
+    ) -> Result<(Wire, Export), NbdError> {
         let end = Instant::now() + timeout;
         let socket = self.connector.connect(&self.location.target, timeout).map_err(NbdError::Connect)?;
         self.prepare(&socket).map_err(NbdError::Host)?;

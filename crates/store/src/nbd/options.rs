@@ -11,6 +11,8 @@ pub struct NbdOptions {
     pub connections: u16,
     /// Longest time for a connection and its negotiation. [10 s]
     pub connect_timeout: Duration,
+    /// The same for the first connection alone. [as the others]
+    pub open_timeout: Option<Duration>,
     /// How long jobs wait for a connection before they fail with an I/O error. [60 s]
     pub request_timeout: Duration,
     /// When a peer that TCP cannot reach counts as dead. [45 s]
@@ -30,6 +32,7 @@ impl Default for NbdOptions {
             read_only: false,
             connections: 4,
             connect_timeout: Duration::from_secs(10),
+            open_timeout: None,
             request_timeout: Duration::from_secs(60),
             silence: Duration::from_secs(45),
             stall_timeout: None,

@@ -4,7 +4,7 @@ use crate::open;
 use crate::script::{Asked, FUA, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Style};
 use crate::servers::{Server, has};
 use paravane_dma::HostSlice;
-use paravane_store::nbd::{Nbd, NbdOptions};
+use paravane_store::nbd::{Nbd, NbdError, NbdOptions};
 use paravane_store::{Job, Link, Outcome, Pieces, Store, StoreQueue, StoreStatus};
 use std::collections::VecDeque;
 use std::fs;
@@ -495,4 +495,19 @@ fn memory_that_cannot_be_accessed_fails_its_job_only() {
         assert_eq!(read(&mut *queue, 8192, 4096), Ok(vec![0; 4096]));
         assert_eq!(store.status().link, Link::Up);
     }
+}
+
+#[test]
+fn the_first_connection_can_have_a_limit_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let mut options = NbdOptions::default();
+    options.connect_timeout = Duration::from_secs(3600);
+    options.open_timeout = Some(Duration::from_millis(1));
+    let error = open(&format!("nbd+unix:///?socket={}", path.display()), options).unwrap_err();
+    assert!(
+        matches!(&error, NbdError::Io { error, .. } if error.kind() == std::io::ErrorKind::TimedOut),
+        "{error:?}"
+    );
 }
