@@ -47,7 +47,7 @@ use chunks::Chunks;
 use folder::{Folder, Waiting};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,9 +90,8 @@ pub(crate) struct Cache {
     memory: Arc<Chunks>,
     memory_budget: Arc<Budget>,
     not_kept: AtomicU64,
-    /// Whether the folder did not keep the last chunk, and why.
-    is_failing: AtomicBool,
-    failure: Mutex<String>,
+    /// Why the folder did not keep the last chunk.
+    failure: Mutex<Option<String>>,
 }
 
 impl Cache {
@@ -118,7 +117,6 @@ impl Cache {
             memory,
             memory_budget,
             not_kept: AtomicU64::new(0),
-            is_failing: AtomicBool::new(false),
             failure: Mutex::default(),
         };
         if let Some(config) = config {
@@ -155,8 +153,7 @@ impl Cache {
     pub(crate) fn trouble(&self) -> Option<String> {
         let folder = self.folder.as_ref()?;
         if self.file.get().is_some() {
-            let fails = self.is_failing.load(Ordering::Acquire);
-            return fails.then(|| self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone());
+            return self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         let waits = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let why = if waits { "is used by another process" } else { "failed" };
@@ -197,24 +194,19 @@ impl Cache {
     /// Keeps a chunk. With `mark`, its first reader is told so ([`Found::Copied`]).
     pub(crate) fn keep(&self, chunk: u64, data: &[u8], mark: bool) {
         if let (Some(file), Some(folder)) = (self.file.get(), &self.folder) {
-            match folder.keep(file, chunk, data, mark) {
-                Ok(()) => {
-                    if self.is_failing.load(Ordering::Relaxed) {
-                        self.is_failing.store(false, Ordering::Release);
-                    }
-                    return;
-                }
-                Err(error) => {
-                    self.not_kept.fetch_add(1, Ordering::Relaxed);
-                    let failure = format!("{}: a chunk could not be kept: {error}", folder.path().display());
-                    let mut last = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-                    // One line for each run of failures.
-                    if !self.is_failing.swap(true, Ordering::Release) {
-                        tracing::warn!("{failure}");
-                    }
-                    *last = failure;
-                }
+            let kept = folder.keep(file, chunk, data, mark);
+            let mut last = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            let Err(error) = kept else {
+                *last = None;
+                return;
+            };
+            self.not_kept.fetch_add(1, Ordering::Relaxed);
+            let failure = format!("{}: a chunk could not be kept: {error}", folder.path().display());
+            // One line for each run of failures.
+            if last.is_none() {
+                tracing::warn!("{failure}");
             }
+            *last = Some(failure);
         }
         if self.memory_budget.keep(&self.memory, chunk, data, mark).is_err() && self.folder.is_none() {
             self.not_kept.fetch_add(1, Ordering::Relaxed);
