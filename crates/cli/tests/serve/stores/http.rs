@@ -93,7 +93,7 @@ fn an_overlay_has_its_base_on_an_http_server_with_a_cache() {
 fn reads_of_a_base_wait_while_its_server_is_killed() {
     /// Bytes of the base: more than is fetched ahead of a reader.
     const BASE: usize = 64 << 20;
-    /// Nobody has read what lies from here on, and nothing is fetched ahead there.
+    /// From here on nothing is read or fetched ahead before.
     const FAR: usize = 16 << 20;
     /// From one such place to the next.
     const STEP: usize = 4 << 20;

@@ -4,6 +4,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Waits until a server listens.
+pub(super) fn await_listening(program: &str, listens: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !listens() {
+        assert!(Instant::now() < end, "{program} does not listen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// nbdkit with the files of a folder as its exports, killed when dropped.
 pub(super) struct Nbdkit {
     child: Child,
@@ -32,11 +41,7 @@ impl Nbdkit {
         command.arg("file").arg(format!("dir={}", folder.display()));
         command.args(more.iter().filter(|argument| !argument.starts_with("--")));
         let child = command.stderr(Stdio::null()).spawn().expect("nbdkit starts");
-        let end = Instant::now() + PATIENCE;
-        while !socket.exists() {
-            assert!(Instant::now() < end, "nbdkit does not listen");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        await_listening("nbdkit", || socket.exists());
         child
     }
 
@@ -111,11 +116,7 @@ impl Nginx {
         let mut command = Command::new("nginx");
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").args(["-c", config]);
         let child = command.stderr(Stdio::null()).spawn().expect("nginx starts");
-        let end = Instant::now() + PATIENCE;
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < end, "nginx does not listen");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        await_listening("nginx", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         child
     }
 

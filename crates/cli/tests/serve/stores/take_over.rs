@@ -1,5 +1,5 @@
 //! Daemons that take over disks on servers.
-use super::servers::{Nbdkit, location};
+use super::servers::{Nbdkit, await_listening, location};
 use super::{has, serve};
 use crate::daemon::{Daemon, Folder, PATIENCE, paravane, without_sandbox};
 use crate::driver::{Driver, Random};
@@ -68,11 +68,7 @@ fn a_server_with_one_client_at_a_time_is_opened_when_the_old_daemon_has_closed_i
     let mut command = Command::new("qemu-nbd");
     command.args(["--persistent", "-f", "raw", "-x", "a.img", "-k"]).arg(&socket).arg(&file);
     let mut server = command.stderr(Stdio::null()).spawn().expect("qemu-nbd starts");
-    let end = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        assert!(Instant::now() < end, "qemu-nbd does not listen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    await_listening("qemu-nbd", || socket.exists());
     let config = format!("[[blk]]\nname = \"a\"\nimage = \"{}\"\nsocket = \"a.sock\"\n", location("a"));
     let config = folder.write("d.toml", &config);
     let mut daemon = serve(&folder, &config);
