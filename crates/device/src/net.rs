@@ -41,6 +41,7 @@ pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
 pub use extension::{NetDevice, NetQueue};
 pub use generator::Generator;
+pub use header::EncodedHeader;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
 pub use link::LinkEnd;
 pub use tap::{Tap, TapError};

@@ -271,6 +271,12 @@ impl AccessGuard<'_> {
         }
     }
 
+    /// The holder.
+    #[inline(always)]
+    pub(crate) fn handle(&self) -> &Handle {
+        self.handle
+    }
+
     /// The window where most addresses of an untranslated handle are; empty if it is translated.
     #[inline(always)]
     pub(crate) fn home(&self) -> Window {

@@ -65,6 +65,12 @@ pub(crate) unsafe fn load(guest: *const u8, own: *mut u8, len: usize) {
             2 if guest.cast::<u16>().is_aligned() => u16::load(guest, own),
             4 if guest.cast::<u32>().is_aligned() => u32::load(guest, own),
             8 if guest.cast::<u64>().is_aligned() => u64::load(guest, own),
+            // As in `store`.
+            12 if guest.cast::<u32>().is_aligned() => {
+                u32::load(guest, own);
+                u32::load(guest.add(4), own.add(4));
+                u32::load(guest.add(8), own.add(8));
+            }
             _ => many::load(guest, own, len),
         }
     }
@@ -188,20 +194,38 @@ pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
     let mut at = guest.map_addr(|addr| addr & !(LINE - 1));
     let end = guest.addr().wrapping_add(len);
     while at.addr() < end {
-        #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-        // SAFETY: a prefetch accesses nothing and never faults.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            if WRITE {
-                // The intrinsic becomes a prefetch for reading unless the compiler is told that
-                // every processor has this one. Processors that lack it treat it as no operation.
-                std::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(at.cast());
-            }
-        }
+        expect_line::<WRITE>(at);
         at = at.wrapping_add(LINE);
     }
+}
+
+/// [`expect`] of at least one byte and at most two lines' length, without a loop.
+#[inline(always)]
+pub(crate) fn expect_short<const WRITE: bool>(guest: *mut u8, len: usize) {
+    debug_assert!((1..=2 * LINE).contains(&len));
+    // No two of these are more than a line apart.
+    expect_line::<WRITE>(guest);
+    expect_line::<WRITE>(guest.wrapping_add(len / 2));
+    expect_line::<WRITE>(guest.wrapping_add(len - 1));
+}
+
+/// Prefetches the cache line around a byte.
+#[inline(always)]
+fn expect_line<const WRITE: bool>(at: *mut u8) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    // SAFETY: a prefetch accesses nothing and never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        if WRITE {
+            // The intrinsic becomes a prefetch for reading unless the compiler is told that
+            // every processor has this one. Processors that lack it treat it as no operation.
+            std::arch::asm!("prefetchw [{at}]", at = in(reg) at.addr(), options(nomem, nostack, preserves_flags));
+        } else {
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    let _ = at;
 }
 
 #[cfg(test)]

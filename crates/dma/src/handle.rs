@@ -262,8 +262,15 @@ impl Handle {
     #[inline(always)]
     pub(crate) fn wrote(&self, gpa: u64, len: usize) {
         if self.shift != OFF && len > 0 {
-            self.wrote_run(gpa, len);
+            self.wrote_logged(gpa, len);
         }
+    }
+
+    /// [`Handle::wrote`] while a log is on.
+    #[cold]
+    #[inline(never)]
+    fn wrote_logged(&self, gpa: u64, len: usize) {
+        self.wrote_run(gpa, len);
     }
 
     /// [`Handle::wrote`] for at least one byte while a log is on.

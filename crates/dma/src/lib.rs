@@ -74,7 +74,8 @@
 //   pin_table, reader_slot            mappings of a holder; waiting for holders
 //   published, table, translations    the current map; the tree of a domain; its changes
 //   line_set, cache, pending_marks    windows found before; writes not marked yet
-//   handle, mapping, access_guard, in_place   a holder; memory in use in place; one batch; reads in place
+//   handle, mapping, access_guard     a holder; memory in use in place; one batch
+//   in_place, span                    reads in place; one look-up for several accesses
 //   memory, domain, interop           guest memory; a device's address space; vm-memory's traits
 mod access;
 mod access_guard;
@@ -105,6 +106,7 @@ mod region;
 #[cfg(not(miri))]
 mod sigbus;
 mod snapshot;
+mod span;
 mod sync;
 mod table;
 mod translations;
@@ -131,6 +133,7 @@ pub use quota::{HEADROOM, MAX_CLIENT_MAPPINGS, MappingLimits, MappingPool, Mappi
 pub use region::{FileRange, Region, RegionConfig};
 #[cfg(not(miri))]
 pub use sigbus::{Alarm, is_lost};
+pub use span::{ReadSpan, WriteSpan};
 pub use translations::Miss;
 #[cfg(not(miri))]
 pub use view::{FileView, NotWritten};

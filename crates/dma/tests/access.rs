@@ -209,6 +209,49 @@ fn one_piece_across_a_border_or_a_hole_is_not_mapped() {
     assert!(handle.map(0x2ffe, 2, READ).is_ok());
 }
 
+#[test]
+fn a_span_is_the_memory_of_one_piece() {
+    let mut handle = handle();
+    let handle = handle.enter();
+    let span = handle.write_span(0x1010, 32).expect("RAM");
+    span.expect();
+    span.write(0, b"head");
+    span.write(4, b"a longer tail, 28 bytes long");
+    span.write_obj(4, &u32::from_ne_bytes(*b"in p"));
+    let span = handle.read_span(0x1010, 32).expect("RAM");
+    span.expect();
+    let mut out = [0; 28];
+    span.read(4, &mut out);
+    assert_eq!(&out, b"in pnger tail, 28 bytes long");
+    assert_eq!(span.read_obj::<[u8; 4]>(0), *b"head");
+    assert_eq!(span.from(30).expect("two bytes").read_obj::<[u8; 2]>(0), *b"ng");
+    assert!(span.from(32).is_none() && span.from(usize::MAX).is_none());
+    assert_eq!(handle.read_obj::<[u8; 8]>(0x1010, READ), Ok(*b"headin p"));
+    // A border, a hole, nothing, no memory, the end of the address space.
+    for (addr, len) in
+        [(0x2ffe, 4), (0x3ffe, 4), (0x1000, 0), (0x4000, 1), (u64::MAX, 2), (0x1000, usize::MAX)]
+    {
+        assert!(handle.read_span(addr, len).is_none(), "{len} bytes at {addr:#x}");
+        assert!(handle.write_span(addr, len).is_none(), "{len} bytes at {addr:#x}");
+    }
+    assert!(handle.read_span(0x5000, 4).is_some() && handle.write_span(0x5000, 4).is_none(), "read-only");
+}
+
+#[test]
+fn an_access_beyond_a_span_is_stopped() {
+    let mut handle = handle();
+    let handle = handle.enter();
+    let (from, to) = (handle.read_span(0x1000, 8).expect("RAM"), handle.write_span(0x1000, 8).expect("RAM"));
+    for (at, len) in [(0, 9), (8, 1), (9, 0), (usize::MAX, 2)] {
+        let read = std::panic::AssertUnwindSafe(|| from.read(at, &mut vec![0; len]));
+        assert!(std::panic::catch_unwind(read).is_err(), "{len} bytes at {at}");
+        let write = std::panic::AssertUnwindSafe(|| to.write(at, &vec![0; len]));
+        assert!(std::panic::catch_unwind(write).is_err(), "{len} bytes at {at}");
+    }
+    from.read(8, &mut []);
+    to.write(8, &[]);
+}
+
 fn segments(list: &[(u64, u32)]) -> Vec<Segment> {
     list.iter().map(|&(addr, len)| Segment { addr, len }).collect()
 }

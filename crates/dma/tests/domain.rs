@@ -265,6 +265,37 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     assert_eq!(logged(&memory), [0_u64; 0]);
 }
 
+#[test]
+fn a_span_is_logged_where_it_is_written_and_when() {
+    let memory = memory();
+    let domain = Domain::new(&memory);
+    domain.map(0x1234_5000, 6 * PAGE, 2 * PAGE, BOTH).expect("free");
+    start_log(&memory);
+    for (mut handle, addr) in [(domain.handle(), 0x1234_5000), (memory.handle(), 6 * PAGE)] {
+        let guard = handle.enter();
+        let span = guard.write_span(addr + 8, 4096 - 8).expect("one page");
+        assert_eq!(guard.read_span(addr, 8).expect("mapped").read_obj::<u8>(0), 0);
+        // A look at another page of the domain may take the place of this one in the cache. More notes
+        // than a handle keeps are marked, and may be harvested, before the batch ends.
+        (0..1000).for_each(|_| guard.write_obj(addr + PAGE, &0_u8, BOTH).expect("mapped"));
+        span.write(0, &[1; 8]);
+        drop(guard);
+        assert_eq!(logged(&memory), [6 * PAGE, 7 * PAGE]);
+        let guard = handle.enter();
+        let span = guard.write_span(addr + 8, 4096 - 8).expect("one page");
+        (0..1000).for_each(|_| guard.write_obj(addr + PAGE, &0_u8, BOTH).expect("mapped"));
+        logged(&memory);
+        span.write(0, &[1; 8]);
+        drop(guard);
+        assert!(logged(&memory).contains(&(6 * PAGE)), "it was found before the harvest, and written after");
+    }
+    let mut handle = memory.handle();
+    let guard = handle.enter();
+    guard.write_span(6 * PAGE, 8192).expect("one region").write(4092, &[1; 8]);
+    drop(guard);
+    assert_eq!(logged(&memory), [6 * PAGE, 7 * PAGE]);
+}
+
 /// Writes more pages than an access guard notes.
 ///
 /// So some are marked before the batch ends, and may be harvested.

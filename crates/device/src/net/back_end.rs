@@ -5,14 +5,11 @@
 //!   receive queue <--frames-- Receiver  `fetch` gets some, `done` releases them
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
+use super::header::{EncodedHeader, HEADER};
 use crate::ServeError;
-use paravane_dma::{Access, AccessGuard, Segment};
-use paravane_spec::net::Header;
+use paravane_dma::{Access, AccessGuard, ReadSpan, Segment};
 use std::io;
 use std::os::fd::BorrowedFd;
-
-/// Bytes of the header before each frame.
-pub(super) const HEADER: usize = size_of::<Header>();
 
 /// A network, as a card sees it: a TAP device, one end of a link.
 ///
@@ -79,12 +76,14 @@ pub trait BackEnd: Send + Sync + 'static {
 /// The header was checked. The frame still lies in guest memory, where the driver may change it.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
-    /// Checked copy of the frame's header, in native byte order.
-    pub header: Header,
+    /// Checked copy of the frame's header.
+    pub header: EncodedHeader,
     /// Access to guest memory.
     pub memory: &'a AccessGuard<'a>,
     /// Segments of header and frame.
     pub segments: &'a [Segment],
+    /// Their memory, if it is in one piece.
+    pub span: Option<ReadSpan<'a>>,
     /// Length of the frame in bytes, without the header.
     pub len: usize,
 }
@@ -96,7 +95,11 @@ impl Outgoing<'_> {
     /// The frame is not in guest memory, or shorter than `out`.
     #[inline(always)]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), ServeError> {
-        Ok(self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ)?)
+        match self.span {
+            Some(span) => span.read(HEADER, out),
+            None => self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ)?,
+        }
+        Ok(())
     }
 }
 
@@ -155,8 +158,8 @@ pub trait Sender: Send {
 /// A frame for the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// Header in native byte order. `num_buffers` is ignored.
-    pub header: Header,
+    /// Its header. `num_buffers` is ignored.
+    pub header: EncodedHeader,
     /// Bytes of the frame, without the header.
     pub bytes: &'a [u8],
 }

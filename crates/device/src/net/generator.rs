@@ -3,8 +3,9 @@
 //! Byte n of a generated frame is the low byte of n, except for eight bytes behind the Ethernet
 //! header with its number.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
+use super::header::EncodedHeader;
 use crate::ServeError;
-use paravane_spec::net::{ETH_HEADER, Header, MAX_FRAME};
+use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -134,7 +135,7 @@ impl Receiver for Source {
     #[inline(always)]
     fn frame(&self, number: usize) -> Option<Incoming<'_>> {
         let bytes = self.frames.get(self.place(number)).filter(|_| number < self.at_hand)?;
-        Some(Incoming { header: Header::default(), bytes })
+        Some(Incoming { header: EncodedHeader::default(), bytes })
     }
 
     fn done(&mut self, count: usize) {

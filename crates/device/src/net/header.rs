@@ -2,11 +2,14 @@
 //!
 //! The host's kernel, or another guest, computes with these numbers. So nothing passes that was not
 //! negotiated or points outside of the frame. Fields that are not needed are 0.
-use super::back_end::HEADER;
+use paravane_dma::ReadSpan;
 use paravane_spec::net::{
     self, ETH_HEADER, F_CSUM, F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, GSO_ECN, GSO_NONE, GSO_TCPV4,
     GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header,
 };
+
+/// Bytes of the header before each frame.
+pub(super) const HEADER: usize = size_of::<Header>();
 
 /// The rules for headers that follow from the negotiated features.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +35,19 @@ impl Rules {
     }
 
     /// The header for the back end, of a frame of `len` bytes; `None` if it is invalid.
-    pub(super) fn check(self, header: Header, len: usize) -> Option<Header> {
+    #[inline(always)]
+    pub(super) fn check(self, header: EncodedHeader, len: usize) -> Option<EncodedHeader> {
+        if header.is_plain() {
+            return Some(EncodedHeader::default());
+        }
+        let EncodedHeader([first, second, third]) = self.check_offloads(header, len)?;
+        Some(EncodedHeader([first, second, third]))
+    }
+
+    /// [`Rules::check`] of a header that asks for something.
+    #[inline(never)]
+    fn check_offloads(self, header: EncodedHeader, len: usize) -> Option<EncodedHeader> {
+        let header = header.decode();
         let mut checked = Header::default();
         // Section 5.1.6.2.2: bits that the device does not know are ignored.
         if header.flags & HDR_F_NEEDS_CSUM != 0 {
@@ -44,7 +59,7 @@ impl Rules {
             (checked.csum_start, checked.csum_offset) = (header.csum_start, header.csum_offset);
         }
         if header.gso_type == GSO_NONE {
-            return Some(checked);
+            return Some(checked.into());
         }
         let ecn = header.gso_type & GSO_ECN != 0;
         let offered = match header.gso_type & !GSO_ECN {
@@ -61,37 +76,76 @@ impl Rules {
         (checked.gso_type, checked.gso_size) = (header.gso_type, header.gso_size);
         // A hint, limited to the frame.
         checked.hdr_len = u16::try_from(len).map_or(header.hdr_len, |len| header.hdr_len.min(len));
-        Some(checked)
+        Some(checked.into())
     }
 }
 
 /// The header for a driver with `features`, and a frame in `buffers` buffers.
-pub(super) fn to_driver(header: Header, features: u64, buffers: u16) -> Header {
+#[inline(always)]
+pub(super) fn to_driver(header: EncodedHeader, features: u64, buffers: u16) -> EncodedHeader {
     // Section 5.1.6.4.1: without GUEST_CSUM the flags are 0. (Then nothing else was negotiated
     // either.)
-    let header = if features & net::F_GUEST_CSUM == 0 { Header::default() } else { header };
-    Header { num_buffers: buffers, ..header }
+    let kept = if features & net::F_GUEST_CSUM == 0 { 0 } else { u32::MAX };
+    let [first, second, third] = header.0.map(|word| word & kept);
+    // The last field.
+    let mask = u32::from(u16::MAX).to_le();
+    EncodedHeader([first, second, third & mask | (u32::from(buffers) << 16).to_le()])
 }
 
-/// Decodes the bytes in guest memory.
-pub(super) fn decode(bytes: [u8; HEADER]) -> Header {
-    swapped(zerocopy::transmute!(bytes))
+/// A header as it lies in guest memory, in little endian.
+///
+/// In words, which stay in registers: a frame's header is passed on from one memory to the next, and
+/// its fields matter only if it asks for something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodedHeader([u32; HEADER / 4]);
+
+impl EncodedHeader {
+    /// Whether it asks for nothing: no checksum is open, and the frame is no segment.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_plain(self) -> bool {
+        let fields = u32::from(HDR_F_NEEDS_CSUM) | 0xff << 8;
+        self.0[0] & fields.to_le() == 0
+    }
+
+    /// Its fields, in native byte order.
+    #[must_use]
+    pub fn decode(self) -> Header {
+        swapped(zerocopy::transmute!(self.0))
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(self) -> [u8; HEADER] {
+        zerocopy::transmute!(self.0)
+    }
+
+    /// Reads it from memory that begins with it.
+    #[inline(always)]
+    pub(super) fn read(from: ReadSpan<'_>) -> Self {
+        // Word by word: bytes that are stored to memory and read back in other pieces wait for all
+        // earlier stores.
+        Self([from.read_obj(0), from.read_obj(4), from.read_obj(8)])
+    }
+
+    /// Its words.
+    #[inline(always)]
+    pub(super) fn words(self) -> [u32; HEADER / 4] {
+        self.0
+    }
 }
 
-/// Encodes the bytes in guest memory.
-pub(super) fn encode(header: Header) -> [u8; HEADER] {
-    zerocopy::transmute!(words(header))
+impl From<[u8; HEADER]> for EncodedHeader {
+    #[inline(always)]
+    fn from(bytes: [u8; HEADER]) -> Self {
+        Self(zerocopy::transmute!(bytes))
+    }
 }
 
-/// As [`encode`], as words that are assembled in registers.
-#[inline(always)]
-pub(super) fn words(header: Header) -> [u32; HEADER / 4] {
-    let pair = |low: u16, high: u16| (u32::from(low) | u32::from(high) << 16).to_le();
-    [
-        pair(u16::from(header.flags) | u16::from(header.gso_type) << 8, header.hdr_len),
-        pair(header.gso_size, header.csum_start),
-        pair(header.csum_offset, header.num_buffers),
-    ]
+impl From<Header> for EncodedHeader {
+    fn from(header: Header) -> Self {
+        Self(zerocopy::transmute!(swapped(header)))
+    }
 }
 
 /// Converts between little endian and native byte order.
@@ -107,7 +161,11 @@ fn swapped(header: Header) -> Header {
 }
 
 /// Completes the checksum of a frame with a checked header.
-pub(super) fn complete_checksum(header: &mut Header, frame: &mut [u8]) {
+pub(super) fn complete_checksum(encoded: &mut EncodedHeader, frame: &mut [u8]) {
+    if encoded.is_plain() {
+        return;
+    }
+    let mut header = encoded.decode();
     if header.flags & HDR_F_NEEDS_CSUM == 0 {
         return;
     }
@@ -115,6 +173,7 @@ pub(super) fn complete_checksum(header: &mut Header, frame: &mut [u8]) {
     let start = usize::from(header.csum_start);
     let place = start + usize::from(header.csum_offset);
     (header.csum_start, header.csum_offset) = (0, 0);
+    *encoded = header.into();
     let Some(covered) = frame.get(start..) else { return };
     let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(pair.get(1).copied().unwrap_or(0));
     let mut sum: u64 = covered.chunks(2).map(word).sum();
@@ -147,23 +206,28 @@ mod tests {
         num_buffers: 0,
     };
 
+    /// [`Rules::check`], in fields.
+    fn check(features: u64, header: Header, len: usize) -> Option<Header> {
+        Rules::new(features).check(header.into(), len).map(EncodedHeader::decode)
+    }
+
     #[test]
     fn what_was_negotiated_passes_as_it_is() {
-        assert_eq!(Rules::new(ALL).check(TCP, 9000), Some(TCP));
+        assert_eq!(check(ALL, TCP, 9000), Some(TCP));
         let udp = Header { gso_type: GSO_UDP_L4, csum_offset: 6, ..TCP };
-        assert_eq!(Rules::new(ALL).check(udp, 9000), Some(udp));
+        assert_eq!(check(ALL, udp, 9000), Some(udp));
         let ecn = Header { gso_type: GSO_TCPV6 | GSO_ECN, ..TCP };
-        assert_eq!(Rules::new(ALL | F_HOST_ECN).check(ecn, 9000), Some(ecn));
+        assert_eq!(check(ALL | F_HOST_ECN, ecn, 9000), Some(ecn));
         let plain = Header { gso_type: GSO_NONE, gso_size: 0, hdr_len: 0, ..TCP };
-        assert_eq!(Rules::new(F_CSUM).check(plain, 52), Some(plain));
+        assert_eq!(check(F_CSUM, plain, 52), Some(plain));
     }
 
     #[test]
     fn numbers_that_mean_nothing_do_not_pass_on() {
         let noise = Header { flags: 0xfe, gso_type: 0, num_buffers: 7, ..TCP };
-        assert_eq!(Rules::new(ALL).check(noise, 60), Some(Header::default()));
+        assert_eq!(check(ALL, noise, 60), Some(Header::default()));
         let long = Header { hdr_len: u16::MAX, ..TCP };
-        assert_eq!(Rules::new(ALL).check(long, 60).unwrap().hdr_len, 60);
+        assert_eq!(check(ALL, long, 60).unwrap().hdr_len, 60);
     }
 
     #[test]
@@ -183,29 +247,30 @@ mod tests {
             Header { flags: HDR_F_DATA_VALID, ..TCP },
         ];
         for lie in lies {
-            assert_eq!(Rules::new(ALL | F_HOST_ECN).check(lie, 100), None, "{lie:?}");
+            assert_eq!(check(ALL | F_HOST_ECN, lie, 100), None, "{lie:?}");
         }
         // The last two bytes of the frame are the checksum: just inside, and just outside.
-        assert!(Rules::new(ALL).check(TCP, 52).is_some());
-        assert!(Rules::new(ALL).check(TCP, 51).is_none());
+        assert!(check(ALL, TCP, 52).is_some());
+        assert!(check(ALL, TCP, 51).is_none());
         // What was not negotiated is a lie too.
         for missing in [F_CSUM, F_HOST_TSO4] {
-            assert_eq!(Rules::new(ALL & !missing).check(TCP, 100), None);
+            assert_eq!(check(ALL & !missing, TCP, 100), None);
         }
-        assert_eq!(Rules::new(ALL).check(Header { gso_type: GSO_TCPV4 | GSO_ECN, ..TCP }, 100), None);
+        assert_eq!(check(ALL, Header { gso_type: GSO_TCPV4 | GSO_ECN, ..TCP }, 100), None);
     }
 
     #[test]
     fn a_driver_is_told_what_it_accepted_and_no_more() {
-        assert_eq!(to_driver(TCP, 0, 3), Header { num_buffers: 3, ..Header::default() });
-        assert_eq!(to_driver(TCP, net::F_GUEST_CSUM, 1), Header { num_buffers: 1, ..TCP });
+        let to_driver = |features, buffers| to_driver(TCP.into(), features, buffers).decode();
+        assert_eq!(to_driver(0, 3), Header { num_buffers: 3, ..Header::default() });
+        assert_eq!(to_driver(net::F_GUEST_CSUM, 1), Header { num_buffers: 1, ..TCP });
     }
 
     #[test]
     fn a_header_is_twelve_bytes_in_little_endian() {
-        let bytes = encode(TCP);
+        let bytes = EncodedHeader::from(TCP).bytes();
         assert_eq!(bytes, [1, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0, 0, 0]);
-        assert_eq!(decode(bytes), TCP);
+        assert_eq!(EncodedHeader::from(bytes).decode(), TCP);
     }
 
     #[test]
@@ -213,15 +278,14 @@ mod tests {
         // RFC 1071's example: these words sum to 0xddf2.
         let mut frame = vec![0; ETH_HEADER];
         frame.extend([0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7, 0, 0, 0]);
-        let mut header =
-            Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 8, ..Header::default() };
+        let open = Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, ..Header::default() };
+        let mut header = Header { csum_offset: 8, ..open }.into();
         complete_checksum(&mut header, &mut frame);
-        assert_eq!(header, Header::default());
+        assert_eq!(header, EncodedHeader::default());
         assert_eq!(frame[22..24], (!0xddf2_u16).to_be_bytes());
         // A checksum of 0 is all ones.
         let mut frame = [[0; 14].as_slice(), &[0xff, 0xff, 0, 0]].concat();
-        let mut header =
-            Header { flags: HDR_F_NEEDS_CSUM, csum_start: 14, csum_offset: 2, ..Header::default() };
+        let mut header = Header { csum_offset: 2, ..open }.into();
         complete_checksum(&mut header, &mut frame);
         assert_eq!(frame[16..], [0xff, 0xff]);
         // Nothing to do.

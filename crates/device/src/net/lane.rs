@@ -9,9 +9,9 @@
 //! It allocates a buffer when a frame finds none free, up to [`LANE`], and frees all when its
 //! receiver is dropped. So an unused card has none, and one in use allocates nothing once it has
 //! enough for its traffic.
-use super::header::complete_checksum;
+use super::header::{EncodedHeader, complete_checksum};
 use super::wakeup::Wakeup;
-use paravane_spec::net::{Header, MAX_FRAME};
+use paravane_spec::net::MAX_FRAME;
 use std::collections::TryReserveError;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ const SMALL: usize = 2048;
 /// Storage for one frame.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    pub(super) header: Header,
+    pub(super) header: EncodedHeader,
     pub(super) len: usize,
     /// At least `len` bytes, rounded up for reuse by frames of similar length.
     pub(super) bytes: Vec<u8>,
@@ -41,7 +41,7 @@ pub(super) struct Buffer {
 impl Buffer {
     /// Storage without room for a frame.
     fn empty() -> Self {
-        Self { header: Header::default(), len: 0, bytes: Vec::new() }
+        Self { header: EncodedHeader::default(), len: 0, bytes: Vec::new() }
     }
 
     /// Makes room for a frame of `len` bytes, at most [`MAX_FRAME`].
@@ -178,30 +178,27 @@ impl Lane {
         })
     }
 
-    /// Makes the last of `own` a buffer for a frame of `len` bytes; `false`: the lane is full.
+    /// Makes number `at` of `own` a buffer for a frame of `len` bytes; `false`: the lane is full.
     ///
-    /// `own` holds free buffers of this lane, and gets some more if it is empty.
+    /// `own` has at least `at` buffers, and from there on free ones of this lane. It gets some more
+    /// if it has none.
     ///
     /// # Errors
     /// The host has no memory.
-    #[inline(always)]
-    pub(super) fn make_room(&self, own: &mut Vec<Buffer>, len: usize) -> Result<bool, TryReserveError> {
-        match own.last() {
-            Some(buffer) if buffer.bytes.len() >= len => Ok(true),
-            _ => self.get_room(own, len),
-        }
-    }
-
-    /// As [`Lane::make_room`], where the last one does not do.
     #[inline(never)]
-    fn get_room(&self, own: &mut Vec<Buffer>, len: usize) -> Result<bool, TryReserveError> {
-        if own.is_empty() {
+    pub(super) fn make_room(
+        &self,
+        own: &mut Vec<Buffer>,
+        at: usize,
+        len: usize,
+    ) -> Result<bool, TryReserveError> {
+        if own.len() == at {
             self.free.take_last(OWN, own);
         }
-        if own.is_empty() {
+        if own.len() == at {
             own.extend(self.make());
         }
-        own.last_mut().map_or(Ok(false), |buffer| buffer.fit(len).map(|()| true))
+        own.get_mut(at).map_or(Ok(false), |buffer| buffer.fit(len).map(|()| true))
     }
 
     /// A buffer for one frame of `len` bytes; `None`: the lane is full.
@@ -210,8 +207,8 @@ impl Lane {
     /// The host has no memory.
     pub(super) fn one_buffer(&self, len: usize) -> Result<Option<Buffer>, TryReserveError> {
         let mut own = Vec::new();
-        let has_room = self.make_room(&mut own, len);
-        let buffer = if has_room == Ok(true) { own.pop() } else { None };
+        let has_room = self.make_room(&mut own, 0, len);
+        let buffer = if has_room == Ok(true) { Some(own.swap_remove(0)) } else { None };
         self.free.push_all(&mut own);
         has_room.map(|_| buffer)
     }

@@ -15,10 +15,10 @@
 //! drivers that both accepted that; for others the link completes them.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::echo_peer::EchoPeer;
-use super::header::complete_checksum;
-use super::lane::{Buffer, LANE, Lane, OWN, Port};
+use super::header::{EncodedHeader, complete_checksum};
+use super::lane::{Buffer, LANE, Lane, Port};
 use crate::ServeError;
-use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, Header, MAX_FRAME};
+use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, MAX_FRAME};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -136,7 +136,7 @@ impl BackEnd for LinkEnd {
             && lane.open.load(Ordering::Relaxed)
             && let Ok(Some(mut buffer)) = lane.one_buffer(frame.len())
         {
-            (buffer.header, buffer.len) = (Header::default(), frame.len());
+            (buffer.header, buffer.len) = (EncodedHeader::default(), frame.len());
             buffer.bytes[..frame.len()].copy_from_slice(frame);
             lane.frames.push(buffer);
             lane.arrived.wake();
@@ -145,8 +145,8 @@ impl BackEnd for LinkEnd {
     }
 
     fn sender(&self, pair: u16) -> io::Result<LinkSender> {
-        let (own, sent) = (Vec::with_capacity(OWN), Vec::with_capacity(LANE));
-        Ok(LinkSender { far: Arc::clone(&self.far), pair, echo: self.echo, lane: None, own, sent })
+        let (far, buffers) = (Arc::clone(&self.far), Vec::with_capacity(LANE));
+        Ok(LinkSender { far, pair, echo: self.echo, lane: None, finish: Finish::Nothing, buffers, filled: 0 })
     }
 
     fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
@@ -159,21 +159,58 @@ impl BackEnd for LinkEnd {
     }
 }
 
+/// What is done to a frame after it was copied.
+#[derive(Clone, Copy, Debug)]
+enum Finish {
+    Nothing,
+    /// Its checksum is completed.
+    Checksum,
+    /// Its addresses are swapped.
+    Swap,
+    /// Both.
+    ChecksumAndSwap,
+    /// It becomes an answer of that many bytes.
+    Answer(usize),
+}
+
 /// See [`LinkEnd`].
 #[derive(Debug)]
 pub struct LinkSender {
     far: Arc<Port>,
     pair: u16,
     echo: Option<Echo>,
-    /// The lane of the buffers below.
+    /// The lane of this batch and of the buffers below.
     lane: Option<usize>,
-    /// Free buffers.
-    own: Vec<Buffer>,
-    /// Frames of this batch, which the receiver sees at its end.
-    sent: Vec<Buffer>,
+    /// What is done to the frames of this batch.
+    finish: Finish,
+    /// Frames of this batch, which the receiver sees at its end; then free buffers.
+    buffers: Vec<Buffer>,
+    /// Number of frames in it.
+    filled: usize,
 }
 
 impl LinkSender {
+    /// Begins a batch. Returns its lane; `None`: it has no receiver.
+    #[inline(never)]
+    fn begin(&mut self) -> Option<usize> {
+        let number = self.far.lane(self.pair);
+        // Relaxed: see where it is set.
+        if !self.far.lanes[number].open.load(Ordering::Relaxed) {
+            return None;
+        }
+        // Relaxed: see `accept`.
+        let partial = self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM != 0;
+        self.finish = match self.echo {
+            Some(Echo { len: Some(len) }) => Finish::Answer(len),
+            Some(_) if partial => Finish::Swap,
+            Some(_) => Finish::ChecksumAndSwap,
+            None if partial => Finish::Nothing,
+            None => Finish::Checksum,
+        };
+        self.lane = Some(number);
+        Some(number)
+    }
+
     /// Whether a frame would be sent or refused, not held up.
     fn room(&self) -> bool {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
@@ -184,54 +221,50 @@ impl LinkSender {
 }
 
 impl Sender for LinkSender {
+    // Always: built in memory for a call, the frame's description costs as much as its look-up.
+    #[inline(always)]
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
-        let number = self.far.lane(self.pair);
-        if self.lane != Some(number) {
-            self.flush();
-            self.lane = Some(number);
-        }
-        let lane = &self.far.lanes[number];
-        // Relaxed: see where it is set.
-        if !lane.open.load(Ordering::Relaxed) {
-            return Ok(Sent::Refused);
-        }
+        let Some(number) = self.lane.or_else(|| self.begin()) else { return Ok(Sent::Refused) };
         // An answer may be longer.
-        let most = self.echo.and_then(|echo| echo.len).map_or(frame.len, |len| len.max(frame.len));
-        match lane.make_room(&mut self.own, most) {
-            Ok(true) => {}
-            Ok(false) => return Ok(Sent::Full),
-            Err(_) => return Ok(Sent::Refused),
-        }
-        // It stays where it is until it is filled.
-        let Some(buffer) = self.own.last_mut() else { return Ok(Sent::Full) };
-        buffer.header = frame.header;
-        buffer.len = frame.len;
-        let bytes = &mut buffer.bytes[..frame.len];
-        frame.copy_to(bytes)?;
-        match self.echo {
-            Some(Echo { len: Some(len) }) => buffer.answer(len),
-            echo => {
-                // Relaxed: see `accept`.
-                if self.far.features.load(Ordering::Relaxed) & F_GUEST_CSUM == 0 {
-                    complete_checksum(&mut buffer.header, bytes);
-                }
-                if echo.is_some() {
-                    buffer.swap_addresses();
-                }
+        let most = if let Finish::Answer(len) = self.finish { len.max(frame.len) } else { frame.len };
+        if self.buffers.get(self.filled).is_none_or(|buffer| buffer.bytes.len() < most) {
+            match self.far.lanes[number].make_room(&mut self.buffers, self.filled, most) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Sent::Full),
+                Err(_) => return Ok(Sent::Refused),
             }
         }
-        self.sent.extend(self.own.pop());
+        let Some(buffer) = self.buffers.get_mut(self.filled) else { return Ok(Sent::Full) };
+        let Some(bytes) = buffer.bytes.get_mut(..frame.len) else { return Ok(Sent::Full) };
+        frame.copy_to(bytes)?;
+        (buffer.header, buffer.len) = (frame.header, frame.len);
+        match self.finish {
+            Finish::Nothing => {}
+            Finish::Swap => buffer.swap_addresses(),
+            Finish::Checksum => complete_checksum(&mut buffer.header, bytes),
+            Finish::ChecksumAndSwap => {
+                complete_checksum(&mut buffer.header, bytes);
+                buffer.swap_addresses();
+            }
+            Finish::Answer(len) => buffer.answer(len),
+        }
+        self.filled += 1;
         Ok(Sent::Sent)
     }
 
     fn flush(&mut self) {
         let Some(lane) = self.lane.take() else { return };
         let lane = &self.far.lanes[lane];
-        lane.free.push_all(&mut self.own);
-        if !self.sent.is_empty() {
-            lane.frames.push_all(&mut self.sent);
+        let filled = std::mem::take(&mut self.filled);
+        if filled > 0 {
+            if filled == self.buffers.len() {
+                lane.frames.push_all(&mut self.buffers);
+            } else {
+                lane.frames.push_some(self.buffers.drain(..filled));
+            }
             lane.arrived.wake();
         }
+        lane.free.push_all(&mut self.buffers);
     }
 
     fn listen(&mut self) -> bool {

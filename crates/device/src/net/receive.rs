@@ -10,13 +10,13 @@
 //! and wants no kicks. With MRG_RXBUF, a frame that is longer than a buffer fills several; its
 //! header, with their number, is written last. Most frames fit one buffer. They are placed in
 //! groups, which are completed together.
-use super::back_end::{HEADER, Incoming, Receiver};
+use super::back_end::{Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
-use super::header;
+use super::header::{HEADER, to_driver};
 use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
-use paravane_dma::{Access, AccessGuard};
+use paravane_dma::{Access, AccessGuard, WriteSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::net::F_MRG_RXBUF;
@@ -29,10 +29,6 @@ const FRAMES: usize = 64;
 ///
 /// Their cache lines are prefetched together, and a processor drops requests beyond about twenty.
 const GROUP: usize = 8;
-/// Bytes of each buffer that are prefetched: header and start of the frame.
-///
-/// A long copy prefetches the rest.
-const EXPECTED: usize = 128;
 
 pub(super) struct Receive<R> {
     receiver: R,
@@ -130,8 +126,8 @@ impl Filling {
         }
         self.placed = 0;
         if finished {
-            let header = header::encode(header::to_driver(frame.header, self.features, buffers as u16));
-            memory.write_segments(&self.header, 0, &header, ACCESS)?;
+            let header = to_driver(frame.header, self.features, buffers as u16);
+            memory.write_segments(&self.header, 0, &header.bytes(), ACCESS)?;
             counts.received += 1;
             counts.received_bytes += frame.bytes.len() as u64;
         } else {
@@ -214,8 +210,7 @@ impl<R: Receiver> Receive<R> {
             served.taken += taken as u32;
             left -= taken;
             queue.expect_completions(taken);
-            let whole = if self.filling.has_begun() { 0 } else { self.place_whole(&memory)? };
-            self.complete_whole(queue, whole)?;
+            let whole = if self.filling.has_begun() { 0 } else { self.place_whole(queue, &memory)? };
             served.completed += whole as u32;
             frames += whole;
             for chain in self.batch.iter().skip(whole) {
@@ -243,44 +238,41 @@ impl<R: Receiver> Receive<R> {
         Ok(served)
     }
 
-    /// Places frames in the batch's chains, and returns their number.
+    /// Places frames in the batch's chains and completes those, and returns their number.
     ///
-    /// Stops at the first frame that does not fit one segment.
+    /// Stops at the first frame that does not fit one segment in one piece.
     ///
-    /// Stores only headers and frames; the counts are updated afterwards. A store to a cache line
-    /// that is still with the driver's processor delays all stores behind it, and a processor
-    /// buffers only a few dozen.
+    /// First the place of each is prefetched, then headers and frames are stored, and nothing else:
+    /// a store to a cache line that is still with the driver's processor delays all stores behind it,
+    /// and a processor buffers only a few dozen.
     #[inline(never)]
-    fn place_whole(&self, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
-        let expected = self.receiver.frame(0).map_or(0, |frame| (HEADER + frame.bytes.len()).min(EXPECTED));
-        for segment in self.batch.iter().filter_map(|(_, _, writable)| writable.first()) {
-            memory.expect_write(segment.addr, expected.min(segment.len as usize));
-        }
-        let mut placed = 0;
-        for (_, readable, writable) in self.batch.iter() {
-            let ([], [only], Some(frame)) = (readable, writable, self.receiver.frame(placed)) else { break };
-            if (only.len as usize) < HEADER + frame.bytes.len() {
+    fn place_whole(&mut self, queue: &mut Queue, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
+        let features = self.filling.features;
+        let mut places = [const { None::<(WriteSpan<'_>, [u32; HEADER / 4], &[u8])> }; GROUP];
+        let (mut count, mut bytes) = (0, 0);
+        for ((_, readable, writable), place) in self.batch.iter().zip(&mut places) {
+            let ([], [only], Some(frame)) = (readable, writable, self.receiver.frame(count)) else { break };
+            let len = HEADER + frame.bytes.len();
+            if (only.len as usize) < len {
                 break;
             }
-            let header = header::words(header::to_driver(frame.header, self.filling.features, 1));
-            memory.write_obj(only.addr, &header, ACCESS)?;
-            // No segment wraps around.
-            memory.write(only.addr + HEADER as u64, frame.bytes, ACCESS)?;
-            placed += 1;
+            let Some(span) = memory.write_span(only.addr, len) else { break };
+            span.expect();
+            *place = Some((span, to_driver(frame.header, features, 1).words(), frame.bytes));
+            count += 1;
+            bytes += frame.bytes.len() as u64;
         }
-        Ok(placed)
-    }
-
-    /// Completes the `count` buffers that [`Receive::place_whole`] has filled.
-    fn complete_whole(&mut self, queue: &mut Queue, count: usize) -> Result<(), ServeError> {
-        let receiver = &self.receiver;
-        let len = |number| receiver.frame(number).map_or(0, |frame| frame.bytes.len());
-        let chains = self.batch.chains()[..count].iter();
-        queue.complete_all(chains.enumerate().map(|(at, chain)| (chain.head, (HEADER + len(at)) as u32)))?;
+        let places = &places[..count];
+        for (span, header, frame) in places.iter().flatten() {
+            span.write_obj(0, header);
+            span.write(HEADER, frame);
+        }
+        let lens = places.iter().flatten().map(|(.., frame)| (HEADER + frame.len()) as u32);
+        queue.complete_all(self.batch.chains().iter().zip(lens).map(|(chain, len)| (chain.head, len)))?;
         self.counts.received += count as u64;
-        self.counts.received_bytes += (0..count).map(|number| len(number) as u64).sum::<u64>();
+        self.counts.received_bytes += bytes;
         self.receiver.done(count);
-        Ok(())
+        Ok(count)
     }
 }
 

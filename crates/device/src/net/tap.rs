@@ -11,13 +11,13 @@
 //!
 //! The length of a frame shows only when it is read, and reading removes it. So each frame is read
 //! into a buffer that has room for any.
-use super::back_end::{BackEnd, HEADER, Incoming, Outgoing, Receiver, Sender, Sent};
-use super::header;
+use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
+use super::header::HEADER;
 use crate::ServeError;
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
-    F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, Header, MAX_FRAME,
+    F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, MAX_FRAME,
 };
 use rustix::event::epoll;
 use rustix::fs::{Mode, OFlags};
@@ -282,10 +282,7 @@ impl BackEnd for Tap {
     }
 
     fn inject(&self, frame: &[u8]) -> io::Result<()> {
-        rustix::io::write(
-            &self.queues[0].fd,
-            &[header::encode(Header::default()).as_slice(), frame].concat(),
-        )?;
+        rustix::io::write(&self.queues[0].fd, &[[0; HEADER].as_slice(), frame].concat())?;
         Ok(())
     }
 
@@ -310,7 +307,7 @@ pub struct TapSender {
 
 impl Sender for TapSender {
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
-        let mut header = header::encode(frame.header);
+        let mut header = frame.header.bytes();
         self.pieces.clear();
         self.pieces.push(HostSlice { ptr: header.as_mut_ptr(), len: HEADER });
         let mapping = frame.memory.map_segments(
@@ -394,7 +391,7 @@ impl Receiver for TapReceiver {
 
     fn frame(&self, number: usize) -> Option<Incoming<'_>> {
         let (head, bytes) = self.buffer[..self.filled].split_first_chunk::<HEADER>()?;
-        (number == 0).then(|| Incoming { header: header::decode(*head), bytes })
+        (number == 0).then(|| Incoming { header: (*head).into(), bytes })
     }
 
     fn done(&mut self, count: usize) {

@@ -11,13 +11,13 @@
 //!
 //! A chain with an invalid frame or header is completed and counted, and the queue goes on. An
 //! address outside guest memory latches the queue.
-use super::back_end::{HEADER, Outgoing, Sender, Sent};
+use super::back_end::{Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
-use super::header::{self, Rules};
+use super::header::{EncodedHeader, HEADER, Rules};
 use crate::latency::{Operation, Taken};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
-use paravane_dma::{Access, AccessGuard};
+use paravane_dma::{Access, AccessGuard, ReadSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
@@ -65,37 +65,50 @@ impl<S: Sender> Transmit<S> {
         self.full = false;
         let first = self.done.max(skipped);
         let mut done = first;
+        let (mut bytes, mut others) = (0, 0);
+        let mut result = Ok(());
+        let rules = self.rules;
+        let mut candidates = [Candidate::NONE; BATCH];
+        let mut chains = self.batch.iter();
+        chains.by_ref().take(first).for_each(drop);
+        let count = chains.len().min(BATCH);
+        for (candidate, chain) in candidates.iter_mut().zip(chains) {
+            *candidate = Candidate::of(chain, memory);
+        }
+        let candidates = &candidates[..count];
         // The driver's processor has the cache lines: those of some chains are prefetched before
         // the first one is needed.
-        // A header that is not read stays with that processor.
-        let skip = if self.rules.need_header() { 0 } else { HEADER };
-        let expect = |chain: Option<(&Chain, &[Segment], &[Segment])>| {
-            let first = chain.and_then(|(_, frame, _)| frame.iter().find(|one| one.len as usize > skip));
-            if let Some(first) = first {
-                // No segment wraps around.
-                memory.expect_read(first.addr + skip as u64, EXPECTED.min(first.len as usize - skip));
+        let mut ahead = candidates.iter();
+        ahead.by_ref().take(AHEAD).for_each(|candidate| candidate.expect(memory, rules));
+        for candidate in candidates {
+            if let Some(candidate) = ahead.next() {
+                candidate.expect(memory, rules);
             }
-        };
-        let mut ahead = self.batch.iter().skip(first);
-        (0..AHEAD).for_each(|_| expect(ahead.next()));
-        for chain in self.batch.iter().skip(first) {
-            expect(ahead.next());
-            match send(&mut self.sender, self.rules, memory, chain)? {
-                Some((Sent::Sent, len)) => {
-                    self.counts.transmitted += 1;
-                    self.counts.transmitted_bytes += len as u64;
+            match candidate.send(&mut self.sender, rules, memory) {
+                Ok(Some(Sent::Sent)) => bytes += candidate.len as u64,
+                Ok(Some(Sent::Refused)) => {
+                    self.counts.refused += 1;
+                    others += 1;
                 }
-                Some((Sent::Refused, _)) => self.counts.refused += 1,
-                Some((Sent::Full, _)) => {
+                Ok(Some(Sent::Full)) => {
                     self.full = true;
                     break;
                 }
-                None => self.counts.malformed += 1,
+                Ok(None) => {
+                    self.counts.malformed += 1;
+                    others += 1;
+                }
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
             }
             done += 1;
         }
+        self.counts.transmitted += (done - first - others) as u64;
+        self.counts.transmitted_bytes += bytes;
         self.sender.flush();
-        Ok(done)
+        result.map(|()| done)
     }
 
     /// Takes chains of the new batch as done that an earlier process may have sent.
@@ -149,26 +162,84 @@ impl<S: Sender> Transmit<S> {
     }
 }
 
-/// Sends the frame of one chain, and returns its length in bytes.
-///
-/// `None` if it is invalid.
-fn send<S: Sender>(
-    sender: &mut S,
-    rules: Rules,
-    memory: &AccessGuard<'_>,
-    (chain, segments, writable): (&Chain, &[Segment], &[Segment]),
-) -> Result<Option<(Sent, usize)>, ServeError> {
-    let len = (chain.readable_len() as usize).saturating_sub(HEADER);
-    if !(ETH_HEADER..=MAX_FRAME).contains(&len) || !writable.is_empty() {
-        return Ok(None);
+/// A chain that is sent soon, and its memory.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    segments: &'a [Segment],
+    /// All of it, if it is in one piece.
+    span: Option<ReadSpan<'a>>,
+    /// Length of the frame in bytes; 0 if it is invalid.
+    len: usize,
+}
+
+impl<'a> Candidate<'a> {
+    const NONE: Self = Self { segments: &[], span: None, len: 0 };
+
+    #[inline(always)]
+    fn of(
+        (chain, segments, writable): (&Chain, &'a [Segment], &[Segment]),
+        memory: &'a AccessGuard<'_>,
+    ) -> Self {
+        let len = (chain.readable_len() as usize).saturating_sub(HEADER);
+        if !(ETH_HEADER..=MAX_FRAME).contains(&len) || !writable.is_empty() {
+            return Self::NONE;
+        }
+        let span = match segments {
+            [only] => memory.read_span(only.addr, only.len as usize),
+            _ => None,
+        };
+        Self { segments, span, len }
     }
+
+    /// Prefetches the header, if it is needed, and the start of the frame.
+    ///
+    /// A header that is not read stays with the driver's processor.
+    #[inline(always)]
+    fn expect(&self, memory: &AccessGuard<'_>, rules: Rules) {
+        let skip = if rules.need_header() { 0 } else { HEADER };
+        match self.span {
+            Some(span) => drop(span.from(skip).map(|span| span.expect())),
+            None => expect_parts(self.segments, memory, skip),
+        }
+    }
+
+    /// Sends the frame; `None` if it is invalid.
+    #[inline(always)]
+    fn send<S: Sender>(
+        &self,
+        sender: &mut S,
+        rules: Rules,
+        memory: &AccessGuard<'_>,
+    ) -> Result<Option<Sent>, ServeError> {
+        let Self { segments, span, len } = *self;
+        if len == 0 {
+            return Ok(None);
+        }
+        let header = match span {
+            _ if !rules.need_header() => EncodedHeader::default(),
+            Some(span) => EncodedHeader::read(span),
+            None => read_header(segments, memory)?,
+        };
+        let Some(header) = rules.check(header, len) else { return Ok(None) };
+        Ok(Some(sender.send(&Outgoing { header, memory, segments, span, len })?))
+    }
+}
+
+/// The header of a frame that is not in one piece.
+#[inline(never)]
+fn read_header(segments: &[Segment], memory: &AccessGuard<'_>) -> Result<EncodedHeader, ServeError> {
     let mut bytes = [0; HEADER];
-    if rules.need_header() {
-        memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
+    memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
+    Ok(bytes.into())
+}
+
+/// Prefetches the start of a frame that is not in one piece.
+#[inline(never)]
+fn expect_parts(segments: &[Segment], memory: &AccessGuard<'_>, skip: usize) {
+    if let Some(first) = segments.iter().find(|one| one.len as usize > skip) {
+        // No segment wraps around.
+        memory.expect_read(first.addr + skip as u64, EXPECTED.min(first.len as usize - skip));
     }
-    let Some(header) = rules.check(header::decode(bytes), len) else { return Ok(None) };
-    let sent = sender.send(&Outgoing { header, memory, segments, len })?;
-    Ok(Some((sent, len)))
 }
 
 impl<S: Sender> QueueHandler for Transmit<S> {

@@ -3,7 +3,7 @@
 //! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::Device;
-use crate::net::{BackEnd, Receiver, Tap, TapError, header};
+use crate::net::{BackEnd, EncodedHeader, Receiver, Tap, TapError};
 use crate::rig::{readable, segment, skipped};
 use paravane_spec::net::{
     CTRL_OK, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
@@ -147,7 +147,7 @@ fn headers_that_pass_the_rules_do_the_kernel_no_harm() {
             let gso = [GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, GSO_TCPV4 | GSO_ECN][below(5) as usize];
             // Small numbers are the interesting ones.
             let number = |n: u64| if n & 1 == 0 { (n >> 1) as u16 % 100 } else { (n >> 1) as u16 };
-            let header = header::encode(Header {
+            let header = EncodedHeader::from(Header {
                 flags: u8::from(below(4) > 0),
                 gso_type: gso,
                 hdr_len: number(below(1 << 17)),
@@ -155,7 +155,8 @@ fn headers_that_pass_the_rules_do_the_kernel_no_harm() {
                 csum_start: number(below(1 << 17)),
                 csum_offset: below(40) as u16,
                 num_buffers: 0,
-            });
+            })
+            .bytes();
             // An IPv4 or IPv6 packet of TCP or UDP, by its look.
             let (v6, protocol) = (below(2) == 0, if below(2) == 0 { 6 } else { 17 });
             let mut frame = who_is_the_host(MAC);
