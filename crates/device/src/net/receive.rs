@@ -16,6 +16,7 @@ use super::extension::NetQueue;
 use super::header::{HEADER, to_driver};
 use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
+use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, WriteSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
@@ -25,10 +26,10 @@ use std::sync::Arc;
 
 /// Most frames in one serve.
 const FRAMES: usize = 64;
-/// Most buffers popped at once.
+/// Buffers that are prefetched before they are filled: header and start of the frame.
 ///
-/// Their cache lines are prefetched together, and a processor drops requests beyond about twenty.
-const GROUP: usize = 8;
+/// A processor drops requests beyond about twenty cache lines.
+const AHEAD: usize = 8;
 
 pub(super) struct Receive<R> {
     receiver: R,
@@ -71,7 +72,7 @@ impl Filling {
     fn new(features: u64, size: u16) -> Self {
         Self {
             features,
-            heads: Vec::with_capacity(usize::from(size) + GROUP),
+            heads: Vec::with_capacity(usize::from(size) + FRAMES),
             done: 0,
             placed: 0,
             header: [Segment::default(); HEADER],
@@ -168,7 +169,7 @@ impl Filling {
 impl<R: Receiver> Receive<R> {
     pub(super) fn new(receiver: R, features: u64, size: u16, counters: Arc<Counters>) -> Self {
         let filling = Filling::new(features, size);
-        let batch = Batch::new(GROUP);
+        let batch = Batch::new(FRAMES);
         Self { receiver, filling, batch, waits_for_buffers: false, counters, counts: Totals::default() }
     }
 
@@ -189,7 +190,7 @@ impl<R: Receiver> Receive<R> {
         // When the first buffers were taken: one time for all.
         let mut first = None;
         while frames < FRAMES && left > 0 {
-            let at_hand = self.receiver.fetch(GROUP.min(FRAMES - frames))?;
+            let at_hand = self.receiver.fetch(FRAMES - frames)?;
             if at_hand == 0 {
                 if self.receiver.is_held() {
                     latency.hold();
@@ -242,33 +243,41 @@ impl<R: Receiver> Receive<R> {
     ///
     /// Stops at the first frame that does not fit one segment in one piece.
     ///
-    /// First the place of each is prefetched, then headers and frames are stored, and nothing else:
-    /// a store to a cache line that is still with the driver's processor delays all stores behind it,
-    /// and a processor buffers only a few dozen.
+    /// Prefetches the places some frames ahead, and stores headers and frames and nothing else
+    /// meanwhile: a store to a cache line that is still with the driver's processor delays all stores
+    /// behind it, and a processor buffers only a few dozen.
     #[inline(never)]
     fn place_whole(&mut self, queue: &mut Queue, memory: &AccessGuard<'_>) -> Result<usize, ServeError> {
         let features = self.filling.features;
-        let mut places = [const { None::<(WriteSpan<'_>, [u32; HEADER / 4], &[u8])> }; GROUP];
-        let (mut count, mut bytes) = (0, 0);
-        for ((_, readable, writable), place) in self.batch.iter().zip(&mut places) {
-            let ([], [only], Some(frame)) = (readable, writable, self.receiver.frame(count)) else { break };
+        let mut places = ArrayVec::<(WriteSpan<'_>, [u32; HEADER / 4], &[u8]), FRAMES>::new();
+        let mut bytes = 0;
+        for (_, readable, writable) in self.batch.iter() {
+            let frame = self.receiver.frame(places.len());
+            let ([], [only], Some(frame)) = (readable, writable, frame) else { break };
             let len = HEADER + frame.bytes.len();
             if (only.len as usize) < len {
                 break;
             }
             let Some(span) = memory.write_span(only.addr, len) else { break };
-            span.expect();
-            *place = Some((span, to_driver(frame.header, features, 1).words(), frame.bytes));
-            count += 1;
+            let header = to_driver(frame.header, features, 1).words();
+            if places.try_push((span, header, frame.bytes)).is_err() {
+                break;
+            }
             bytes += frame.bytes.len() as u64;
         }
-        let places = &places[..count];
-        for (span, header, frame) in places.iter().flatten() {
+        let mut ahead = places.iter();
+        ahead.by_ref().take(AHEAD).for_each(|(span, ..)| span.expect());
+        for (span, header, frame) in &places {
+            if let Some((span, ..)) = ahead.next() {
+                span.expect();
+            }
             span.write_obj(0, header);
             span.write(HEADER, frame);
         }
-        let lens = places.iter().flatten().map(|(.., frame)| (HEADER + frame.len()) as u32);
+        let count = places.len();
+        let lens = places.iter().map(|(.., frame)| (HEADER + frame.len()) as u32);
         queue.complete_all(self.batch.chains().iter().zip(lens).map(|(chain, len)| (chain.head, len)))?;
+        drop(places);
         self.counts.received += count as u64;
         self.counts.received_bytes += bytes;
         self.receiver.done(count);

@@ -17,6 +17,7 @@ use super::extension::NetQueue;
 use super::header::{EncodedHeader, HEADER, Rules};
 use crate::latency::{Operation, Taken};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, ReadSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
@@ -68,19 +69,17 @@ impl<S: Sender> Transmit<S> {
         let (mut bytes, mut others) = (0, 0);
         let mut result = Ok(());
         let rules = self.rules;
-        let mut candidates = [Candidate::NONE; BATCH];
-        let mut chains = self.batch.iter();
-        chains.by_ref().take(first).for_each(drop);
-        let count = chains.len().min(BATCH);
-        for (candidate, chain) in candidates.iter_mut().zip(chains) {
-            *candidate = Candidate::of(chain, memory);
+        let mut candidates = ArrayVec::<Candidate<'_>, BATCH>::new();
+        for chain in self.batch.iter().skip(first) {
+            if candidates.try_push(Candidate::of(chain, memory)).is_err() {
+                break;
+            }
         }
-        let candidates = &candidates[..count];
         // The driver's processor has the cache lines: those of some chains are prefetched before
         // the first one is needed.
         let mut ahead = candidates.iter();
         ahead.by_ref().take(AHEAD).for_each(|candidate| candidate.expect(memory, rules));
-        for candidate in candidates {
+        for candidate in &candidates {
             if let Some(candidate) = ahead.next() {
                 candidate.expect(memory, rules);
             }
