@@ -65,6 +65,15 @@ impl FileView {
         usize::try_from(offset).is_ok_and(|offset| offset <= self.len && len <= self.len - offset)
     }
 
+    /// Prefetches up to `len` bytes from `offset` on, which will be read or written soon. Never waits.
+    #[inline]
+    pub fn expect<const WRITE: bool>(&self, offset: u64, len: usize) {
+        if self.has(offset, len) {
+            // Inside the mapping.
+            copy::expect::<WRITE>(self.ram.host().as_ptr().wrapping_add(offset as usize), len);
+        }
+    }
+
     /// Copies from `offset` on to `piece`, all of its length.
     ///
     /// Returns `false`, and does nothing, if the view is too short.

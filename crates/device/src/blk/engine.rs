@@ -85,7 +85,7 @@ impl Engine {
         matches!(self, Self::Uring(uring) if uring.registers())
     }
 
-    /// Whether [`Engine::push`] does jobs in the queue's thread.
+    /// Whether jobs are done in the queue's thread.
     pub(super) fn copies(&self) -> bool {
         match self {
             Self::Immediate(_) => true,
@@ -189,7 +189,10 @@ impl Engine {
     pub(super) fn submit(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.submit(),
-            Self::Immediate(_) => Ok(()),
+            Self::Immediate(immediate) => {
+                immediate.submit();
+                Ok(())
+            }
             Self::Threads(threads) => {
                 threads.submit();
                 Ok(())
@@ -210,7 +213,7 @@ impl Engine {
     pub(super) fn cancel(&mut self) {
         match self {
             Self::Uring(uring) => uring.cancel(),
-            Self::Immediate(_) => {}
+            Self::Immediate(immediate) => immediate.cancel(),
             Self::Threads(threads) => threads.cancel(),
             Self::Store(queue) => queue.cancel(),
             #[cfg(test)]
@@ -237,7 +240,10 @@ impl Engine {
     pub(super) fn wait(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.wait(),
-            Self::Immediate(_) => Ok(()),
+            Self::Immediate(immediate) => {
+                immediate.submit();
+                Ok(())
+            }
             Self::Threads(threads) => {
                 threads.wait();
                 Ok(())

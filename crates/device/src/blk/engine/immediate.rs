@@ -1,7 +1,7 @@
 //! The queue's own thread, which does each job at once: for images in memory.
 //!
 //! ```text
-//!   push: a copy, or preadv, pwritev, ... -> done -> reap
+//!   push -> submit: a copy, or preadv, pwritev, ... -> done -> reap
 //! ```
 //! I/O in memory does not wait for a disk. An image in memory is mapped, and transfers are copies
 //! where possible ([`Mapped`]). Other jobs are system calls. io_uring would take longer: neither
@@ -16,25 +16,48 @@ use std::sync::Arc;
 pub(in crate::blk) struct Immediate {
     image: Arc<Image>,
     mapped: Option<Arc<Mapped>>,
+    pushed: Vec<(u16, Job)>,
     done: VecDeque<Outcome>,
 }
 
 impl Immediate {
     pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>) -> Self {
-        Self { image, mapped, done: VecDeque::new() }
+        Self { image, mapped, pushed: Vec::new(), done: VecDeque::new() }
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
-        let result = match &self.mapped {
-            Some(mapped) => mapped.perform_or(job, |job| threads::perform(&self.image, job)),
-            None => threads::perform(&self.image, job),
-        };
-        // SAFETY: the job has been done, here and once.
-        self.done.push_back(unsafe { Outcome::new(head, result) });
+        self.pushed.push((head, job));
+    }
+
+    /// Does all jobs. While one is copied, the memory of the next one is on its way into the cache.
+    pub(super) fn submit(&mut self) {
+        let mut next = self.pushed.iter().skip(1);
+        for &(head, job) in &self.pushed {
+            let result = match &self.mapped {
+                Some(mapped) => {
+                    if let Some((_, job)) = next.next() {
+                        mapped.expect(job);
+                    }
+                    mapped.perform_or(job, |job| threads::perform(&self.image, job))
+                }
+                None => threads::perform(&self.image, job),
+            };
+            // SAFETY: the job has been done, here and once.
+            self.done.push_back(unsafe { Outcome::new(head, result) });
+        }
+        self.pushed.clear();
+    }
+
+    /// Gives up what was not submitted.
+    pub(super) fn cancel(&mut self) {
+        for (head, _) in self.pushed.drain(..) {
+            // SAFETY: the job was never begun.
+            self.done.push_back(unsafe { Outcome::new(head, -libc::ECANCELED) });
+        }
     }
 
     pub(super) fn has_news(&self) -> bool {
-        !self.done.is_empty()
+        !self.done.is_empty() || !self.pushed.is_empty()
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {

@@ -28,6 +28,9 @@ use paravane_dma::{Alarm, FileView, NotWritten};
 use paravane_spec::blk::SECTOR;
 use std::io;
 
+/// Bytes of a transfer that are prefetched at each side.
+const EXPECTED: usize = 512;
+
 /// A mapped image, shared by all queues of a disk.
 #[derive(Debug)]
 pub(in crate::blk) struct Mapped {
@@ -53,6 +56,29 @@ impl Mapped {
             None => PresentPages::find(image.file()?, len)?,
         };
         Ok(Self { view, writable: !image.read_only, present })
+    }
+
+    /// Prefetches the first bytes of a transfer that is done soon, here and in guest memory.
+    ///
+    /// The processor itself prefetches what follows in a page.
+    pub(super) fn expect(&self, job: &Job) {
+        match job {
+            Job::Read { pieces, offset } => {
+                // SAFETY: as in `transfer`.
+                if let Some(first) = unsafe { pieces.slices() }.first() {
+                    self.view.expect::<false>(*offset, EXPECTED.min(first.len));
+                    first.expect::<true>(EXPECTED);
+                }
+            }
+            Job::Write { pieces, offset, .. } => {
+                // SAFETY: as in `transfer`.
+                if let Some(first) = unsafe { pieces.slices() }.first() {
+                    first.expect::<false>(EXPECTED);
+                    self.view.expect::<true>(*offset, EXPECTED.min(first.len));
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Does a transfer by copying, if possible.
