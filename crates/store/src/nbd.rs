@@ -82,7 +82,7 @@
 //   proto, flag, coverage, reply    numbers, layouts; what has arrived; the decoder
 //   error, export, handshake        what a server says; the negotiation
 //   options, socket, tls, wire      how it is used; plain and encrypted connections
-//   zeroes                          which part of zeroing may leave a hole
+//   zeroes, linger                  which part of zeroing may leave a hole; waiting for the rest of a reply
 //   shared, task, session, channel  a connection and its jobs
 //   dial, reconnect                 how it is made, and made again
 //   queue, blocking                 its users
@@ -94,6 +94,7 @@ mod error;
 mod export;
 mod flag;
 mod handshake;
+mod linger;
 mod options;
 mod proto;
 mod queue;
