@@ -30,14 +30,17 @@
 //! | `layout` | where chunks begin and end |
 //! | `map` | the map file: what it is of, and a checksum for each chunk |
 //! | `chunks` | chunks of one object in one file, with their states |
+//! | `batch` | reads of chunks that one system call does |
 //! | `budget` | the limit that stores of chunks share |
 //! | `folder` | the files of a folder, and who has them |
+mod batch;
 mod budget;
 mod chunks;
 mod folder;
 mod layout;
 mod map;
 
+pub(crate) use batch::{Batch, Read};
 pub(crate) use chunks::Found;
 pub(crate) use layout::Layout;
 
@@ -179,6 +182,22 @@ impl Cache {
             }
         }
         Found::Absent
+    }
+
+    /// Adds a read to a batch, which has room. `false`: it goes its own way ([`Cache::read`]).
+    ///
+    /// # Safety
+    /// See [`Batch::push`].
+    pub(crate) unsafe fn collect(&self, batch: &mut Batch, read: Read) -> bool {
+        // SAFETY: the caller's promise.
+        self.file.get().is_some_and(|file| unsafe { batch.push(file, read) })
+    }
+
+    /// Does the reads of a batch, in order. Does not wait for the disk.
+    ///
+    /// What is absent now may be in memory, which [`Cache::load`] finds.
+    pub(crate) fn perform(&self, batch: &mut Batch) -> impl Iterator<Item = (Read, Found)> {
+        self.file.get().map(|file| batch.perform(file)).into_iter().flatten()
     }
 
     /// Whether a chunk is here, perhaps unchecked.

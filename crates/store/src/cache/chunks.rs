@@ -37,6 +37,16 @@ pub(crate) enum Found {
     Failed(i32),
 }
 
+/// The chunks of a read, as they were before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
+    first: u64,
+    last: u64,
+    /// Sum of their generations.
+    generations: u64,
+    marked: bool,
+}
+
 /// Chunks in a file or in memory. Readers take no lock.
 #[derive(Debug)]
 pub(super) struct Chunks {
@@ -156,15 +166,46 @@ impl Chunks {
     /// # Safety
     /// The pieces, the array that lists them and the memory that they name are valid.
     pub(super) unsafe fn read(&self, pieces: Pieces, offset: u64, len: u64, at_once: bool) -> Found {
-        let (first, last) = self.layout.chunks(offset, len);
-        let Some((before, marked)) = self.generations(first, last) else { return Found::Absent };
-        let flags = if at_once && self.at_once.load(Ordering::Relaxed) { libc::RWF_NOWAIT } else { 0 };
+        let Some(begun) = self.begin(offset, len) else { return Found::Absent };
+        let at_once = at_once && self.reads_at_once();
         // SAFETY: the caller's promise.
-        let copied = unsafe { preadv(&self.data, pieces, offset, flags) };
+        let copied = unsafe { self.copy(pieces, offset, at_once) };
+        self.end(begun, len, copied, at_once)
+    }
+
+    /// Begins a read: the caller copies and calls [`Chunks::end`]. `None`: a chunk is not valid.
+    pub(super) fn begin(&self, offset: u64, len: u64) -> Option<Begun> {
+        let (first, last) = self.layout.chunks(offset, len);
+        let (generations, marked) = self.generations(first, last)?;
+        Some(Begun { first, last, generations, marked })
+    }
+
+    /// Whether a copy need not wait for the disk.
+    pub(super) fn reads_at_once(&self) -> bool {
+        self.at_once.load(Ordering::Relaxed)
+    }
+
+    /// The file that has the data.
+    pub(super) fn data(&self) -> &File {
+        &self.data
+    }
+
+    /// Copies a range into the pieces. Returns the bytes, or an error number.
+    ///
+    /// # Safety
+    /// The pieces, the array that lists them and the memory that they name are valid.
+    pub(super) unsafe fn copy(&self, pieces: Pieces, offset: u64, at_once: bool) -> Result<u64, i32> {
+        // SAFETY: the caller's promise.
+        unsafe { preadv(&self.data, pieces, offset, if at_once { libc::RWF_NOWAIT } else { 0 }) }
+    }
+
+    /// Ends a read of `len` bytes, which has copied what [`Chunks::copy`] would return.
+    pub(super) fn end(&self, begun: Begun, len: u64, copied: Result<u64, i32>, at_once: bool) -> Found {
+        let Begun { first, last, generations, marked } = begun;
         // The copy is done before the states are looked at again. Pairs with the fence in `forget`: if
         // the copy has bytes of a hole, the load sees the generation that came before the hole.
         fence(Ordering::SeqCst);
-        if self.generations(first, last).is_none_or(|(after, _)| after != before) {
+        if self.generations(first, last).is_none_or(|(after, _)| after != generations) {
             return Found::Absent;
         }
         match copied {
@@ -172,9 +213,9 @@ impl Chunks {
                 Found::Copied { mark: if marked { self.take_mark(first, last) } else { None } }
             }
             // A part of it is in the page cache.
-            Ok(_) if flags != 0 => Found::Later,
+            Ok(_) if at_once => Found::Later,
             Err(libc::EAGAIN) => Found::Later,
-            Err(libc::EOPNOTSUPP) if flags != 0 => {
+            Err(libc::EOPNOTSUPP) if at_once => {
                 self.at_once.store(false, Ordering::Relaxed);
                 Found::Later
             }
@@ -284,7 +325,7 @@ impl Chunks {
         }
         // Readers may set or clear other bits at any time; they do not matter to an absent chunk.
         state.store((now / GENERATION).wrapping_add(1).wrapping_mul(GENERATION), Ordering::Relaxed);
-        // Before the hole. Pairs with the fences in `read` and `load`.
+        // Before the hole. Pairs with the fences in `end` and `load`.
         fence(Ordering::SeqCst);
         self.erase(chunk);
         self.used.fetch_sub(self.len(chunk), Ordering::Relaxed);

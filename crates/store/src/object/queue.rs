@@ -1,7 +1,7 @@
 //! Jobs of one virtqueue.
 use super::pending::{Completions, End, PendingJob};
 use super::shared::Shared;
-use crate::cache::Found;
+use crate::cache::{Batch, Found, Layout, Read};
 use crate::{Job, Outcome, Pieces, StoreQueue};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
@@ -36,9 +36,23 @@ impl Lane {
 }
 
 /// Jobs of one virtqueue. What is here is read in the queue's thread.
+///
+/// ```text
+///   push -> batch --submit--> ready: it was here
+///      \            '-------> pushed: it is fetched
+///       '- not in the folder: in memory, or fetched
+/// ```
 #[derive(Debug)]
 pub(super) struct ObjectQueue {
     shared: Arc<Shared>,
+    /// Reads of what is in the folder, by the latest that is known.
+    batch: Batch,
+    begun: Begun,
+}
+
+/// Jobs that have ended, or wait for chunks.
+#[derive(Debug)]
+struct Begun {
     lane: Arc<Lane>,
     /// Outcomes of jobs that waited for nothing.
     ready: VecDeque<Outcome>,
@@ -58,100 +72,138 @@ impl ObjectQueue {
             hit_bytes: AtomicU64::new(0),
             closed,
         };
-        Ok(Self {
-            shared,
+        let begun = Begun {
             lane: Arc::new(lane),
             ready: VecDeque::with_capacity(jobs.into()),
             pushed: Vec::with_capacity(jobs.into()),
-        })
+        };
+        Ok(Self { shared, batch: Batch::default(), begun })
     }
 
     /// What others see of it.
     pub(super) fn lane(&self) -> &Arc<Lane> {
-        &self.lane
+        &self.begun.lane
     }
 
-    /// Reads at once, or makes a job of it that waits.
+    /// Collects a read, does it at once, or makes a job of it that waits.
     ///
     /// # Safety
     /// As [`StoreQueue::push`].
-    unsafe fn read(&mut self, head: u16, pieces: Pieces, offset: u64) -> Option<i32> {
+    unsafe fn read(&mut self, head: u16, pieces: Pieces, offset: u64) {
         let source = &self.shared.source;
         if source.is_unusable() {
-            return Some(-libc::EIO);
+            return self.begun.answer(head, -libc::EIO);
         }
         // SAFETY: the caller's promise.
         let len = unsafe { pieces.bytes() }.min(MOST_BYTES);
         let len = len.min(source.layout.size().saturating_sub(offset));
         if len == 0 {
-            return Some(0);
+            return self.begun.answer(head, 0);
+        }
+        let read = Read { head, pieces, offset, len };
+        // SAFETY: the caller's promise: its outcome is made when the batch has it no more.
+        if unsafe { source.collect(&mut self.batch, read) } {
+            if self.batch.is_full() {
+                self.perform();
+            }
+            return;
         }
         // SAFETY: the caller's promise.
-        match unsafe { source.read(pieces, offset, len, true) } {
+        let found = unsafe { source.read(pieces, offset, len, true) };
+        // SAFETY: the caller's promise; the copy is over.
+        unsafe { self.begun.end(source.layout, read, found) };
+    }
+
+    /// Does the reads that were collected.
+    fn perform(&mut self) {
+        let source = &self.shared.source;
+        for (read, found) in source.perform(&mut self.batch) {
+            // SAFETY: the promise of `push`; the copy is over.
+            unsafe { self.begun.end(source.layout, read, found) };
+        }
+    }
+
+    /// Whether there is something to reap or submit, apart from what others have done.
+    fn has_own_news(&self) -> bool {
+        !(self.begun.ready.is_empty() && self.begun.pushed.is_empty() && self.batch.is_empty())
+    }
+}
+
+impl Begun {
+    /// Answers a read, or makes a job of it that waits.
+    ///
+    /// # Safety
+    /// As [`StoreQueue::push`]; nothing accesses the memory of the read.
+    unsafe fn end(&mut self, layout: Layout, read: Read, found: Found) {
+        let Read { head, pieces, offset, len } = read;
+        match found {
             Found::Copied { .. } => {
                 let hits = &self.lane.hit_bytes;
                 hits.store(hits.load(Ordering::Relaxed) + len, Ordering::Relaxed);
-                Some(len as i32)
+                self.answer(head, len as i32);
             }
-            Found::Failed(error) => Some(-error),
+            Found::Failed(error) => self.answer(head, -error),
             Found::Absent | Found::Later => {
-                let (first, last) = source.layout.chunks(offset, len);
+                let (first, last) = layout.chunks(offset, len);
                 let end = End::Queue { head, to: self.lane.completions.clone() };
                 // SAFETY: the caller's promise; `drop` ends what has not ended.
                 let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
                 self.lane.jobs().insert(head, job.clone());
                 self.pushed.push(job);
-                None
             }
         }
+    }
+
+    fn answer(&mut self, head: u16, result: i32) {
+        // SAFETY: nothing accesses the job's memory: the copy is over, or there was none.
+        self.ready.push_back(unsafe { Outcome::new(head, result) });
     }
 }
 
 impl StoreQueue for ObjectQueue {
     fn fd(&self) -> BorrowedFd<'_> {
-        self.lane.completions.fd()
+        self.begun.lane.completions.fd()
     }
 
     fn listen(&mut self) -> bool {
-        self.lane.completions.listen() || !self.ready.is_empty() || !self.pushed.is_empty()
+        self.begun.lane.completions.listen() || self.has_own_news()
     }
 
     fn has_news(&mut self) -> Option<bool> {
-        Some(!self.ready.is_empty() || !self.pushed.is_empty() || self.lane.completions.has_some())
+        Some(self.has_own_news() || self.begun.lane.completions.has_some())
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        let result = match job {
+        match job {
             // SAFETY: the caller's promise.
             Job::Read { pieces, offset } => unsafe { self.read(head, pieces, offset) },
-            Job::Flush => Some(0),
-            Job::Write { .. } | Job::Discard { .. } | Job::Zeroes { .. } => Some(-libc::EROFS),
-        };
-        if let Some(result) = result {
-            // SAFETY: nothing accesses the job's memory: the copy is over, or there was none.
-            self.ready.push_back(unsafe { Outcome::new(head, result) });
+            Job::Flush => self.begun.answer(head, 0),
+            Job::Write { .. } | Job::Discard { .. } | Job::Zeroes { .. } => {
+                self.begun.answer(head, -libc::EROFS)
+            }
         }
         Ok(())
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        if self.pushed.is_empty() {
+        self.perform();
+        if self.begun.pushed.is_empty() {
             return Ok(());
         }
-        self.shared.source.want(&self.pushed);
-        self.pushed.clear();
-        if self.lane.closed.load(Ordering::SeqCst) {
-            self.lane.fail(-libc::EIO);
+        self.shared.source.want(&self.begun.pushed);
+        self.begun.pushed.clear();
+        if self.begun.lane.closed.load(Ordering::SeqCst) {
+            self.begun.lane.fail(-libc::EIO);
         }
         Ok(())
     }
 
     fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        outcomes.append(&mut self.ready);
-        if self.lane.completions.has_some() {
+        outcomes.append(&mut self.begun.ready);
+        if self.begun.lane.completions.has_some() {
             let before = outcomes.len();
-            self.lane.completions.take(outcomes);
-            let mut jobs = self.lane.jobs();
+            self.begun.lane.completions.take(outcomes);
+            let mut jobs = self.begun.lane.jobs();
             outcomes.range(before..).for_each(|outcome| {
                 jobs.remove(&outcome.head());
             });
@@ -170,15 +222,18 @@ impl StoreQueue for ObjectQueue {
     }
 
     fn cancel(&mut self) {
-        self.pushed.clear();
+        for read in self.batch.give_up() {
+            self.begun.answer(read.head, -libc::ECANCELED);
+        }
+        self.begun.pushed.clear();
         // A job whose chunks are on their way can be given up as well: they are kept all the same.
-        self.lane.fail(-libc::ECANCELED);
+        self.begun.lane.fail(-libc::ECANCELED);
     }
 }
 
 impl Drop for ObjectQueue {
     fn drop(&mut self) {
         // From here on nobody accesses the memory of the jobs.
-        self.lane.fail(-libc::ECANCELED);
+        self.begun.lane.fail(-libc::ECANCELED);
     }
 }

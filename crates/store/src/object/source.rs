@@ -5,7 +5,7 @@ use super::client::Client;
 use super::digests::Digests;
 use super::link::{LinkState, Next};
 use super::pending::PendingJob;
-use crate::cache::{Cache, Found, Layout};
+use crate::cache::{Batch, Cache, Found, Layout, Read};
 use crate::{CacheStatus, Link, Pieces, StoreStatus};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -91,10 +91,28 @@ impl Source {
     pub(super) unsafe fn read(&self, pieces: Pieces, offset: u64, len: u64, at_once: bool) -> Found {
         // SAFETY: the caller's promise.
         let found = unsafe { self.cache.read(pieces, offset, len, at_once) };
+        self.copied(found);
+        found
+    }
+
+    /// Adds a read to a batch, which has room. `false`: it goes its own way ([`Source::read`]).
+    ///
+    /// # Safety
+    /// See [`Batch::push`].
+    pub(super) unsafe fn collect(&self, batch: &mut Batch, read: Read) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.cache.collect(batch, read) }
+    }
+
+    /// Does the reads of a batch, in order. Does not wait for the disk.
+    pub(super) fn perform(&self, batch: &mut Batch) -> impl Iterator<Item = (Read, Found)> {
+        self.cache.perform(batch).inspect(|(_, found)| self.copied(*found))
+    }
+
+    fn copied(&self, found: Found) {
         if let Found::Copied { mark: Some(chunk) } = found {
             self.go_on(chunk);
         }
-        found
     }
 
     #[cold]

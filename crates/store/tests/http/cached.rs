@@ -1,8 +1,9 @@
 //! The cache: shared, bounded, kept over a restart, and no obstacle when it cannot be written.
-use crate::reader::{CHUNK, Reader, at_once, cache, content, open};
+use crate::reader::{CHUNK, Memory, Reader, at_once, cache, content, open};
 use crate::server::{Answer, Server};
-use paravane_store::{CacheConfig, Link, Object, Store};
+use paravane_store::{CacheConfig, Link, Object, Outcome, Store};
 use paravane_test_support::{Random, skip};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
@@ -44,6 +45,57 @@ fn a_thousand_opens_share_a_cache_and_a_request() {
     assert_eq!((counters.miss_bytes, counters.used_bytes), (CHUNK, CHUNK));
     let hits: u64 = objects.iter().map(|object| object.status().cache.unwrap().hit_bytes).sum();
     assert!(hits.is_multiple_of(4096) && hits <= 999 * 4096, "{hits}");
+}
+
+#[test]
+fn reads_that_are_submitted_together_may_be_hits_and_misses() {
+    let (server, bytes) = server();
+    let folder = TempDir::new().unwrap();
+    let object = open(&server.url(), &at_once(), Some(&cache(folder.path()))).unwrap();
+    let mut reader = Reader::new(&object);
+    for chunk in [0, 1, 2, 5] {
+        reader.read(chunk * CHUNK, 8).unwrap();
+    }
+    let before = object.status().cache.unwrap();
+    // Chunks 3 and 4 are absent. One read has an absent chunk and one that is here; the last is short.
+    let places = [CHUNK - 100, 3 * CHUNK, 0, 4 * CHUNK + 50, 5 * CHUNK, 2 * CHUNK + 7, 6 * CHUNK - 300];
+    for places in [&places[..], &[0; 150], &[SIZE as u64 - 10, SIZE as u64, 9, 10, 11]] {
+        let mut memories: Vec<_> = places.iter().map(|_| Memory::new(200)).collect();
+        for (head, (memory, at)) in memories.iter_mut().zip(places).enumerate() {
+            reader.push(head as u16, memory, *at);
+        }
+        let mut outcomes = VecDeque::new();
+        while outcomes.len() < places.len() {
+            reader.0.wait().unwrap();
+            reader.0.reap(&mut outcomes);
+        }
+        outcomes.make_contiguous().sort_by_key(Outcome::head);
+        for (head, outcome) in outcomes.iter().enumerate() {
+            let at = places[head] as usize;
+            let len = (SIZE - at).min(200);
+            assert_eq!((usize::from(outcome.head()), outcome.result()), (head, len as i32));
+            assert!(memories[head].bytes[..len] == bytes[at..at + len]);
+        }
+    }
+    let after = object.status().cache.unwrap();
+    assert_eq!(after.miss_bytes - before.miss_bytes, 3 * CHUNK);
+    assert_eq!(after.hit_bytes - before.hit_bytes, (5 + 150 + 3) * 200);
+}
+
+#[test]
+fn reads_that_were_not_submitted_are_cancelled() {
+    let (server, _) = server();
+    let folder = TempDir::new().unwrap();
+    let object = open(&server.url(), &at_once(), Some(&cache(folder.path()))).unwrap();
+    let mut reader = Reader::new(&object);
+    reader.read(0, 8).unwrap();
+    let mut memory = Memory::new(200);
+    reader.push(3, &mut memory, 0);
+    assert_eq!(reader.0.has_news(), Some(true));
+    reader.0.cancel();
+    let outcome = reader.outcome();
+    assert_eq!((outcome.head(), outcome.result()), (3, -libc::ECANCELED));
+    assert!(memory.bytes.iter().all(|byte| *byte == 0xaa));
 }
 
 #[test]
