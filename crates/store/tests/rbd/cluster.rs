@@ -1,62 +1,37 @@
-//! The cluster, its images, and its OSD.
-use nix::sys::signal::Signal;
+//! The cluster and its images.
 use paravane_store::RbdLocation;
 use paravane_store::rbd::{Rbd, RbdError, RbdOptions};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use paravane_test_support::CephCluster;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
-
-/// Held shared by tests that need the OSD, exclusively by those that stop it.
-static OSD: RwLock<()> = RwLock::new(());
 
 /// How long anything of the cluster may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The cluster whose configuration `PARAVANE_CEPH_CONF` names.
-pub(crate) struct Cluster {
-    conf: PathBuf,
+pub(crate) struct Cluster(CephCluster);
+
+impl Deref for Cluster {
+    type Target = CephCluster;
+
+    fn deref(&self) -> &CephCluster {
+        &self.0
+    }
 }
 
 impl Cluster {
     /// The cluster, or `None` and a line in the list of skipped tests.
     pub(crate) fn find(test: &str) -> Option<Self> {
-        let Some(conf) = std::env::var_os("PARAVANE_CEPH_CONF") else {
-            paravane_test_support::skip(
-                test,
-                "PARAVANE_CEPH_CONF names no cluster: scripts/ceph-one start FOLDER makes one",
-            );
-            return None;
-        };
-        Some(Self { conf: conf.into() })
-    }
-
-    pub(crate) fn conf(&self) -> &Path {
-        &self.conf
-    }
-
-    /// Keeps the OSD up.
-    pub(crate) fn in_use(&self) -> RwLockReadGuard<'static, ()> {
-        OSD.read().unwrap_or_else(|error| error.into_inner())
-    }
-
-    /// Permission to stop the OSD.
-    pub(crate) fn alone(&self) -> RwLockWriteGuard<'static, ()> {
-        OSD.write().unwrap_or_else(|error| error.into_inner())
+        CephCluster::find(test).map(Self)
     }
 
     /// Runs a program of Ceph, and returns what it prints.
-    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> String {
-        let mut command = Command::new(program);
-        command.arg("--conf").arg(&self.conf).args(arguments);
-        let output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{program} {arguments:?}: {}", text(&output.stderr));
-        text(&output.stdout)
+    pub(crate) fn text(&self, program: &str, arguments: &[&str]) -> String {
+        String::from_utf8(self.output(program, arguments)).expect("text")
     }
 
-    pub(crate) fn rbd(&self, arguments: &[&str]) -> String {
-        self.run("rbd", arguments)
+    pub(crate) fn rbd(&self, arguments: &[&str]) {
+        self.run("rbd", arguments);
     }
 
     /// An image of this test, which goes with the value.
@@ -65,45 +40,6 @@ impl Cluster {
         let spec = image.spec();
         self.rbd(&[&["create", &spec, "--size", size], more].concat());
         image
-    }
-
-    /// Kills the OSD.
-    pub(crate) fn kill_osd(&self) {
-        self.signal_osd(Signal::SIGKILL);
-    }
-
-    /// Stops the OSD until the value is dropped.
-    pub(crate) fn stop_osd(&self) -> StoppedOsd<'_> {
-        self.signal_osd(Signal::SIGSTOP);
-        StoppedOsd(self)
-    }
-
-    fn signal_osd(&self, signal: Signal) {
-        let file = self.conf.with_file_name("osd.pid");
-        let pid =
-            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let pid = nix::unistd::Pid::from_raw(pid.trim().parse().expect("a process"));
-        nix::sys::signal::kill(pid, signal).expect("the OSD runs");
-    }
-
-    /// Starts the OSD that was killed.
-    pub(crate) fn start_osd(&self) {
-        let pid = self.conf.with_file_name("osd.pid");
-        let arguments = ["-i", "0", "--pid-file", pid.to_str().expect("UTF-8")];
-        // The kernel frees the disk's lock when the process is gone.
-        wait_until("the OSD starts", || {
-            let start = Command::new("ceph-osd").arg("--conf").arg(&self.conf).args(arguments).output();
-            start.expect("ceph-osd").status.success()
-        });
-    }
-}
-
-/// The OSD hangs.
-pub(crate) struct StoppedOsd<'a>(&'a Cluster);
-
-impl Drop for StoppedOsd<'_> {
-    fn drop(&mut self) {
-        self.0.signal_osd(Signal::SIGCONT);
     }
 }
 
@@ -132,7 +68,7 @@ impl TestImage<'_> {
         RbdLocation {
             pool: "pool".into(),
             image: self.name.clone(),
-            conf: Some(self.cluster.conf.clone()),
+            conf: Some(self.cluster.conf().into()),
             ..RbdLocation::default()
         }
     }

@@ -75,9 +75,9 @@ fn users_without_the_right_key() {
     let expected = format!("{entity} needs a key, and there is no keyring at {}; ", keyring.display());
     assert!(error.to_string().contains(&expected), "{error}");
 
-    let key = cluster.run("ceph", &["auth", "get-or-create", &entity, "mon", "profile rbd"]);
+    let key = cluster.text("ceph", &["auth", "get-or-create", &entity, "mon", "profile rbd"]);
     // A key that is well-formed, and another's.
-    let admin = cluster.run("ceph", &["auth", "get-key", "client.admin"]);
+    let admin = cluster.text("ceph", &["auth", "get-key", "client.admin"]);
     let error = fails(&as_user(&format!("[{entity}]\n\tkey = {admin}\n")));
     assert!(error.to_string().contains(&format!("refuses {entity}")), "{error}");
     assert!(!error.to_string().contains(admin.trim()), "a secret is shown: {error}");

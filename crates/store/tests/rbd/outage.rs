@@ -20,9 +20,9 @@ fn an_osd_is_killed_and_restarted_under_load() {
             load.step();
         }
         // With requests in flight.
-        cluster.kill_osd();
+        let killed = cluster.kill_osd();
         std::thread::scope(|scope| {
-            scope.spawn(|| cluster.start_osd());
+            scope.spawn(|| drop(killed));
             let goal = load.done + 500;
             while load.done < goal {
                 load.step();

@@ -1,0 +1,135 @@
+//! The cluster that `scripts/ceph-one` makes.
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+/// Held shared by tests that need the OSD, exclusively by those that stop it.
+static OSD: RwLock<()> = RwLock::new(());
+
+/// How long the OSD may take to start.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The cluster whose configuration `PARAVANE_CEPH_CONF` names. It has one OSD.
+#[derive(Debug)]
+pub struct CephCluster {
+    conf: PathBuf,
+}
+
+impl CephCluster {
+    /// The cluster, or `None` and a line in the list of skipped tests.
+    #[must_use]
+    pub fn find(test: &str) -> Option<Self> {
+        let conf = std::env::var_os("PARAVANE_CEPH_CONF");
+        if conf.is_none() {
+            let why = "PARAVANE_CEPH_CONF names no cluster: scripts/ceph-one start FOLDER makes one";
+            crate::skip(test, why);
+        }
+        Some(Self { conf: conf?.into() })
+    }
+
+    /// Its configuration.
+    #[must_use]
+    pub fn conf(&self) -> &Path {
+        &self.conf
+    }
+
+    /// Keeps the OSD up.
+    pub fn in_use(&self) -> RwLockReadGuard<'static, ()> {
+        OSD.read().unwrap_or_else(|error| error.into_inner())
+    }
+
+    /// Permission to stop the OSD.
+    pub fn alone(&self) -> RwLockWriteGuard<'static, ()> {
+        OSD.write().unwrap_or_else(|error| error.into_inner())
+    }
+
+    /// Runs a program of Ceph, and returns what it prints.
+    ///
+    /// # Panics
+    /// It fails.
+    #[must_use]
+    pub fn output(&self, program: &str, arguments: &[&str]) -> Vec<u8> {
+        let mut command = Command::new(program);
+        command.arg("--conf").arg(&self.conf).args(arguments);
+        let output = command.output().unwrap_or_else(|error| panic!("{program}: {error}"));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {error}");
+        output.stdout
+    }
+
+    /// Runs a program of Ceph.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn run(&self, program: &str, arguments: &[&str]) {
+        drop(self.output(program, arguments));
+    }
+
+    /// Kills the OSD. It is started again when the value is dropped.
+    ///
+    /// # Panics
+    /// It does not run.
+    #[must_use]
+    pub fn kill_osd(&self) -> KilledOsd<'_> {
+        self.signal_osd(Signal::KILL);
+        KilledOsd(self)
+    }
+
+    /// Stops the OSD until the value is dropped.
+    ///
+    /// # Panics
+    /// It does not run.
+    #[must_use]
+    pub fn stop_osd(&self) -> StoppedOsd<'_> {
+        self.signal_osd(Signal::STOP);
+        StoppedOsd(self)
+    }
+
+    fn pid_file(&self) -> PathBuf {
+        self.conf.with_file_name("osd.pid")
+    }
+
+    fn signal_osd(&self, signal: Signal) {
+        let file = self.pid_file();
+        let pid =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let pid = pid.trim().parse().ok().and_then(Pid::from_raw).expect("a process");
+        kill_process(pid, signal).expect("the OSD runs");
+    }
+
+    fn start_osd(&self) {
+        let (pid, end) = (self.pid_file(), Instant::now() + LIMIT);
+        let mut command = Command::new("ceph-osd");
+        command.arg("--conf").arg(&self.conf).args(["-i", "0", "--pid-file"]).arg(pid);
+        // The kernel frees the disk's lock when the process is gone.
+        while !command.output().expect("ceph-osd").status.success() {
+            if Instant::now() >= end {
+                assert!(std::thread::panicking(), "the OSD does not start");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The OSD is dead.
+#[derive(Debug)]
+pub struct KilledOsd<'a>(&'a CephCluster);
+
+impl Drop for KilledOsd<'_> {
+    fn drop(&mut self) {
+        self.0.start_osd();
+    }
+}
+
+/// The OSD hangs.
+#[derive(Debug)]
+pub struct StoppedOsd<'a>(&'a CephCluster);
+
+impl Drop for StoppedOsd<'_> {
+    fn drop(&mut self) {
+        self.0.signal_osd(Signal::CONT);
+    }
+}
