@@ -21,8 +21,9 @@
 //! it), so that no write of the dead lands after a write of the living. A live client to whom that
 //! happens finds [`Link::Unusable`](crate::Link::Unusable).
 //!
-//! **Outages.** Requests wait in librbd until their OSD is back, without a bound. A state with
-//! requests that are older than 5 s is [`Link::Reconnecting`](crate::Link::Reconnecting).
+//! **Outages.** Requests wait in librbd until their OSD is back, without a bound. librbd tells of no
+//! connection, so that an OSD that is dead, one that hangs, and a network that is cut look the same: a
+//! state with requests that are older than 5 s is [`Link::Stalled`](crate::Link::Stalled).
 //! `rados_osd_op_timeout` in the configuration lets them fail instead; a write that has failed so
 //! may still land later.
 //!

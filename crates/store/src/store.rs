@@ -124,11 +124,11 @@ pub struct StoreStatus {
     pub location: String,
     /// What goes on.
     pub link: Link,
-    /// Connections that are up.
+    /// Connections that are up. Ceph: 1 while no request is older than 5 s.
     pub connections: u32,
     /// Connections that were made again.
     pub reconnects: u64,
-    /// Jobs that wait for a connection, or for a store that has stalled.
+    /// Jobs that wait for a connection, or for a store that has stalled; Ceph: those older than 5 s.
     pub waiting: u32,
     /// Last error of the store, which may be over.
     pub error: Option<String>,
@@ -142,13 +142,16 @@ pub enum Link {
     /// The store answers.
     #[default]
     Up,
-    /// The connection is up, but the store has said nothing for 5 s; jobs wait.
+    /// Jobs have had no reply for 5 s, and no connection is known to be lost; jobs wait.
+    ///
+    /// NBD: nothing was received. Ceph: a request is older; librbd does not tell of its connections.
     Stalled,
     /// A connection is being made again; jobs wait.
     Reconnecting,
     /// The time to wait is over: jobs fail until the store is back.
     Down,
-    /// The store has changed under the disk, or does not keep to its protocol: all jobs fail.
+    /// The store has changed under the disk, does not keep to its protocol, or is another client's:
+    /// all jobs fail.
     Unusable,
 }
 

@@ -451,7 +451,7 @@ pub(crate) struct Store {
     pub(crate) connections: u32,
     /// Number of connections that were made again.
     pub(crate) reconnects: u64,
-    /// Number of requests that wait for a connection.
+    /// Number of requests that wait for a connection or a reply.
     pub(crate) waiting: u32,
     /// The last error, which may be over.
     pub(crate) error: Option<String>,

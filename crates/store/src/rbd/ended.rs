@@ -29,6 +29,14 @@ struct List<R> {
     abandoned: bool,
 }
 
+/// Jobs in flight that are late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Late {
+    pub(super) count: u32,
+    /// The second in which the first of them began; `u32::MAX` if there is none.
+    pub(super) first: u32,
+}
+
 impl<R> Ended<R> {
     pub(super) fn new(slots: usize) -> io::Result<Self> {
         Ok(Self {
@@ -104,10 +112,13 @@ impl<R> Ended<R> {
         self.began[slot].store(second, Ordering::Relaxed);
     }
 
-    /// Number of jobs in flight that began before `second`.
-    pub(super) fn older_than(&self, second: u32) -> u32 {
+    /// Jobs in flight that began before `second`.
+    pub(super) fn older_than(&self, second: u32) -> Late {
         let began = self.began.iter().map(|began| began.load(Ordering::Relaxed));
-        began.filter(|&began| began != 0 && began < second).count() as u32
+        began.filter(|&began| began != 0 && began < second).fold(
+            Late { count: 0, first: u32::MAX },
+            |Late { count, first }, began| Late { count: count + 1, first: first.min(began) },
+        )
     }
 }
 
@@ -177,8 +188,9 @@ mod tests {
         let ended = Ended::<()>::new(3).unwrap();
         ended.note(0, 5);
         ended.note(2, 9);
-        assert_eq!([5, 6, 9, 10].map(|second| ended.older_than(second)), [0, 1, 1, 2]);
+        let late = |second| (ended.older_than(second).count, ended.older_than(second).first);
+        assert_eq!([5, 6, 9, 10].map(late), [(0, u32::MAX), (1, 5), (1, 5), (2, 5)]);
         ended.note(0, 0);
-        assert_eq!(ended.older_than(10), 1);
+        assert_eq!(late(10), (1, 9));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// A request in flight for longer waits for an OSD that is down.
+/// A request in flight for more seconds waits for an OSD that is down or hangs.
 ///
 /// Ceph's own warning (`osd_op_complaint_time`) comes after 30 s; no healthy OSD takes 5 s.
 const LATE: u32 = 5;
@@ -131,22 +131,31 @@ impl Session {
     }
 
     pub(super) fn status(&self) -> StoreStatus {
-        let late = self.second().saturating_sub(LATE);
-        let queues = locked(&self.queues);
-        let waiting = queues.iter().filter_map(Weak::upgrade).map(|queue| queue.older_than(late)).sum();
-        drop(queues);
+        let now = self.second();
+        let (mut waiting, mut first) = (0, now);
+        for queue in locked(&self.queues).iter().filter_map(Weak::upgrade) {
+            let late = queue.older_than(now.saturating_sub(LATE));
+            waiting += late.count;
+            first = first.min(late.first);
+        }
         let link = match () {
             () if self.fenced.load(Ordering::Relaxed) => Link::Unusable,
             () if self.is_closed() => Link::Down,
-            () if waiting > 0 => Link::Reconnecting,
+            () if waiting > 0 => Link::Stalled,
             () => Link::Up,
+        };
+        let error = match link {
+            Link::Stalled => {
+                Some(format!("{waiting} requests have had no reply for up to {} s", now - first))
+            }
+            _ => locked(&self.error).clone(),
         };
         StoreStatus {
             location: self.location.clone(),
             link,
             connections: u32::from(link == Link::Up),
             waiting,
-            error: locked(&self.error).clone(),
+            error,
             ..StoreStatus::default()
         }
     }

@@ -58,8 +58,11 @@ fn requests_wait_for_an_osd_and_say_so() {
         }
         queue.submit().expect("it does not wait");
     }
-    wait_until("the link is reported", || store.status().link == Link::Reconnecting);
-    assert!(store.status().waiting > 1024, "{:?}", store.status());
+    wait_until("the link is reported", || store.status().link == Link::Stalled);
+    let status = store.status();
+    assert!(status.waiting > 1024 && status.connections == 0, "{status:?}");
+    let error = format!("{} requests have had no reply for up to ", status.waiting);
+    assert!(status.error.as_ref().is_some_and(|text| text.starts_with(&error)), "{status:?}");
     // What the guest writes into its buffers now is not what it has asked for.
     memories.iter().for_each(|memory| {
         let (first, len) = (memory.bytes().as_ptr().cast_mut(), memory.bytes().len());

@@ -171,7 +171,7 @@ const DEVICE: [DeviceMetric; 37] = [
     ),
     (
         "paravane_blk_store_waiting",
-        "Requests that wait for a connection to a server",
+        "Requests that wait for a server to connect to or to reply",
         Kind::Gauge,
         |device| of_stores(device, |stores| stores.iter().map(|store| u64::from(store.waiting)).sum()),
     ),
