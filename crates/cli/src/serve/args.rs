@@ -285,7 +285,7 @@ pub(crate) struct BlkArgs {
     pub(crate) registered_buffers: bool,
     /// Time that requests wait for a lost server before they fail [default: 60]
     ///
-    /// For images at a URL. The daemon connects again meanwhile.
+    /// For images at a URL, except in Ceph. The daemon connects again meanwhile.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) store_timeout: Option<u32>,
     /// Serial number, at most 20 ASCII characters [default: from the file name of the image]
