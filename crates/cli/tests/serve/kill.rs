@@ -10,8 +10,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Environment variable: number of daemons that are replaced in a test, instead of its own number.
+/// Environment variable: number of daemons that are replaced, or OSDs that are killed, in a test,
+/// instead of its own number.
 const KILLS: &str = "PARAVANE_KILLS";
+
+/// How often to kill.
+pub(crate) fn kills(default: usize) -> usize {
+    std::env::var(KILLS).map_or(default, |times| times.parse().expect("PARAVANE_KILLS is a number"))
+}
 
 /// Who keeps sessions.
 pub(crate) enum Store {
@@ -162,8 +168,7 @@ fn replaced_under_load(
     meanwhile: impl FnOnce(&AtomicBool) + Send,
 ) -> Vec<(&'static str, Vec<u8>)> {
     let mut daemon = Some(kept.start());
-    let times =
-        std::env::var(KILLS).map_or(default, |times| times.parse().expect("PARAVANE_KILLS is a number"));
+    let times = kills(default);
     let replace = |number| daemon = daemon.take().map(|old| next(kept, old, number));
     let report = || status(&kept.control).to_string();
     let done = AtomicBool::new(false);

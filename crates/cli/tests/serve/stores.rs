@@ -12,7 +12,7 @@
 //! | `http` | HTTP servers that are killed, objects that change, and caches that are full |
 //! | `named_files` | certificates, keys and digests that locations name |
 //! | `overlays` | overlays whose base lies on a server |
-//! | `ceph` | images of a Ceph cluster |
+//! | `ceph` | images of a Ceph cluster, whose OSD is killed, or hangs |
 //! | `kills` | daemons that are killed again and again |
 mod ceph;
 mod http;
@@ -33,6 +33,9 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Environment variable: seconds for which a server goes on to stall when the status names it [0].
+const STALL: &str = "PARAVANE_STALL";
+
 /// Whether a program is installed.
 fn has(program: &str, package: &str, test: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -42,11 +45,16 @@ fn has(program: &str, package: &str, test: &str) -> bool {
     found.is_ok()
 }
 
-/// The file of [`DISKS`] at these locations, each with two queues and a large store-timeout.
+/// As [`devices`], with a file of the folder for each disk, which a server has.
 fn config(folder: &Folder, location: impl Fn(&str) -> String) -> String {
+    DISKS.iter().for_each(|name| drop(folder.image(&format!("{name}.img"))));
+    devices(folder, location)
+}
+
+/// The file of [`DISKS`] at these locations, each with two queues and a large store-timeout.
+fn devices(folder: &Folder, location: impl Fn(&str) -> String) -> String {
     let mut text = String::new();
     for name in DISKS {
-        folder.image(&format!("{name}.img"));
         text += &format!(
             "[[blk]]\nname = \"{name}\"\nimage = \"{}\"\nsocket = \"{name}.sock\"\nqueues = 2\n\
              store-timeout = 600\n",
@@ -99,6 +107,36 @@ fn wait_for_text(control: &str, mut wanted: impl FnMut(&str) -> bool) {
 /// Waits until the stores of all devices are up.
 fn wait_until_up(control: &str) -> Value {
     wait_for_stores(control, |store| store["link"] == "up")
+}
+
+/// Waits until the status names each store as stalled. It goes on to for [`STALL`].
+fn see_stall(control: &str) {
+    let more = std::env::var(STALL).map_or(0, |seconds| seconds.parse().expect("PARAVANE_STALL is a number"));
+    let is_stalled = |store: &Value| store["link"] == "stalled";
+    let names_stall = |report: &Value| {
+        for store in stores(report) {
+            assert!(is_stalled(store) && store["waiting"].as_u64() > Some(0), "{store}");
+            let error = store["error"].as_str().unwrap_or_default();
+            assert!(error.contains(" requests have had no reply for "), "{store}");
+        }
+    };
+    names_stall(&wait_for_stores(control, is_stalled));
+    std::thread::sleep(Duration::from_secs(more));
+    names_stall(&status(control));
+    let text = status_text(control);
+    assert!(names_each(&text, "no reply: ") && names_each(&text, " requests wait"), "{text}");
+}
+
+/// Ends a daemon, which has served disks without an error.
+fn end_without_errors(daemon: Daemon, control: &str) {
+    for device in wait_until_up(control)["devices"].as_array().unwrap() {
+        let errors = device["storage_errors"].as_object().unwrap();
+        assert!(errors.values().all(|count| *count == 0 || count.is_null()), "{device}");
+    }
+    let text = status_text(control);
+    assert!(!text.contains("! "), "{text}");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
 }
 
 /// Compares the files of disks with what was written to the disks.

@@ -1,44 +1,53 @@
-//! Images of a Ceph cluster.
-use crate::daemon::{Daemon, Folder, paravane, skip, status, without_sandbox};
+//! Images of a Ceph cluster, whose OSD is killed, or hangs.
+use super::{devices, end_without_errors, see_stall, serve};
+use crate::daemon::{Daemon, Folder, paravane, status, without_sandbox};
 use crate::driver::{Driver, Random};
-use crate::load::{SIZE, wish};
-use std::process::Command;
+use crate::kill::kills;
+use crate::load::{self, DISKS, SIZE, wish};
+use paravane_test_support::CephCluster;
 
-/// The configuration of a cluster, or `None` and a line in the list of skipped tests.
-pub(super) fn cluster(test: &str) -> Option<String> {
-    let conf = std::env::var("PARAVANE_CEPH_CONF").ok();
-    if conf.is_none() {
-        skip(test, "PARAVANE_CEPH_CONF names no cluster (scripts/ceph-one makes one)");
-    }
-    conf
+/// Image of a disk of a test.
+pub(super) fn image(test: &str, disk: &str) -> String {
+    format!("pool/{test}-{}-{disk}", std::process::id())
 }
 
-/// Runs a program of Ceph.
-pub(super) fn ceph(conf: &str, program: &str, arguments: &[&str]) -> Vec<u8> {
-    let output = Command::new(program).args(["--conf", conf]).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    output.stdout
+/// Makes an image of [`SIZE`].
+pub(super) fn create(cluster: &CephCluster, image: &str) {
+    cluster.run("rbd", &["create", image, "--size", "1M", "--object-size", "64K"]);
+}
+
+/// Location of an image.
+pub(super) fn location(cluster: &CephCluster, image: &str) -> String {
+    format!("rbd:{image}:conf={}", cluster.conf().display())
+}
+
+/// Removes an image. Returns its content.
+pub(super) fn take(cluster: &CephCluster, image: &str) -> Vec<u8> {
+    let content = cluster.output("rbd", &["export", "--no-progress", image, "-"]);
+    cluster.run("rbd", &["rm", "--no-progress", image]);
+    content
 }
 
 /// Has the cluster refuse the client that holds the lock of an image.
-pub(super) fn refuse_owner(conf: &str, image: &str) {
-    let locks = ceph(conf, "rbd", &["lock", "ls", "--format", "json", image]);
+pub(super) fn refuse_owner(cluster: &CephCluster, image: &str) {
+    let locks = cluster.output("rbd", &["lock", "ls", "--format", "json", image]);
     let locks: serde_json::Value = serde_json::from_slice(&locks).unwrap();
     for lock in locks.as_array().unwrap() {
         let address = lock["address"].as_str().unwrap();
-        ceph(conf, "ceph", &["osd", "blocklist", "add", address, "600"]);
+        cluster.run("ceph", &["osd", "blocklist", "add", address, "600"]);
     }
 }
 
 #[test]
 fn a_disk_in_a_ceph_cluster_is_served_in_the_sandbox() {
     let test = "a_disk_in_a_ceph_cluster_is_served_in_the_sandbox";
-    let Some(conf) = cluster(test) else { return };
-    let image = format!("pool/serve-{}", std::process::id());
-    ceph(&conf, "rbd", &["create", &image, "--size", "1M", "--object-size", "64K"]);
+    let Some(cluster) = CephCluster::find(test) else { return };
+    let _in_use = cluster.in_use();
+    let image = image("serve", "a");
+    create(&cluster, &image);
     let folder = Folder::new();
     let (socket, control) = (folder.path("a.sock"), folder.text("control"));
-    let location = format!("rbd:{image}:conf={conf}");
+    let location = location(&cluster, &image);
     let arguments = ["blk", "--image", &location, "--queues", "2", "--control", &control, "--socket"];
     let daemon = Daemon::start(&[&arguments[..], &[socket.to_str().unwrap()]].concat());
     let mut driver = Driver::connect(&socket, wish(true, true, 2)).unwrap();
@@ -62,6 +71,42 @@ fn a_disk_in_a_ceph_cluster_is_served_in_the_sandbox() {
     drop(driver);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
-    assert!(ceph(&conf, "rbd", &["export", "--no-progress", &image, "-"]) == model);
-    ceph(&conf, "rbd", &["rm", "--no-progress", &image]);
+    assert!(take(&cluster, &image) == model);
+}
+
+/// Runs clients while `fault` has the OSD fail, `times` times, and compares what the cluster has.
+///
+/// `fault` waits for the control socket to name the fault, and ends it.
+fn under_faults(cluster: &CephCluster, test: &str, times: usize, fault: impl Fn(&str)) {
+    let _alone = cluster.alone();
+    let folder = Folder::new();
+    DISKS.iter().for_each(|disk| create(cluster, &image(test, disk)));
+    let config = devices(&folder, |disk| location(cluster, &image(test, disk)));
+    let (daemon, control) = (serve(&folder, &config), folder.text("control"));
+    let socket = |disk: &str| folder.path(&format!("{disk}.sock"));
+    let models = load::under_load(socket, times, |_| fault(&control), || status(&control).to_string());
+    end_without_errors(daemon, &control);
+    for (disk, model) in models {
+        assert!(take(cluster, &image(test, disk)) == model, "disk {disk}");
+    }
+}
+
+#[test]
+fn clients_lose_nothing_when_an_osd_is_killed() {
+    let Some(cluster) = CephCluster::find("clients_lose_nothing_when_an_osd_is_killed") else { return };
+    under_faults(&cluster, "osd-killed", kills(3), |control| {
+        let killed = cluster.kill_osd();
+        see_stall(control);
+        drop(killed);
+    });
+}
+
+#[test]
+fn clients_lose_nothing_when_an_osd_hangs() {
+    let Some(cluster) = CephCluster::find("clients_lose_nothing_when_an_osd_hangs") else { return };
+    under_faults(&cluster, "osd-hangs", 3, |control| {
+        let stopped = cluster.stop_osd();
+        see_stall(control);
+        drop(stopped);
+    });
 }

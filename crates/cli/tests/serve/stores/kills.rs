@@ -1,13 +1,13 @@
 //! Daemons that are killed again and again, `PARAVANE_KILLS` times, with disks on servers.
-use super::ceph::{ceph, cluster, refuse_owner};
 use super::http::{base, create, on_copy};
 use super::servers::{Nbdkit, Nginx, has_nginx, location};
-use super::{assert_content, has};
+use super::{assert_content, ceph, has};
 use crate::daemon::Folder;
 use crate::driver::{Driver, Random};
 use crate::images::has_qemu_img;
 use crate::kill::{Kept, killed_under_load};
 use crate::load::{DISKS, SIZE, wish};
+use paravane_test_support::CephCluster;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -70,27 +70,27 @@ fn clients_lose_nothing_when_daemons_of_overlays_over_http_are_killed() {
 #[test]
 fn clients_lose_nothing_when_daemons_of_images_of_ceph_are_killed() {
     let test = "clients_lose_nothing_when_daemons_of_images_of_ceph_are_killed";
-    let Some(conf) = cluster(test) else { return };
-    let image = |name: &str| format!("pool/killed-{}-{name}", std::process::id());
-    for name in DISKS {
-        ceph(&conf, "rbd", &["create", &image(name), "--size", "1M", "--object-size", "64K"]);
-    }
-    let keys = |name: &str| format!("image = \"rbd:{}:conf={conf}\"\n", image(name));
+    let Some(cluster) = CephCluster::find(test) else { return };
+    let _in_use = cluster.in_use();
+    let image = |name: &str| ceph::image("killed", name);
+    DISKS.iter().for_each(|name| ceph::create(&cluster, &image(name)));
+    let keys = |name: &str| format!("image = \"{}\"\n", ceph::location(&cluster, &image(name)));
     let kept = Kept::with_keys(Folder::new(), "", &DISKS, keys);
     let fence = |number| {
         // The first successor waits for 30 s until the cluster misses the dead daemon. The others
         // need not: an operator who knows that it is dead has the cluster refuse it.
         if number > 1 {
             std::thread::scope(|scope| {
-                DISKS.iter().for_each(|name| drop(scope.spawn(|| refuse_owner(&conf, &image(name)))));
+                for name in &DISKS {
+                    scope.spawn(|| ceph::refuse_owner(&cluster, &image(name)));
+                }
             });
         }
     };
-    for (name, model) in killed_under_load(&kept, &vec![0; SIZE], 4, fence, |_| ()) {
-        let content = ceph(&conf, "rbd", &["export", "--no-progress", &image(name), "-"]);
-        assert!(content == model, "disk {name}");
-    }
+    let models = killed_under_load(&kept, &vec![0; SIZE], 4, fence, |_| ());
     // The last daemon was killed, too.
     fence(2);
-    DISKS.iter().for_each(|name| drop(ceph(&conf, "rbd", &["rm", "--no-progress", &image(name)])));
+    for (name, model) in models {
+        assert!(ceph::take(&cluster, &image(name)) == model, "disk {name}");
+    }
 }

@@ -3,15 +3,12 @@ use super::messages::Wrong;
 use super::proxy::Proxy;
 use super::servers::Nbdkit;
 use super::{
-    assert_content, config, has, names_each, serve, stores, wait_for_stores, wait_for_text, wait_until_up,
+    assert_content, config, end_without_errors, has, see_stall, serve, stores, wait_for_stores,
+    wait_for_text, wait_until_up,
 };
-use crate::daemon::{Daemon, Folder, status, status_text};
+use crate::daemon::{Daemon, Folder, status};
 use crate::driver::{Driver, Random};
 use crate::load::{self, DISKS, SIZE, wish};
-use std::time::Duration;
-
-/// Environment variable: seconds for which a network goes on to stall when the status names it [0].
-const STALL: &str = "PARAVANE_STALL";
 
 /// A server with a proxy for each disk.
 struct Rig {
@@ -47,14 +44,7 @@ impl Rig {
 
     /// Ends the daemon, and compares what the server has.
     fn end(self, models: Vec<(&'static str, Vec<u8>)>) {
-        for device in wait_until_up(&self.control)["devices"].as_array().unwrap() {
-            let errors = device["storage_errors"].as_object().unwrap();
-            assert!(errors.values().all(|count| *count == 0 || count.is_null()), "{device}");
-        }
-        let text = status_text(&self.control);
-        assert!(!text.contains("! "), "{text}");
-        let (ended, log) = self.daemon.end();
-        assert!(ended.success(), "{log:?}");
+        end_without_errors(self.daemon, &self.control);
         assert_content(&self.folder, models);
     }
 }
@@ -62,24 +52,9 @@ impl Rig {
 #[test]
 fn clients_lose_nothing_when_the_network_stalls() {
     let Some(rig) = Rig::new("clients_lose_nothing_when_the_network_stalls") else { return };
-    let more = std::env::var(STALL).map_or(0, |seconds| seconds.parse().expect("PARAVANE_STALL is a number"));
     let models = rig.under_load(2, |_| {
         rig.proxies.iter().for_each(|proxy| proxy.stall(true));
-        let stalled = |report: &serde_json::Value| {
-            for store in stores(report) {
-                assert!(store["waiting"].as_u64() > Some(0), "{store}");
-                let error = store["error"].as_str().unwrap_or_default();
-                assert!(error.contains("requests have had no reply for "), "{store}");
-            }
-        };
-        let is_stalled = |store: &serde_json::Value| store["link"] == "stalled";
-        stalled(&wait_for_stores(&rig.control, is_stalled));
-        std::thread::sleep(Duration::from_secs(more));
-        let report = status(&rig.control);
-        assert!(stores(&report).into_iter().all(is_stalled), "{report}");
-        stalled(&report);
-        let text = status_text(&rig.control);
-        assert!(names_each(&text, "no reply: ") && names_each(&text, " requests wait"), "{text}");
+        see_stall(&rig.control);
         rig.proxies.iter().for_each(|proxy| proxy.stall(false));
     });
     for store in stores(&wait_until_up(&rig.control)) {
