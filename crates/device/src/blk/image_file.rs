@@ -176,15 +176,17 @@ impl UnlockedFile {
             true => lock::whole(&file, opening.read_only),
             false => Ok(true),
         };
-        // A dead process may have the image open without a lock.
-        if !lock().map_err(os)? || lock::requests_in_flight(&file) {
-            if lock::requests_in_flight(&file) {
-                return Ok(Err(Self { file, slot, path, opening, claimed }));
-            }
-            // The holder may have ended meanwhile, or be about to release the lock.
-            if !lock::patiently(lock).map_err(os)? {
-                return Err(OpenError::InUse { path });
-            }
+        // The holder may have ended meanwhile, be about to release the lock, or seem to live because a
+        // child process that is about to start a program has a copy of its descriptors. A dead process
+        // may have the image open without a lock.
+        let attempt = || {
+            let is_locked = lock()?;
+            Ok(if lock::requests_in_flight(&file) { Some(false) } else { is_locked.then_some(true) })
+        };
+        match lock::patiently_some(attempt).map_err(os)? {
+            Some(true) => {}
+            Some(false) => return Ok(Err(Self { file, slot, path, opening, claimed })),
+            None => return Err(OpenError::InUse { path }),
         }
         let claim = match claimed {
             true => None,

@@ -3,6 +3,7 @@ use super::super::OpenError;
 use super::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 fn open(path: &Path) -> Result<Blk, OpenError> {
     Blk::open(BlkConfig::new(path))
@@ -105,6 +106,23 @@ fn a_second_writer_is_refused() {
     );
     drop(verifier);
     open(file.path()).unwrap();
+}
+
+#[test]
+fn a_dead_process_may_seem_to_live_for_a_moment() {
+    let file = image(&[0; 512]);
+    let first = open(file.path()).unwrap();
+    let requests = first.image().unwrap();
+    // As a child process has it between fork and exec.
+    let copy = first.current.image().guards.process().unwrap().try_clone().unwrap();
+    drop(first);
+    let child = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(20));
+        drop(copy);
+    });
+    assert!(matches!(open(file.path()), Err(OpenError::RequestsInFlight { .. })));
+    drop(requests);
+    child.join().unwrap();
 }
 
 #[test]
