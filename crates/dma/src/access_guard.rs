@@ -337,8 +337,21 @@ impl AccessGuard<'_> {
         out: &mut Vec<HostSlice>,
     ) -> Result<MappingGuard, DmaError> {
         let access = with_direction(access);
-        let before = out.len();
         let mut list = PinList::NONE;
+        // The common case: one piece.
+        if let Ok(len) = usize::try_from(len)
+            && let Some(addr) = inside_one(segments, skip, len)
+            && let Some((line, host)) = self.whole(addr, len, access)
+            && let window = line.window()
+            && let Some(offset) = window.offset(addr)
+        {
+            if !self.take(&mut list, addr, Piece::of(&window, offset, len), access) {
+                return Err(DmaError::TooMany { addr, len });
+            }
+            out.push(HostSlice { ptr: host, len });
+            return Ok(MappingGuard::new(self.handle.pin(), access, list));
+        }
+        let before = out.len();
         each_segment(segments, skip, len, |addr, _, n| {
             self.each_mapped(addr, n, access, |done, piece| {
                 let at = addr + done as u64;
@@ -582,14 +595,17 @@ fn with_direction(access: Access) -> Access {
     if access.intersects(Access::READ | Access::WRITE) { access } else { access | Access::READ }
 }
 
-/// Address of bytes `skip .. skip + len` of a buffer in a single segment.
-///
-/// `None` if there are several segments, or if the bytes end beyond it.
+/// Address of bytes `skip .. skip + len` of a buffer, if one of its segments has them all.
 #[inline(always)]
-fn inside_one(segments: &[Segment], skip: u64, len: usize) -> Option<u64> {
-    let [only] = segments else { return None };
-    let end = skip.checked_add(len as u64)?;
-    if end <= only.len.into() { only.addr.checked_add(skip) } else { None }
+fn inside_one(segments: &[Segment], mut skip: u64, len: usize) -> Option<u64> {
+    for segment in segments {
+        let size = u64::from(segment.len);
+        if skip < size {
+            return if len as u64 <= size - skip { segment.addr.checked_add(skip) } else { None };
+        }
+        skip -= size;
+    }
+    None
 }
 
 /// Cuts bytes `skip .. skip + len` of a buffer into runs of guest addresses.

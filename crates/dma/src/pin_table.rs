@@ -98,6 +98,9 @@ impl PinTable {
     }
 
     fn entry(&self, number: u32) -> Option<&Entry> {
+        if number == END {
+            return None;
+        }
         let (chunk, position) = Self::position(number);
         self.chunks.get(chunk)?.get()?.get(position)
     }
@@ -106,8 +109,7 @@ impl PinTable {
     ///
     /// `None` if 2^28 entries are in use.
     pub(crate) fn add(&self, list: PinList, run: Run, change: u64) -> Option<PinList> {
-        let head = self.pop()?;
-        let entry = self.entry(head)?;
+        let (head, entry) = self.pop()?;
         // Release, these: a waiter that reads any of them has seen the entry's former use end (the
         // holder took it over from `release` by an Acquire). Waiters load with Acquire, see
         // `overlapping`.
@@ -120,7 +122,7 @@ impl PinTable {
         Some(PinList { head })
     }
 
-    fn pop(&self) -> Option<u32> {
+    fn pop(&self) -> Option<(u32, &Entry)> {
         // Relaxed, `free` and `count`: only the holder uses them.
         let mut head = self.free.load(Relaxed);
         if head == END {
@@ -130,8 +132,9 @@ impl PinTable {
         if head == END {
             head = self.grow()?;
         }
-        self.free.store(self.entry(head)?.next.load(Relaxed), Relaxed);
-        Some(head)
+        let entry = self.entry(head)?;
+        self.free.store(entry.next.load(Relaxed), Relaxed);
+        Some((head, entry))
     }
 
     /// Makes a chunk; returns the list of its entries.
@@ -176,16 +179,16 @@ impl PinTable {
         if list.is_empty() {
             return;
         }
-        let mut last = list.head;
-        while let Some(entry) = self.entry(last) {
+        let Some(mut last) = self.entry(list.head) else { return };
+        loop {
             // Release: what was done through the mapping happened before; pairs with `overlapping`.
-            entry.len.store(0, Release);
-            match entry.next.load(Relaxed) {
-                END => break,
-                next => last = next,
+            last.len.store(0, Release);
+            match self.entry(last.next.load(Relaxed)) {
+                Some(next) => last = next,
+                // The end of the list, which is the number of no entry.
+                None => break,
             }
         }
-        let Some(last) = self.entry(last) else { return };
         let mut head = self.returned.0.load(Relaxed);
         loop {
             last.next.store(head, Relaxed);
