@@ -1,12 +1,17 @@
 //! Images in memory, copied without system calls where possible.
 use super::*;
 use crate::Device as _;
+use crate::blk::engine::{Engine, Job, Pieces};
 use crate::rig::{BASE, SIZE};
-use paravane_dma::{Alarm, FileRange, MappingQuota, Region};
+use paravane_dma::{Alarm, FileRange, HostSlice, MappingQuota, Region};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 const DISK: usize = 4 << 20;
 
@@ -32,6 +37,46 @@ fn of(memory: &File) -> Rig<Blk> {
 /// kB that the image takes.
 fn taken(memory: &File) -> u64 {
     memory.metadata().unwrap().blocks() / 2
+}
+
+#[test]
+fn jobs_are_done_when_they_are_submitted_or_given_up_before() {
+    let (memory, rig) = disk();
+    let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let (image, kind) = (rig.device.current.image(), rig.device.current.attached().engine.clone());
+    let mut engine = Engine::new(&kind, &image, 8, &event).unwrap();
+    let mut data = pattern(3 * 512, 80);
+    let mut slices: Vec<_> =
+        data.chunks_mut(512).map(|part| HostSlice { ptr: part.as_mut_ptr(), len: part.len() }).collect();
+    let mut jobs = slices.iter_mut().enumerate().map(|(number, slice)| {
+        let pieces = Pieces { first: NonNull::from(slice), count: 1 };
+        (number as u16, Job::Write { pieces, offset: number as u64 * 512, durable: false })
+    });
+    let mut push = |engine: &mut Engine, count| {
+        for (head, job) in jobs.by_ref().take(count) {
+            // SAFETY: slices and data live until the outcomes are reaped.
+            unsafe { engine.push(head, job) }.unwrap();
+        }
+    };
+    let reaped = |engine: &mut Engine| {
+        let mut outcomes = VecDeque::new();
+        engine.reap(&mut outcomes);
+        outcomes.iter().map(|outcome| (outcome.head(), outcome.result())).collect::<Vec<_>>()
+    };
+    push(&mut engine, 1);
+    assert_eq!((engine.has_news(), reaped(&mut engine)), (Some(true), vec![]));
+    engine.cancel();
+    assert_eq!((engine.has_news(), taken(&memory)), (Some(true), 0), "nothing was written");
+    assert_eq!(reaped(&mut engine), [(0, -libc::ECANCELED)]);
+    push(&mut engine, 2);
+    engine.submit().unwrap();
+    engine.cancel();
+    assert_eq!(reaped(&mut engine), [(1, 512), (2, 512)]);
+    assert_eq!(engine.has_news(), Some(false));
+    let mut written = vec![0; 3 * 512];
+    memory.read_exact_at(&mut written, 0).unwrap();
+    data[..512].fill(0);
+    assert!(written == data);
 }
 
 #[test]
