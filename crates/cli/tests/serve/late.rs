@@ -77,8 +77,16 @@ impl Disk {
 
     /// The same by the daemon with this socket.
     fn write_again_by(&mut self, socket: &str, machine: &mut Machine) {
-        let raw = Raw::connect(&self.folder.path(socket));
-        machine.attach(&raw, 0, true);
+        // The kernel lets go of a dead process's requests some time after they are done, and a daemon
+        // refuses to start a queue before that.
+        let end = Instant::now() + PATIENCE;
+        let _session = loop {
+            let raw = Raw::connect(&self.folder.path(socket));
+            if machine.try_attach(&raw, 0, true) {
+                break raw;
+            }
+            assert!(Instant::now() < end, "the queue is not started");
+        };
         machine.finish(&mut self.model);
         machine.ask(0, Ask::Write(2), 0, LEN);
         machine.kick();

@@ -290,6 +290,11 @@ impl Machine {
 
     /// Hands the machine to a server; `base` is the position of the queue.
     pub(crate) fn attach(&mut self, raw: &Raw, base: u32, tracked: bool) {
+        assert!(self.try_attach(raw, base, tracked), "the queue is not started");
+    }
+
+    /// As [`Machine::attach`]. `false`: the server refuses to start the queue.
+    pub(crate) fn try_attach(&mut self, raw: &Raw, base: u32, tracked: bool) -> bool {
         raw.begin_with(self.features, self.protocol);
         if tracked {
             if self.inflight.is_none() {
@@ -305,7 +310,7 @@ impl Machine {
             raw.say(request::SET_INFLIGHT_FD, inflight, &[fd.as_fd()]);
         }
         self.share(raw);
-        self.start(raw, base);
+        self.try_start(raw, base)
     }
 
     /// Shares its memory, and no other.
@@ -320,6 +325,10 @@ impl Machine {
     }
 
     pub(crate) fn start(&self, raw: &Raw, base: u32) {
+        assert!(self.try_start(raw, base), "the queue is not started");
+    }
+
+    fn try_start(&self, raw: &Raw, base: u32) -> bool {
         let (index, fd_index) = (self.index, u64::from(self.index));
         let state = |num| VringState { index, num };
         raw.say(request::SET_VRING_NUM, &state(self.addresses.size.into()), &[]);
@@ -327,7 +336,10 @@ impl Machine {
         raw.say(request::SET_VRING_ADDR, &self.vring_addr(), &[]);
         raw.say(request::SET_VRING_CALL, &fd_index, &[self.call.as_fd()]);
         raw.say(request::SET_VRING_KICK, &fd_index, &[self.kick.as_fd()]);
-        raw.say(request::SET_VRING_ENABLE, &state(1), &[]);
+        raw.send(request::SET_VRING_ENABLE, state(1).as_bytes(), &[]).unwrap();
+        let (header, reply, _) = raw.receive().unwrap();
+        assert_eq!(header.request, request::SET_VRING_ENABLE);
+        u64::read_from_bytes(&reply).unwrap() == 0
     }
 
     /// Position of a new queue.
