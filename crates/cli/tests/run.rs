@@ -1,5 +1,5 @@
 //! `paravane run`, end to end: the real program, real images, both accelerators.
-use paravane_test_support::skip;
+use paravane_test_support::{copy_program, skip};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -323,7 +323,7 @@ fn run_as_nobody(test: &str, arguments: &[&str]) -> Option<Output> {
     }
     let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir().unwrap();
     let copy = dir.path().join("paravane");
-    std::fs::copy(env!("CARGO_BIN_EXE_paravane"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_paravane"), &copy);
     let output =
         Command::new(&copy).stdin(Stdio::null()).arg("run").args(arguments).uid(65534).gid(65534).output();
     Some(output.expect("the program starts as another user"))

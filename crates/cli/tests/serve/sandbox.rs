@@ -2,6 +2,7 @@
 use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, status};
 use crate::driver::{Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img};
+use paravane_test_support::copy_program;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -239,10 +240,8 @@ fn capabilities_that_another_user_was_given_are_dropped() {
     }
     let folder = Folder::new();
     std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
-    // A copy that the user may execute. Another process makes it: a file that this one writes, its
-    // children have open until they start their programs, and such a file cannot be executed.
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_paravane")).arg(folder.path("paravane")).status();
-    assert!(copied.unwrap().success());
+    // A copy that the user may execute.
+    copy_program(env!("CARGO_BIN_EXE_paravane"), folder.path("paravane"));
     let caps = "+net_admin,+dac_override,+sys_admin";
     let given = [format!("--inh-caps={caps}"), format!("--ambient-caps={caps}")];
     let mut command = Command::new("setpriv");
