@@ -48,7 +48,7 @@ impl Immediate {
         self.pushed.clear();
     }
 
-    /// Gives up what was not submitted.
+    /// Cancels the jobs that were not submitted.
     pub(super) fn cancel(&mut self) {
         for (head, _) in self.pushed.drain(..) {
             // SAFETY: the job was never begun.
