@@ -9,8 +9,11 @@ use crate::{Device, ServeError};
 use paravane_dma::{DirtyLog, DirtyPages, Segment};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::{blk, feature};
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 const PAGE: u64 = 4096;
@@ -78,10 +81,19 @@ impl<D: Device> Rig<D> {
     }
 }
 
-fn disk(features: impl Fn(u64) -> u64, offset: u64) -> Rig<Blk> {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
+/// An image on the disk, or in memory.
+fn image(in_memory: bool) -> File {
+    let mut file = match in_memory {
+        true => memfd_create(c"image", MemfdFlags::CLOEXEC).unwrap().into(),
+        false => tempfile::tempfile().unwrap(),
+    };
     file.write_all(&[0x5a; 1 << 20]).unwrap();
-    let mut device = Blk::open(BlkConfig::new(file.path())).unwrap();
+    file
+}
+
+fn disk(image: &File, features: impl Fn(u64) -> u64, offset: u64) -> Rig<Blk> {
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+    let mut device = Blk::open(BlkConfig::new(path)).unwrap();
     let features = features(device.features());
     let handler = device.start_queue(0, features).unwrap();
     Rig::behind(device, features, handler, offset)
@@ -93,13 +105,14 @@ fn header(rig: &Rig<Blk>, at: u64, kind: u32, sector: u64) {
 
 #[test]
 fn what_a_disk_writes_is_in_the_log() {
-    for offset in [0, OFFSET] {
+    for (offset, in_memory) in [(0, false), (0, true), (OFFSET, false), (OFFSET, true)] {
         for layout in 0..4 {
-            let mut rig = disk(|features| layouts(features)[layout], offset);
+            let image = image(in_memory);
+            let mut rig = disk(&image, |features| layouts(features)[layout], offset);
             rig.log_on();
             let at = |addr: u64, len: usize| -> Segment { segment(addr + offset, len) };
             // Buffers in pieces, across pages, and a status on a separate page.
-            let (one, two) = (DATA + 0x1_0000, DATA + 0x2_0ff0);
+            let (one, two, whole) = (DATA + 0x1_0000, DATA + 0x2_0ff0, DATA + 0x5_0e00);
             for turn in 0..100_u64 {
                 let sector = turn * 7 % 1000;
                 header(&rig, DATA, blk::T_IN, sector);
@@ -109,8 +122,11 @@ fn what_a_disk_writes_is_in_the_log() {
                 rig.add(&[at(DATA + 16, 16), at(DATA + 0x3_0000, 512)], &[at(status + 1, 1)]);
                 header(&rig, DATA + 32, blk::T_GET_ID, 0);
                 rig.add(&[at(DATA + 32, 16)], &[at(DATA + 0x4_0000 + turn * 64, 20), at(status + 2, 1)]);
+                header(&rig, DATA + 48, blk::T_IN, sector);
+                rig.add(&[at(DATA + 48, 16)], &[at(whole, 1024), at(status + 3, 1)]);
                 let logged = rig.serve_logged().unwrap();
-                for page in [one & !4095, two & !4095, (two & !4095) + PAGE, status & !4095] {
+                let across = |addr: u64| [addr & !4095, (addr & !4095) + PAGE];
+                for page in [across(two), across(whole), [one & !4095, status & !4095]].concat() {
                     assert!(logged.contains(&page), "layout {layout}: {page:#x} was written");
                 }
                 assert!(!logged.contains(&(DATA + 0x3_0000)), "it was only read");
@@ -149,7 +165,8 @@ fn what_the_entropy_device_writes_is_in_the_log() {
 
 #[test]
 fn requests_in_flight_when_the_log_comes_on_are_in_it() {
-    let mut rig = disk(|features| features, 0);
+    let image = image(false);
+    let mut rig = disk(&image, |features| features, 0);
     header(&rig, DATA, blk::T_IN, 8);
     rig.add(&[segment(DATA, 16)], &[segment(DATA + 0x1_0000, 4096), segment(DATA + 0x2_0000, 1)]);
     // Taken and perhaps not done yet: what it holds was mapped while there was no log.

@@ -597,7 +597,7 @@ fn with_direction(access: Access) -> Access {
 
 /// Address of bytes `skip .. skip + len` of a buffer, if one of its segments has them all.
 #[inline(always)]
-fn inside_one(segments: &[Segment], mut skip: u64, len: usize) -> Option<u64> {
+pub(crate) fn inside_one(segments: &[Segment], mut skip: u64, len: usize) -> Option<u64> {
     for segment in segments {
         let size = u64::from(segment.len);
         if skip < size {

@@ -199,6 +199,17 @@ pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
     }
 }
 
+/// [`expect`] of the first `BYTES` bytes of `guest .. guest + len`, without a loop if there are so many.
+#[inline(always)]
+pub(crate) fn expect_first<const WRITE: bool, const BYTES: usize>(guest: *mut u8, len: usize) {
+    if len < BYTES {
+        return expect::<WRITE>(guest, len);
+    }
+    for at in (0..BYTES).step_by(LINE) {
+        expect_line::<WRITE>(guest.wrapping_add(at));
+    }
+}
+
 /// [`expect`] of at least one byte and at most two lines' length, without a loop.
 #[inline(always)]
 pub(crate) fn expect_short<const WRITE: bool>(guest: *mut u8, len: usize) {

@@ -24,14 +24,6 @@ unsafe impl Send for HostSlice {}
 unsafe impl Sync for HostSlice {}
 
 impl HostSlice {
-    /// Prefetches its first `len` bytes, which will be read or written soon. Never waits.
-    ///
-    /// Any slice is allowed.
-    #[inline]
-    pub fn expect<const WRITE: bool>(&self, len: usize) {
-        copy::expect::<WRITE>(self.ptr, len.min(self.len));
-    }
-
     /// Copies its first bytes into `out`.
     ///
     /// The bytes move in no particular order: the mapping orders them.

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   AccessGuard::read_span, write_span --(one look-up)--> span: expect, read, write: no look-up
+//!                                                            '-- FileView: copy to and from a file
 //! ```
 //! For devices that have several things to do with one buffer: prefetch it, read a header, copy what
 //! is behind it. A span orders nothing: what the queue or the device does before and after its batch
 //! has to.
+use crate::access_guard::inside_one;
 use crate::handle::Handle;
-use crate::{Access, AccessGuard, copy};
+use crate::{Access, AccessGuard, HostSlice, Segment, copy};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -58,6 +60,20 @@ impl AccessGuard<'_> {
         let gpa = window.gpa(window.offset(addr)?);
         Some(WriteSpan { host: NonNull::new(host)?, len, gpa, handle: self.handle() })
     }
+
+    /// [`AccessGuard::read_span`] of bytes `skip .. skip + len` of the buffer in `segments`.
+    #[must_use]
+    #[inline(always)]
+    pub fn read_span_of(&self, segments: &[Segment], skip: u64, len: usize) -> Option<ReadSpan<'_>> {
+        self.read_span(inside_one(segments, skip, len)?, len)
+    }
+
+    /// [`AccessGuard::write_span`] of bytes `skip .. skip + len` of the buffer in `segments`.
+    #[must_use]
+    #[inline(always)]
+    pub fn write_span_of(&self, segments: &[Segment], skip: u64, len: usize) -> Option<WriteSpan<'_>> {
+        self.write_span(inside_one(segments, skip, len)?, len)
+    }
 }
 
 /// Panics unless the `len` bytes from `from` on are in a span of `all` bytes.
@@ -67,10 +83,21 @@ fn check(from: usize, len: usize, all: usize) {
 }
 
 impl ReadSpan<'_> {
+    /// Its memory, which may be read while the span is there.
+    pub(crate) fn piece(&self) -> HostSlice {
+        HostSlice { ptr: self.host.as_ptr(), len: self.len }
+    }
+
     /// Prefetches the first bytes, up to 128. Never waits.
     #[inline(always)]
     pub fn expect(&self) {
         copy::expect_short::<false>(self.host.as_ptr(), self.len.min(EXPECTED));
+    }
+
+    /// Prefetches the first `BYTES` bytes. Never waits.
+    #[inline(always)]
+    pub fn expect_first<const BYTES: usize>(&self) {
+        copy::expect_first::<false, BYTES>(self.host.as_ptr(), self.len);
     }
 
     /// What lies from byte `from` on; `None` if that is nothing.
@@ -112,10 +139,27 @@ impl ReadSpan<'_> {
 }
 
 impl WriteSpan<'_> {
+    /// Its memory, which may be written while the span is there; then call [`WriteSpan::wrote`].
+    pub(crate) fn piece(&self) -> HostSlice {
+        HostSlice { ptr: self.host.as_ptr(), len: self.len }
+    }
+
+    /// Notes all of it for the dirty log.
+    #[inline(always)]
+    pub(crate) fn wrote(&self) {
+        self.handle.wrote(self.gpa, self.len);
+    }
+
     /// As [`ReadSpan::expect`], for writing.
     #[inline(always)]
     pub fn expect(&self) {
         copy::expect_short::<true>(self.host.as_ptr(), self.len.min(EXPECTED));
+    }
+
+    /// As [`ReadSpan::expect_first`], for writing.
+    #[inline(always)]
+    pub fn expect_first<const BYTES: usize>(&self) {
+        copy::expect_first::<true, BYTES>(self.host.as_ptr(), self.len);
     }
 
     /// Copies `data` to byte `from` and those behind it.

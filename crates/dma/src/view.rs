@@ -3,7 +3,7 @@
 //! It is copied to and from guest memory without a system call.
 use crate::ram::Ram;
 use crate::sigbus::is_lost;
-use crate::{Alarm, HostSlice, MemoryError, copy};
+use crate::{Alarm, HostSlice, MemoryError, ReadSpan, WriteSpan, copy};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,6 +22,9 @@ pub enum NotWritten {
     /// The piece ends past the end of the mapping.
     #[error("the range is outside the mapped file")]
     Outside,
+    /// The file is mapped for reading only.
+    #[error("the file is mapped for reading only")]
+    ReadOnly,
     /// The file was truncated while it was mapped.
     #[error("the mapped file was truncated")]
     Lost,
@@ -35,6 +38,7 @@ pub enum NotWritten {
 pub struct FileView {
     ram: Ram,
     len: usize,
+    writable: bool,
 }
 
 impl FileView {
@@ -47,7 +51,7 @@ impl FileView {
     pub fn new(file: OwnedFd, len: u64, writable: bool, alarm: &Arc<Alarm>) -> Result<Self, MemoryError> {
         let ram = Ram::guarded(file, (0, len), writable, false, alarm, None)?;
         // It has been mapped, so its length fits.
-        Ok(Self { ram, len: len as usize })
+        Ok(Self { ram, len: len as usize, writable })
     }
 
     /// Whether an access hit a missing part.
@@ -65,12 +69,15 @@ impl FileView {
         usize::try_from(offset).is_ok_and(|offset| offset <= self.len && len <= self.len - offset)
     }
 
-    /// Prefetches up to `len` bytes from `offset` on, which will be read or written soon. Never waits.
+    /// Prefetches the first `BYTES` of `len` bytes from `offset` on, which will be read or written soon.
+    ///
+    /// Never waits.
     #[inline]
-    pub fn expect<const WRITE: bool>(&self, offset: u64, len: usize) {
+    pub fn expect_first<const WRITE: bool, const BYTES: usize>(&self, offset: u64, len: usize) {
         if self.has(offset, len) {
             // Inside the mapping.
-            copy::expect::<WRITE>(self.ram.host().as_ptr().wrapping_add(offset as usize), len);
+            let at = self.ram.host().as_ptr().wrapping_add(offset as usize);
+            copy::expect_first::<WRITE, BYTES>(at, len);
         }
     }
 
@@ -98,14 +105,18 @@ impl FileView {
     /// page is not written.
     ///
     /// # Errors
-    /// The view is too short, and nothing was done ([`NotWritten::Outside`]); or the piece is lost,
-    /// and a part of it may have been written ([`NotWritten::Lost`]).
+    /// The view is too short, or is only for reading, and nothing was done ([`NotWritten::Outside`],
+    /// [`NotWritten::ReadOnly`]); or the piece is lost, and a part of it may have been written
+    /// ([`NotWritten::Lost`]).
     ///
     /// # Safety
-    /// As [`FileView::read`], except that the piece is only read; and the view was made writable.
+    /// As [`FileView::read`], except that the piece is only read.
     pub unsafe fn write(&self, offset: u64, piece: &HostSlice) -> Result<(), NotWritten> {
         if !self.has(offset, piece.len) {
             return Err(NotWritten::Outside);
+        }
+        if !self.writable {
+            return Err(NotWritten::ReadOnly);
         }
         let far = piece.len >= FAR_MIN;
         let mut page = MaybeUninit::<[u8; 4096]>::uninit();
@@ -128,5 +139,29 @@ impl FileView {
             copy::flush_far();
         }
         Ok(())
+    }
+
+    /// Copies from `offset` on to `span`, all of its length.
+    ///
+    /// Returns `false`, and does nothing, if the view is too short.
+    #[must_use]
+    #[inline]
+    pub fn read_span(&self, offset: u64, span: &WriteSpan<'_>) -> bool {
+        // SAFETY: the span borrows the guard that keeps it mapped, and was found for writing.
+        let done = unsafe { self.read(offset, &span.piece()) };
+        if done {
+            span.wrote();
+        }
+        done
+    }
+
+    /// Copies `span` to `offset`, as [`FileView::write`] does.
+    ///
+    /// # Errors
+    /// As [`FileView::write`].
+    #[inline]
+    pub fn write_span(&self, offset: u64, span: &ReadSpan<'_>) -> Result<(), NotWritten> {
+        // SAFETY: as in `read_span`, for reading.
+        unsafe { self.write(offset, &span.piece()) }
     }
 }

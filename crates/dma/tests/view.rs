@@ -1,7 +1,8 @@
 //! File views, and what the owners of files do to them meanwhile.
 #![cfg(not(any(miri, loom)))]
 use paravane_dma::{
-    Alarm, Backing, FileRange, FileView, HostSlice, MappingQuota, NotWritten, Region, RegionConfig, is_lost,
+    Alarm, Backing, DirtyLog, DirtyPages, FileRange, FileView, HostSlice, MappingQuota, Memory, NotWritten,
+    Region, RegionConfig, Segment, is_lost,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -9,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 const LEN: usize = 64 * PAGE;
@@ -68,6 +70,47 @@ fn what_is_copied_is_in_the_file_and_the_other_way_round() {
     assert!(bytes(&part(&all, 3, 9000)) == expected[4097..13097]);
     assert_eq!((bytes(&part(&all, 2, 1)), bytes(&part(&all, 9003, 1))), (vec![0], vec![0]));
     assert!(!view.lost());
+}
+
+#[test]
+fn spans_are_copied_and_noted() {
+    let file = filled(1);
+    let (region, all) = memory();
+    let memory = Memory::new(vec![region]).unwrap();
+    let log = DirtyLog::new(memory.end(), PAGE as u64).unwrap();
+    memory.start_log(log.clone(), Duration::from_secs(60)).unwrap();
+    let view = view(&file, true);
+    let mut handle = memory.handle();
+    let guard = handle.enter();
+    let into = guard.write_span(PAGE as u64 + 8, PAGE).expect("RAM");
+    into.expect_first::<512>();
+    view.expect_first::<false, 512>(0, PAGE);
+    assert!(view.read_span(100, &into));
+    assert!(!view.read_span(LEN as u64 - PAGE as u64 + 1, &into), "it has no more");
+    assert!(bytes(&part(&all, PAGE + 8, PAGE)) == [1; PAGE]);
+    assert_eq!(bytes(&part(&all, PAGE + 7, 1)), [0]);
+    // From two pieces of a buffer, of which the second one has it.
+    let segments = [Segment { addr: 0, len: 16 }, Segment { addr: 0, len: 600 }];
+    let from = guard.read_span_of(&segments, 16, 600).expect("RAM");
+    from.expect_first::<512>();
+    assert_eq!(view.write_span(5, &from), Ok(()));
+    assert_eq!(view.write_span(LEN as u64, &from), Err(NotWritten::Outside));
+    drop(guard);
+    let mut found = vec![0; 700];
+    File::from(file.try_clone().unwrap()).read_exact_at(&mut found, 0).unwrap();
+    assert!(found[..5] == [1; 5] && found[5..605] == [0; 600] && found[605..] == [1; 95]);
+    let mut pages = DirtyPages::new(0, LEN as u64, PAGE as u64).unwrap();
+    log.harvest(&mut pages);
+    assert_eq!(pages.iter().collect::<Vec<_>>(), [PAGE as u64, 2 * PAGE as u64]);
+}
+
+#[test]
+fn a_view_for_reading_is_not_written() {
+    let file = filled(1);
+    let (_region, all) = memory();
+    let view = view(&file, false);
+    // SAFETY: the region lives.
+    assert_eq!(unsafe { view.write(0, &all) }, Err(NotWritten::ReadOnly));
 }
 
 #[test]

@@ -96,6 +96,14 @@ impl Engine {
         }
     }
 
+    /// The mapped image, if the queue's thread copies to and from it, and it has the disk's layout.
+    pub(super) fn mapped(&self) -> Option<&Mapped> {
+        match self {
+            Self::Immediate(immediate) => immediate.mapped(),
+            _ => None,
+        }
+    }
+
     /// Follows changes of the memory map; called before jobs are pushed.
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         if let Self::Uring(uring) = self {

@@ -1,7 +1,8 @@
 //! Serves one queue: requests in, jobs to the engine, statuses back.
 //!
 //! ```text
-//!   serve:  reap -> pop -> start each -> submit -> reap -> publish
+//!   serve:  reap -> pop -> parse and start each -> submit -> reap -> publish
+//!                                   '-- an image in memory: copy, complete (at_once) --^
 //!   drain:  wait and reap until nothing is in flight; when cut short, without further steps of requests,
 //!           and, with in-flight tracking, without jobs that the host has not begun
 //! ```
@@ -14,25 +15,29 @@
 //!
 //! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that
 //! memory mapped, and a handler that is dropped first waits for its requests.
+mod at_once;
+mod drain;
+
 use super::current::{Follower, Replacement};
 use super::engine::{Engine, Outcome};
 use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
-use super::request::{Command, HEADER, Limits};
+use super::request::{self, ByteRange, Command, Limits};
 use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use at_once::ChainParts;
 use paravane_dma::{Access, AccessGuard};
-use paravane_ring::Segment;
-use paravane_ring::device::{Batch, Chain, Queue};
+use paravane_ring::QueueError;
+use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 pub(super) struct Handler {
     /// The image in use, as far as this queue knows.
@@ -50,6 +55,8 @@ pub(super) struct Handler {
     engine: Engine,
     limit: Option<Limited>,
     requests: RequestTable,
+    /// Ranges of the request that is parsed.
+    ranges: Vec<ByteRange>,
     /// Outcomes that were reaped and not yet handled.
     outcomes: VecDeque<Outcome>,
     /// Counters of the disk.
@@ -67,11 +74,6 @@ pub(super) struct Limited {
 
 /// Most chains that a rate-limited queue pops in one serve, as many as others.
 const BATCH: u32 = 64;
-
-/// Requests whose header and status are prefetched.
-///
-/// A processor drops requests beyond about twenty cache lines.
-const AHEAD: usize = 8;
 
 /// Bytes that one serve copies, about, where the queues of other devices may wait for the thread.
 ///
@@ -113,18 +115,36 @@ impl Handler {
             engine,
             limit,
             requests: RequestTable::new(size),
+            ranges: Vec::new(),
             outcomes: VecDeque::new(),
             errors,
             queue,
         }
     }
 
-    /// Parses a chain, and starts it or answers it at once. Returns its bytes of data.
+    /// Parses a chain.
+    ///
+    /// # Errors
+    /// The frame is broken; latch the queue.
+    #[inline(always)]
+    fn parse(
+        &mut self,
+        memory: &AccessGuard<'_>,
+        chain: ChainParts<'_>,
+        (latency, taken): (&LatencyRecorder, Taken),
+    ) -> Result<request::Request, QueueError> {
+        let request = request::parse(memory, chain, &self.limits, &mut self.ranges)?;
+        let measured = || Measured::new(request.command, &self.ranges, taken);
+        latency.request_taken(|| probed(measured(), chain.0.head));
+        Ok(request)
+    }
+
+    /// Starts a request that was parsed, or answers it. Returns its bytes of data.
     fn start(
         &mut self,
         queue: &mut Queue,
         memory: &AccessGuard<'_>,
-        (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
+        ((chain, readable, writable), request): (ChainParts<'_>, request::Request),
         served: &mut Served,
         (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<u64, ServeError> {
@@ -133,8 +153,8 @@ impl Handler {
         let Some(free) = self.requests.free(chain.head) else {
             return Err(io::Error::other("the queue is not the one that this handler serves").into());
         };
-        let (command, request) = free.parse(memory, (chain, readable, writable), &self.limits, taken)?;
-        latency.request_taken(|| probed(request.measured(), chain.head));
+        let command = request.command;
+        let request = free.begin(request, &mut self.ranges, taken);
         // Ends a request without a job for the engine: its latency has no host stage.
         let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
             let measured = ended.measured();
@@ -227,7 +247,8 @@ impl Handler {
             served.taken += 1;
             let taken = *first.get_or_insert_with(|| latency.take());
             for chain in one.iter() {
-                let bytes = self.start(queue, memory, chain, served, (&mut *latency, taken))?;
+                let request = self.parse(memory, chain, (&*latency, taken))?;
+                let bytes = self.start(queue, memory, (chain, request), served, (&mut *latency, taken))?;
                 brake.charge(now, bytes);
             }
         }
@@ -309,65 +330,6 @@ impl Handler {
         Ok(())
     }
 
-    /// Waits for all requests in flight, which `finish` completes [they are forgotten].
-    ///
-    /// Once `cut` is set, no request takes another step. With in-flight tracking, jobs that the host
-    /// has not begun are cancelled.
-    ///
-    /// Requests that wait for room are tried once more. Then they fail, or stay in flight with
-    /// in-flight tracking.
-    fn settle(&mut self, mut finish: Option<(&mut MappedQueue, &mut Served)>, cut: Option<&AtomicBool>) {
-        let mut cancelled = false;
-        self.hurries = true;
-        self.hurry(finish.as_ref().is_some_and(|(queue, _)| !queue.queue().is_tracked()));
-        loop {
-            let tracked = finish.as_ref().is_some_and(|(queue, _)| queue.queue().is_tracked());
-            // Relaxed: see below.
-            if !cancelled && tracked && cut.is_some_and(|cut| cut.load(Ordering::Relaxed)) {
-                cancelled = true;
-                self.engine.cancel();
-                self.engine.reap(&mut self.outcomes);
-            }
-            // An earlier error may have left outcomes that were reaped already.
-            while let Some(outcome) = self.outcomes.pop_front() {
-                let stepped = match &mut finish {
-                    Some((queue, served)) => {
-                        // The batch ends before the next wait, which may be long.
-                        let QueueBatch { queue, memory, latency, .. } = queue.begin_batch();
-                        latency.reap();
-                        // Relaxed: a request that misses it takes one more step.
-                        let last = cut.is_some_and(|cut| cut.load(Ordering::Relaxed));
-                        self.step(outcome, queue, &memory, served, (latency, last))
-                    }
-                    None => self
-                        .requests
-                        .reaped(outcome)
-                        .map_or(Ok(()), |reaped| leave(&reaped.forget(), &self.follower)),
-                };
-                if let Err(error) = stepped {
-                    // The queue has latched: the rest can only be forgotten.
-                    tracing::debug!(%error, "cannot complete a request while draining; the rest is forgotten");
-                    finish = None;
-                }
-            }
-            if self.requests.in_flight() == 0 {
-                self.hurries = false;
-                self.follower.rest();
-                return;
-            }
-            if let Err(error) = self.engine.wait() {
-                // The kernel may still access their memory, so it stays mapped. The handler is
-                // useless from here on.
-                tracing::error!(%error, "cannot wait for block requests in flight; their memory stays mapped");
-                self.requests.leak();
-                return;
-            }
-            self.engine.reap(&mut self.outcomes);
-        }
-    }
-}
-
-impl Handler {
     /// Sees why the gate has changed: goes on with another image, or tries again what waits for room.
     #[cold]
     fn follow(&mut self) -> Result<(), ServeError> {
@@ -395,23 +357,6 @@ impl Handler {
             }
         }
         Ok(())
-    }
-
-    /// Takes up the requests that wait for room: a last time if `again`, else they are left.
-    #[cold]
-    fn hurry(&mut self, again: bool) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        if again && let Err(error) = self.push_waiting() {
-            tracing::debug!(%error, "requests without room cannot be tried again");
-        }
-        for head in std::mem::take(&mut self.waiting) {
-            if let Some(ready) = self.requests.waiting(head) {
-                drop(ready.end());
-                self.follower.full().release();
-            }
-        }
     }
 }
 
@@ -467,16 +412,6 @@ fn finish(
     Ok(())
 }
 
-/// Prefetches what the driver's processor has of a request: its header, and the byte for its status.
-fn expect(memory: &AccessGuard<'_>, (_, readable, writable): (&Chain, &[Segment], &[Segment])) {
-    if let Some(header) = readable.first() {
-        memory.expect_read(header.addr, HEADER.min(header.len) as usize);
-    }
-    if let Some(last) = writable.last() {
-        memory.expect_write(last.addr.wrapping_add(u64::from(last.len)).wrapping_sub(1), 1);
-    }
-}
-
 impl QueueHandler for Handler {
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError> {
         if self.requests.is_leaked() {
@@ -500,15 +435,7 @@ impl QueueHandler for Handler {
                 let taken = memory.pop(queue, chains)?;
                 served.taken = taken as u32;
                 let taken = latency.take_batch(taken, queue.in_flight().into());
-                let mut bytes = 0;
-                let mut ahead = chains.iter();
-                ahead.by_ref().take(AHEAD).for_each(|chain| expect(&memory, chain));
-                for chain in chains.iter() {
-                    if let Some(chain) = ahead.next() {
-                        expect(&memory, chain);
-                    }
-                    bytes += self.start(queue, &memory, chain, &mut served, (&mut *latency, taken))?;
-                }
+                let bytes = self.take_batch(queue, (&memory, chains), &mut served, (latency, taken))?;
                 if copies && served.taken > 0 {
                     // The next requests are likely as large as these.
                     let fits = AT_ONCE * u64::from(served.taken) / bytes.max(1);
@@ -572,24 +499,5 @@ impl QueueHandler for Handler {
 
     fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, cut: &AtomicBool) -> Served {
         self.empty(queue, complete, Some(cut))
-    }
-}
-
-impl Handler {
-    /// See [`QueueHandler::drain_until`].
-    fn empty(&mut self, queue: &mut MappedQueue, complete: bool, cut: Option<&AtomicBool>) -> Served {
-        let mut served = Served::default();
-        self.settle(complete.then_some((&mut *queue, &mut served)), cut);
-        if complete {
-            // A queue that has latched publishes nothing.
-            served.interrupt = queue.begin_batch().queue.publish().unwrap_or(false);
-        }
-        served
-    }
-}
-
-impl Drop for Handler {
-    fn drop(&mut self) {
-        self.settle(None, None);
     }
 }

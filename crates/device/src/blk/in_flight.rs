@@ -1,7 +1,7 @@
 //! Requests in flight: a small state machine for each, one system call a step.
 //!
 //! ```text
-//! RequestTable --free(head)--> Free --parse--> Parsed --read_into, write_from--> WithData
+//! RequestTable --free(head)--> Free --begin--> Parsed --read_into, write_from--> WithData
 //!      |                                         |                                  | begin
 //!      |                                         '--flush, allocate--> Ready <------'
 //!      |                                                               ^   |
@@ -25,11 +25,10 @@
 use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Engine, Job, Outcome, Pieces};
 use super::errors::{Cause, Missed, Operation};
-use super::request::{self, ByteRange, Command, Limits};
+use super::request::{self, ByteRange, Command, Request};
 use crate::latency::{self, Taken};
 use paravane_dma::{Access, AccessGuard, DmaError, HostSlice, Mapping, MappingGuard};
-use paravane_ring::device::Chain;
-use paravane_ring::{QueueError, Segment};
+use paravane_ring::Segment;
 use paravane_spec::blk::SECTOR;
 use std::collections::TryReserveError;
 use std::io;
@@ -63,7 +62,7 @@ impl Default for Measured {
 }
 
 impl Measured {
-    fn new(command: Command, ranges: &[ByteRange], taken: Taken) -> Self {
+    pub(super) fn new(command: Command, ranges: &[ByteRange], taken: Taken) -> Self {
         use latency::Operation::{Discard, Flush, Other, Read, Write, WriteZeroes};
         let first = || ranges.first().map(|range| range.offset);
         let sum = || ranges.iter().fold(0_u64, |sum, range| sum.saturating_add(range.len));
@@ -209,22 +208,14 @@ impl Drop for Claim<'_> {
 pub(super) struct Free<'a>(Claim<'a>);
 
 impl<'a> Free<'a> {
-    /// Parses a chain; see [`request::parse`].
-    ///
-    /// # Errors
-    /// The frame is broken; latch the queue.
-    pub(super) fn parse(
-        self,
-        memory: &AccessGuard<'_>,
-        chain: (&Chain, &[Segment], &[Segment]),
-        limits: &Limits,
-        taken: Taken,
-    ) -> Result<(Command, Parsed<'a>), QueueError> {
+    /// For a parsed request, with its ranges, which are taken.
+    pub(super) fn begin(self, request: Request, ranges: &mut Vec<ByteRange>, taken: Taken) -> Parsed<'a> {
         let entry = &mut *self.0.entry;
-        let request = request::parse(memory, chain, limits, &mut entry.ranges)?;
+        entry.ranges.clear();
+        std::mem::swap(&mut entry.ranges, ranges);
         entry.status = request.status;
         entry.measured = Measured::new(request.command, &entry.ranges, taken);
-        Ok((request.command, Parsed(self.0)))
+        Parsed(self.0)
     }
 }
 
@@ -281,11 +272,6 @@ impl<'a> Parsed<'a> {
         self.0.entry.begin(Step::Allocate, durable);
         self.0.entry.discard = discard;
         Ok(Ready(self.0))
-    }
-
-    /// What is measured of the request.
-    pub(super) fn measured(&self) -> Measured {
-        self.0.entry.measured
     }
 
     /// Nothing more is to be done.

@@ -65,6 +65,7 @@ impl PresentPages {
     }
 
     /// Whether all pages of a range of bytes are present.
+    #[inline]
     pub(super) fn all(&self, bytes: Range<u64>) -> bool {
         // Relaxed: a hint. A thread that relies on written data is ordered after it by
         // other means.

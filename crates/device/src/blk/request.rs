@@ -78,12 +78,21 @@ pub(super) struct Request {
     pub(super) status: u64,
 }
 
+/// Reads a header that lies in several pieces.
+#[cold]
+fn several(memory: &AccessGuard<'_>, readable: &[Segment]) -> Result<RequestHeader, QueueError> {
+    let mut header = [0; HEADER as usize];
+    memory.read_segments(readable, 0, &mut header, Access::READ).map_err(address_error)?;
+    Ok(zerocopy::transmute!(header))
+}
+
 /// Parses a chain.
 ///
 /// `ranges` is cleared, and filled for [`Command::Discard`] and [`Command::WriteZeroes`].
 ///
 /// # Errors
 /// The frame is broken; latch the queue.
+#[inline(always)]
 pub(super) fn parse(
     memory: &AccessGuard<'_>,
     (chain, readable, writable): (&Chain, &[Segment], &[Segment]),
@@ -96,9 +105,10 @@ pub(super) fn parse(
         return Err(malformed("the readable part is shorter than a header"));
     }
     let status = last_byte(writable).ok_or(malformed("there is no writable byte for the status"))?;
-    let mut header = [0; HEADER as usize];
-    memory.read_segments(readable, 0, &mut header, Access::READ).map_err(address_error)?;
-    let header: RequestHeader = zerocopy::transmute!(header);
+    let header: RequestHeader = match memory.read_span_of(readable, 0, HEADER as usize) {
+        Some(span) => span.read_obj(0),
+        None => several(memory, readable)?,
+    };
     let (kind, sector) = (u32::from_le(header.kind), u64::from_le(header.sector));
 
     let payload = chain.readable_len() - HEADER;
@@ -163,6 +173,7 @@ fn inside(sector: u64, sectors: u64, limits: &Limits) -> Option<u64> {
 /// Reads and checks the ranges behind the header (section 5.2.6.2).
 ///
 /// The inner error is the status to answer with.
+#[inline(never)]
 fn parse_ranges(
     memory: &AccessGuard<'_>,
     readable: &[Segment],

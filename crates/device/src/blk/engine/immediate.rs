@@ -3,6 +3,8 @@
 //! ```text
 //!   push -> submit: a copy, or preadv, pwritev, ... -> done -> reap
 //! ```
+//! Transfers of one piece of a mapped image do not come here ([`at_once`](super::super::at_once)).
+//!
 //! I/O in memory does not wait for a disk. An image in memory is mapped, and transfers are copies
 //! where possible ([`Mapped`]). Other jobs are system calls. io_uring would take longer: neither
 //! tmpfs nor the buffered writes of most file systems support non-blocking attempts, so io_uring
@@ -25,21 +27,19 @@ impl Immediate {
         Self { image, mapped, pushed: Vec::new(), done: VecDeque::new() }
     }
 
+    pub(super) fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.as_deref()
+    }
+
     pub(super) fn push(&mut self, head: u16, job: Job) {
         self.pushed.push((head, job));
     }
 
-    /// Does all jobs. While one is copied, the memory of the next one is on its way into the cache.
+    /// Does all jobs.
     pub(super) fn submit(&mut self) {
-        let mut next = self.pushed.iter().skip(1);
         for &(head, job) in &self.pushed {
             let result = match &self.mapped {
-                Some(mapped) => {
-                    if let Some((_, job)) = next.next() {
-                        mapped.expect(job);
-                    }
-                    mapped.perform_or(job, |job| threads::perform(&self.image, job))
-                }
+                Some(mapped) => mapped.perform_or(job, |job| threads::perform(&self.image, job)),
                 None => threads::perform(&self.image, job),
             };
             // SAFETY: the job has been done, here and once.
@@ -61,6 +61,8 @@ impl Immediate {
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        outcomes.append(&mut self.done);
+        if !self.done.is_empty() {
+            outcomes.append(&mut self.done);
+        }
     }
 }

@@ -28,14 +28,10 @@ use paravane_dma::{Alarm, FileView, NotWritten};
 use paravane_spec::blk::SECTOR;
 use std::io;
 
-/// Bytes of a transfer that are prefetched at each side.
-const EXPECTED: usize = 512;
-
 /// A mapped image, shared by all queues of a disk.
 #[derive(Debug)]
 pub(in crate::blk) struct Mapped {
     view: FileView,
-    writable: bool,
     present: PresentPages,
 }
 
@@ -55,30 +51,7 @@ impl Mapped {
             Some(present) => present,
             None => PresentPages::find(image.file()?, len)?,
         };
-        Ok(Self { view, writable: !image.read_only, present })
-    }
-
-    /// Prefetches the first bytes of a transfer that is done soon, here and in guest memory.
-    ///
-    /// The processor itself prefetches what follows in a page.
-    pub(super) fn expect(&self, job: &Job) {
-        match job {
-            Job::Read { pieces, offset } => {
-                // SAFETY: as in `transfer`.
-                if let Some(first) = unsafe { pieces.slices() }.first() {
-                    self.view.expect::<false>(*offset, EXPECTED.min(first.len));
-                    first.expect::<true>(EXPECTED);
-                }
-            }
-            Job::Write { pieces, offset, .. } => {
-                // SAFETY: as in `transfer`.
-                if let Some(first) = unsafe { pieces.slices() }.first() {
-                    first.expect::<false>(EXPECTED);
-                    self.view.expect::<true>(*offset, EXPECTED.min(first.len));
-                }
-            }
-            _ => {}
-        }
+        Ok(Self { view, present })
     }
 
     /// Does a transfer by copying, if possible.
@@ -88,9 +61,20 @@ impl Mapped {
         match job {
             Job::Read { pieces, offset } => self.transfer(&pieces, offset, false),
             // Memory has no later point at which data becomes durable.
-            Job::Write { pieces, offset, .. } if self.writable => self.transfer(&pieces, offset, true),
+            Job::Write { pieces, offset, .. } => self.transfer(&pieces, offset, true),
             _ => None,
         }
+    }
+
+    /// The file.
+    pub(in crate::blk) fn view(&self) -> &FileView {
+        &self.view
+    }
+
+    /// Whether `len` bytes at `offset` are present, so that they may be accessed.
+    #[inline]
+    pub(in crate::blk) fn has(&self, offset: u64, len: u64) -> bool {
+        !self.view.lost() && offset.checked_add(len).is_some_and(|end| self.present.all(offset..end))
     }
 
     fn transfer(&self, pieces: &Pieces, offset: u64, writes: bool) -> Option<i32> {
@@ -99,17 +83,17 @@ impl Mapped {
         let pieces = unsafe { pieces.slices() };
         let len: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
         let answer = i32::try_from(len).ok()?;
-        if self.view.lost() || !self.present.all(offset..offset.checked_add(len)?) {
+        if !self.has(offset, len) {
             return None;
         }
         let mut at = offset;
         for piece in pieces {
             if writes {
-                // SAFETY: as above. The view was made to be written.
+                // SAFETY: as above.
                 match unsafe { self.view.write(at, piece) } {
                     Ok(()) => {}
                     Err(NotWritten::Lost) => return Some(-libc::EFAULT),
-                    Err(NotWritten::Outside) => return None,
+                    Err(NotWritten::Outside | NotWritten::ReadOnly) => return None,
                 }
             // SAFETY: as above; the pieces of a read were mapped for writing.
             } else if !unsafe { self.view.read(at, piece) } {

@@ -108,6 +108,66 @@ fn what_is_not_there_is_not_made_by_reading_it() {
 }
 
 #[test]
+fn a_batch_of_all_kinds_is_done_in_one_serve() {
+    let (memory, rig) = disk();
+    drop(rig);
+    memory.write_all_at(&pattern(DISK / 2, 77), 0).unwrap();
+    let mut rig = of(&memory);
+    // By number: in one piece, in two, a hole (a system call), no transfer, out of range.
+    let count = 60;
+    let sector = |number: u64| match number % 5 {
+        2 => (DISK / 2 / 512) as u64 + number * 8,
+        4 => (DISK / 512) as u64,
+        _ => number * 8,
+    };
+    for number in 0..count {
+        let kind = if number % 5 == 3 { blk::T_GET_ID } else { blk::T_IN };
+        rig.poke(HEADER + number * 16, &header(kind, sector(number)));
+        let (room, status) = (ROOM + number * 8192, segment(STATUS + number, 1));
+        rig.poke(STATUS + number, &[UNTOUCHED]);
+        let data = match number % 5 {
+            1 => vec![segment(room, 512), segment(room + 4096, 3584), status],
+            _ => vec![segment(room, 4096), status],
+        };
+        rig.driver.add(&[segment(HEADER + number * 16, 16)], &data).unwrap();
+    }
+    rig.driver.publish();
+    let served = rig.serve().unwrap();
+    assert_eq!((u64::from(served.taken), u64::from(served.completed)), (count, count));
+    for number in 0..count {
+        let (room, status) = (ROOM + number * 8192, rig.peek(STATUS + number, 1)[0]);
+        assert_eq!(status, if number % 5 == 4 { blk::S_IOERR } else { blk::S_OK });
+        let all = &pattern(DISK / 2, 77);
+        let expected = &all[number as usize * 4096..][..4096];
+        match number % 5 {
+            0 => assert!(rig.peek(room, 4096) == expected),
+            1 => assert!(
+                rig.peek(room, 512) == expected[..512] && rig.peek(room + 4096, 3584) == expected[512..]
+            ),
+            2 => assert!(rig.peek(room, 4096) == [0; 4096]),
+            _ => {}
+        }
+    }
+    assert_eq!(taken(&memory), (DISK / 2 / 1024) as u64);
+}
+
+#[test]
+fn transfers_before_a_broken_request_are_done() {
+    let (memory, mut rig) = disk();
+    let data = pattern(4096, 78);
+    assert_eq!(rig.status(blk::T_OUT, 0, &pattern(4096, 79)), blk::S_OK);
+    rig.poke(HEADER, &header(blk::T_OUT, 0));
+    rig.poke(PAYLOAD, &data);
+    rig.driver.add(&[segment(HEADER, 16), segment(PAYLOAD, 4096)], &[segment(STATUS, 1)]).unwrap();
+    rig.driver.add(&[segment(HEADER, 15)], &[segment(STATUS, 1)]).unwrap();
+    rig.driver.publish();
+    assert!(matches!(rig.serve(), Err(ServeError::Queue(QueueError::Request { .. }))));
+    let mut found = vec![0; 4096];
+    memory.read_exact_at(&mut found, 0).unwrap();
+    assert!(found == data);
+}
+
+#[test]
 fn data_that_was_there_before_is_known() {
     let (memory, rig) = disk();
     drop(rig);
