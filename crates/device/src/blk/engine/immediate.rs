@@ -3,7 +3,7 @@
 //! ```text
 //!   push -> submit: a copy, or preadv, pwritev, ... -> done -> reap
 //! ```
-//! Transfers of one piece of a mapped image do not come here ([`at_once`](super::super::at_once)).
+//! Transfers of one piece of a mapped image do not come here (`handler/at_once.rs`).
 //!
 //! I/O in memory does not wait for a disk. An image in memory is mapped, and transfers are copies
 //! where possible ([`Mapped`]). Other jobs are system calls. io_uring would take longer: neither

@@ -4,7 +4,7 @@ use crate::{MappedQueue, QueueBatch, Served};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Handler {
-    /// See [`QueueHandler::drain_until`].
+    /// See [`drain_until`](crate::QueueHandler::drain_until).
     pub(super) fn empty(
         &mut self,
         queue: &mut MappedQueue,
