@@ -9,10 +9,12 @@ use paravane_spec::blk::{self, RequestHeader};
 use paravane_spec::feature;
 use paravane_spec::split::{AVAIL_IDX, AVAIL_RING, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use tempfile::NamedTempFile;
 
 /// Bytes of the image: a few sectors, so that requests run into its end.
 const IMAGE: usize = 16 * 1024;
@@ -21,11 +23,17 @@ const MEMORY: usize = 64 * 1024;
 /// Largest queue.
 const QUEUE: u16 = 16;
 
-/// Runs one input.
+/// Runs one input, with an image in a file and with one in memory.
 pub fn blk_request(data: &[u8]) {
+    for in_memory in [false, true] {
+        run(data, in_memory);
+    }
+}
+
+fn run(data: &[u8], in_memory: bool) {
     let mut u = Unstructured::new(data);
     let Ok(read_only) = u.arbitrary::<u8>().map(|byte| byte % 4 == 0) else { return };
-    let mut disk = disk(read_only);
+    let mut disk = disk(read_only, in_memory);
     let image = disk.blk.image().expect("a descriptor");
     if !read_only {
         image.write_all_at(&pattern(), 0).expect("the image");
@@ -47,17 +55,23 @@ pub fn blk_request(data: &[u8]) {
 /// An open disk, opened once. Each input finds the same contents.
 struct Disk {
     blk: Blk,
-    _file: NamedTempFile,
+    _file: File,
 }
 
-fn disk(read_only: bool) -> MutexGuard<'static, Disk> {
-    static DISKS: [OnceLock<Mutex<Disk>>; 2] = [OnceLock::new(), OnceLock::new()];
-    let disk = DISKS[usize::from(read_only)].get_or_init(|| {
-        let file = NamedTempFile::new().expect("a temporary file");
-        file.as_file().write_all_at(&pattern(), 0).expect("room for the image");
-        let mut config = BlkConfig::new(file.path());
-        (config.read_only, config.queue_size, config.engine) = (read_only, QUEUE, EngineChoice::Threads);
-        Mutex::new(Disk { blk: Blk::open(config).expect("a disk"), _file: file })
+/// With an image `in_memory`, which is mapped, or in a file.
+fn disk(read_only: bool, in_memory: bool) -> MutexGuard<'static, Disk> {
+    static DISKS: [OnceLock<Mutex<Disk>>; 4] = [const { OnceLock::new() }; 4];
+    let disk = DISKS[usize::from(read_only) + 2 * usize::from(in_memory)].get_or_init(|| {
+        let (file, engine) = match in_memory {
+            true => (memfd_create(c"image", MemfdFlags::CLOEXEC).expect("memory").into(), EngineChoice::Auto),
+            false => (tempfile::tempfile().expect("a temporary file"), EngineChoice::Threads),
+        };
+        file.write_all_at(&pattern(), 0).expect("room for the image");
+        let mut config = BlkConfig::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        (config.read_only, config.queue_size, config.engine) = (read_only, QUEUE, engine);
+        let blk = Blk::open(config).expect("a disk");
+        assert_eq!(blk.engine().contains("mapped"), in_memory);
+        Mutex::new(Disk { blk, _file: file })
     });
     // A panic ends a fuzzer. In a test, the next input still finds a valid disk.
     disk.lock().unwrap_or_else(PoisonError::into_inner)
