@@ -12,7 +12,9 @@
 //!     '------------------------------------------------------ the next work wakes the thread --'
 //! ```
 //! A round looks at queues that are ready or polled; the others cost nothing. While a queue is
-//! polled the thread does not sleep, and asks every [`SLICE`] for events of the others.
+//! polled the thread does not sleep, and asks every [`SLICE`] for events of the others; and all the time
+//! if only an event tells of work of that queue, such as bytes from a server, and it has few requests
+//! in flight.
 //!
 //! [`PollWindow`] decides how long a queue is polled: not at all unless work has lately followed
 //! soon after work. No clock is read where polling is off.
@@ -270,13 +272,14 @@ impl EventLoop {
         self.ready.push_back(number);
     }
 
-    /// Polls until a queue has work, polling ends, or the slice is over.
+    /// Polls until a queue has work, polling ends, or it is time to ask for events.
     ///
     /// Polls once if a queue is ready already. Returns the time.
     fn poll(&mut self) -> Instant {
         let start = Instant::now();
         let mut now = start;
         let (mut fruitful, mut fruitless) = (0, 0);
+        let mut asks = false;
         loop {
             for at in (0..self.polled.len()).rev() {
                 let number = self.polled[at];
@@ -286,7 +289,9 @@ impl EventLoop {
                     continue;
                 }
                 self.serving = Some(number);
-                if entry.queue.has_work() {
+                let has_work = entry.queue.has_work();
+                asks |= has_work.is_none();
+                if has_work == Some(true) {
                     // At the last poll, or when its work ran dry.
                     let looked = self.looked.filter(|looked| *looked >= from).or(entry.dry);
                     entry.queue.announce_since(looked.map_or(Duration::ZERO, |looked| now - looked));
@@ -302,7 +307,7 @@ impl EventLoop {
                 }
             }
             self.looked = Some(now);
-            if !self.ready.is_empty() || self.polled.is_empty() || now >= start + SLICE {
+            if asks || !self.ready.is_empty() || self.polled.is_empty() || now >= start + SLICE {
                 break;
             }
             std::hint::spin_loop();

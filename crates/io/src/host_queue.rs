@@ -24,6 +24,11 @@ use std::time::{Duration, Instant};
 
 /// Calls of `serve` in one turn of a queue.
 const BUDGET: usize = 16;
+/// Requests in flight with which the driver likely waits for the first answer.
+///
+/// Beyond that, asking all the time for news gains nothing, and costs a server that sends long answers
+/// a tenth of its rate: it is woken for each part that has been received.
+const FEW: u16 = 4;
 /// How to wait for a handler's descriptor: each time that it becomes readable.
 ///
 /// Not while it is readable: a network card without buffers must be able to sleep while frames
@@ -237,9 +242,13 @@ impl HostQueue {
 
     /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry.
     ///
-    /// Makes no system call, and asks for no wake-up.
-    pub(super) fn has_work(&mut self) -> bool {
-        (self.handler.wants_kicks() && self.live.has_available()) || self.handler.has_news() == Some(true)
+    /// Makes no system call, and asks for no wake-up. `None`: only its descriptor tells, and the
+    /// driver likely waits for that.
+    pub(super) fn has_work(&mut self) -> Option<bool> {
+        if self.handler.wants_kicks() && self.live.has_available() {
+            return Some(true);
+        }
+        self.handler.has_news().or_else(|| (self.live.queue().in_flight() > FEW).then_some(false))
     }
 
     /// See [`QueueHandler::preferred_batch`].

@@ -204,7 +204,7 @@ pub(crate) struct EndpointArgs {
     /// A disk with --engine immediate whose image is not in memory always has its own [default: 1].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u16>,
-    /// Maximum time to poll a queue before sleeping; 0 disables polling [default: 50]
+    /// Maximum time to poll a queue before sleeping; 0 disables polling [default: 50, for an image in Ceph 0]
     ///
     /// Only queues whose work recently arrived within this time are polled.
     #[arg(long, value_name = "MICROSECONDS")]

@@ -20,6 +20,8 @@ use std::time::Duration;
 const MAX_WORKERS: u16 = 64;
 /// Default of --poll-us, in microseconds.
 const POLL_US: u32 = 50;
+/// For an image in Ceph: threads of librbd need the processor that polling would take.
+const POLL_US_CEPH: u32 = 0;
 /// Maximum number of queues.
 ///
 /// A vhost-user message names a queue by one byte (section "Vring state").
@@ -174,7 +176,9 @@ impl DeviceSpec {
             DeviceCommand::Rng(_) => Kind::Rng,
         };
         let workers = common.workers.map(|count| within("workers", count, MAX_WORKERS)).transpose()?;
-        let longest_poll = Duration::from_micros(common.poll_us.unwrap_or(POLL_US).into());
+        let is_in_ceph = matches!(&kind, Kind::Blk(blk) if matches!(blk.image, Location::Rbd(_)));
+        let poll_us = common.poll_us.unwrap_or(if is_in_ceph { POLL_US_CEPH } else { POLL_US });
+        let longest_poll = Duration::from_micros(poll_us.into());
         let latencies = common.latencies != Some(Switch::Off);
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
     }

@@ -188,6 +188,16 @@ fn errors_name_the_line() {
 }
 
 #[test]
+fn a_disk_in_ceph_is_polled_on_demand() {
+    let poll = |image: &str, more: &str| {
+        let text = format!("[[blk]]\nname = \"a\"\nimage = \"{image}\"\nsocket = \"/a\"\n{more}");
+        parse(&text).unwrap().devices[0].longest_poll.as_micros()
+    };
+    assert_eq!((poll("rbd:pool/image", ""), poll("rbd:pool/image", "poll-us = 20")), (0, 20));
+    assert_eq!((poll("nbd://server/export", ""), poll("/i", "")), (50, 50));
+}
+
+#[test]
 fn readers_may_share_an_image() {
     let text = |read_only: &str| {
         let disk = |name: &str| {
