@@ -104,6 +104,7 @@
 //! # Ok(())
 //! # }
 //! ```
+mod ahead;
 pub mod blk;
 #[cfg(test)]
 mod dirty_tests;

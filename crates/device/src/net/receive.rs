@@ -14,6 +14,7 @@ use super::back_end::{Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{HEADER, to_driver};
+use crate::ahead::ahead;
 use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
 use arrayvec::ArrayVec;
@@ -265,12 +266,7 @@ impl<R: Receiver> Receive<R> {
             }
             bytes += frame.bytes.len() as u64;
         }
-        let mut ahead = places.iter();
-        ahead.by_ref().take(AHEAD).for_each(|(span, ..)| span.expect());
-        for (span, header, frame) in &places {
-            if let Some((span, ..)) = ahead.next() {
-                span.expect();
-            }
+        for (span, header, frame) in ahead(places.iter(), AHEAD, |(span, ..)| span.expect()) {
             span.write_obj(0, header);
             span.write(HEADER, frame);
         }

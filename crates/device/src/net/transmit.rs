@@ -15,6 +15,7 @@ use super::back_end::{Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{EncodedHeader, HEADER, Rules};
+use crate::ahead::ahead;
 use crate::latency::{Operation, Taken};
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use arrayvec::ArrayVec;
@@ -77,12 +78,7 @@ impl<S: Sender> Transmit<S> {
         }
         // The driver's processor has the cache lines: those of some chains are prefetched before
         // the first one is needed.
-        let mut ahead = candidates.iter();
-        ahead.by_ref().take(AHEAD).for_each(|candidate| candidate.expect(memory, rules));
-        for candidate in &candidates {
-            if let Some(candidate) = ahead.next() {
-                candidate.expect(memory, rules);
-            }
+        for candidate in ahead(candidates.iter(), AHEAD, |candidate| candidate.expect(memory, rules)) {
             match candidate.send(&mut self.sender, rules, memory) {
                 Ok(Some(Sent::Sent)) => bytes += candidate.len as u64,
                 Ok(Some(Sent::Refused)) => {

@@ -11,6 +11,7 @@ use super::super::engine::Mapped;
 use super::super::in_flight::Measured;
 use super::super::request::{Command, HEADER, Request};
 use super::{Handler, observed, probed};
+use crate::ahead::ahead;
 use crate::latency::{LatencyRecorder, Operation, Taken};
 use crate::{ServeError, Served};
 use arrayvec::ArrayVec;
@@ -165,12 +166,7 @@ impl Handler {
         // A write may have to wait behind others.
         let at_once = self.engine.mapped().is_some() && self.waiting.is_empty();
         let mut bytes = 0;
-        let mut ahead = chains.iter();
-        ahead.by_ref().take(AHEAD).for_each(|chain| expect(memory, chain));
-        for chain in chains.iter() {
-            if let Some(chain) = ahead.next() {
-                expect(memory, chain);
-            }
+        for chain in ahead(chains.iter(), AHEAD, |chain| expect(memory, chain)) {
             let request = self.parse(memory, chain, (&*latency, taken))?;
             match at_once.then(|| Transfer::find(memory, chain, request)).flatten() {
                 Some(transfer) => {
@@ -199,11 +195,8 @@ impl Handler {
     ) -> Result<(), ServeError> {
         let mut copied = [false; TRANSFERS];
         if let Some(mapped) = self.engine.mapped() {
-            let mut next = transfers.iter().skip(1);
-            for (transfer, copied) in transfers.iter().zip(&mut copied) {
-                if let Some(next) = next.next() {
-                    next.expect(mapped);
-                }
+            let transfers = ahead(transfers.iter(), 1, |transfer| transfer.expect(mapped));
+            for (transfer, copied) in transfers.zip(&mut copied) {
                 if transfer.is_possible(mapped) {
                     latency.request_started(|| probed(transfer.measured(taken), transfer.head()));
                     *copied = transfer.copy(mapped);
