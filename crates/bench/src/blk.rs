@@ -17,8 +17,9 @@
 //!
 //! **Cases**: `STORAGE/LAYOUT/WORK/depthN`, see [`case`]. The client checks all data that it reads.
 //! In `blkio/...` it is libblkio's `blkio-bench`.
+use crate::daemon::STORAGE_DAEMON;
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratios_to_local, ratios_to_other, ratios_to_spdk};
+use crate::figures::{Collector, Figure, Ratios, RoundSamples, TO_LOCAL, TO_OTHER, TO_QEMU, TO_SPDK, ratios};
 use crate::machine::{RealTime, two_cpus};
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -58,7 +59,7 @@ pub(crate) const NOTES: &[&str] = &[
     "The servers are pinned to one CPU, the client (the crate virtio-driver: one queue, one thread) to another. The client checks all data that it reads.",
     "read4k, write4k: random offsets. seq-read128k, seq-write128k: sequential. depth: requests in flight.",
     "latency-p50, -p99, -p999: from before a request is submitted until the client has taken it back; median, 99th and 99.9th percentile.",
-    "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round.",
+    "rate-, cpu-, instructions-to-other: relative to paravane/other in the same round. rate-, cpu-to-qemu: relative to qemu-storage-daemon.",
     "cpu: CPU time of the server's process, user and kernel. instructions: the same, in a separate window, because counting slows context switches.",
     "kicks, sleeps: how often the client kicks, and goes to sleep, per request. repeated-kicks: kicks after 50 ms without an answer; virtio-driver 0.6.1 can lose a kick in packed rings.",
     "blkio/...: the client is libblkio's blkio-bench, a second a sample; latency-mean is its own figure, and it checks no data.",
@@ -165,24 +166,28 @@ fn measure(
                     (server.subject.name(), samples.medians().collect::<Vec<_>>())
                 };
                 let of_round: Vec<(&'static str, Vec<_>)> = able.into_iter().map(medians).collect();
-                let subject = |wanted| of_round.iter().find(|(name, _)| *name == wanted);
-                let (other, spdk) = (subject(OTHER_BUILD), subject(spdk::NAME));
-                let local = subject(server::LOCAL);
                 for (name, figures) in &of_round {
-                    let other = other.filter(|_| *name == PARAVANE);
-                    let relative = other.map(|(_, other)| ratios_to_other(figures, other));
-                    let spdk = spdk.filter(|(spdk, _)| spdk != name);
-                    let to_spdk = spdk.map(|(_, spdk)| ratios_to_spdk(figures, spdk));
-                    let local = local.filter(|(local, _)| local != name);
-                    let to_local = local.map(|(_, local)| ratios_to_local(figures, local));
-                    let relative = relative.into_iter().flatten().chain(to_spdk.into_iter().flatten());
-                    let relative = relative.chain(to_local.into_iter().flatten());
+                    // To all but itself; two builds are compared from one side.
+                    let counts = |to| to != *name && (to != OTHER_BUILD || *name == PARAVANE);
+                    let beside = of_round.iter().filter(|(to, _)| counts(*to));
+                    let relative = beside.flat_map(|(to, base)| ratios(figures, base, ratios_to(to)));
                     collector.add(&path, name, client_cpu, figures.iter().cloned().chain(relative));
                 }
             }
         }
     }
     Ok(collector.rows())
+}
+
+/// The ratios to a server in the same round.
+fn ratios_to(name: &str) -> &'static Ratios {
+    match name {
+        OTHER_BUILD => TO_OTHER,
+        spdk::NAME => TO_SPDK,
+        server::LOCAL => TO_LOCAL,
+        STORAGE_DAEMON => TO_QEMU,
+        _ => &[],
+    }
 }
 
 /// Does something with a server while it runs.

@@ -134,35 +134,32 @@ fn ratio_of(
     (to > 0.0).then(|| (Figure::new(metric, "1", method), of / to))
 }
 
-/// Rate and cost of this build relative to the other one, in the same round.
+/// Figures, and the metrics that are their ratios to those of one subject.
 #[cfg(feature = "peers")]
-pub(crate) fn ratios_to_other(
-    of: &[(Figure, f64)],
-    other: &[(Figure, f64)],
-) -> impl Iterator<Item = (Figure, f64)> + use<> {
-    let ratios =
-        [("rate", "rate-to-other"), ("cpu", "cpu-to-other"), ("instructions", "instructions-to-other")];
-    ratios.map(|(figure, metric)| ratio_of(figure, of, other, metric)).into_iter().flatten()
-}
+pub(crate) type Ratios = [(&'static str, &'static str)];
 
-/// Rate and CPU time relative to SPDK, in the same round.
+/// To the other build.
 #[cfg(feature = "peers")]
-pub(crate) fn ratios_to_spdk(
-    of: &[(Figure, f64)],
-    spdk: &[(Figure, f64)],
-) -> impl Iterator<Item = (Figure, f64)> + use<> {
-    let ratios = [("rate", "rate-to-spdk"), ("cpu", "cpu-to-spdk")];
-    ratios.map(|(figure, metric)| ratio_of(figure, of, spdk, metric)).into_iter().flatten()
-}
+pub(crate) const TO_OTHER: &Ratios =
+    &[("rate", "rate-to-other"), ("cpu", "cpu-to-other"), ("instructions", "instructions-to-other")];
+/// To SPDK.
+#[cfg(feature = "peers")]
+pub(crate) const TO_SPDK: &Ratios = &[("rate", "rate-to-spdk"), ("cpu", "cpu-to-spdk")];
+/// To a local file.
+#[cfg(feature = "peers")]
+pub(crate) const TO_LOCAL: &Ratios = &[("rate", "rate-to-local"), ("cpu", "cpu-to-local")];
+/// To QEMU's storage daemon.
+#[cfg(feature = "peers")]
+pub(crate) const TO_QEMU: &Ratios = &[("rate", "rate-to-qemu"), ("cpu", "cpu-to-qemu")];
 
-/// Rate and CPU time relative to a local file, in the same round.
+/// Figures of a subject relative to those of another one in the same round.
 #[cfg(feature = "peers")]
-pub(crate) fn ratios_to_local(
+pub(crate) fn ratios(
     of: &[(Figure, f64)],
-    local: &[(Figure, f64)],
-) -> impl Iterator<Item = (Figure, f64)> + use<> {
-    let ratios = [("rate", "rate-to-local"), ("cpu", "cpu-to-local")];
-    ratios.map(|(figure, metric)| ratio_of(figure, of, local, metric)).into_iter().flatten()
+    to: &[(Figure, f64)],
+    ratios: &'static Ratios,
+) -> impl Iterator<Item = (Figure, f64)> {
+    ratios.iter().filter_map(|(figure, metric)| ratio_of(figure, of, to, metric))
 }
 
 /// The method of a figure of a guest: clock, accelerator, scheduling class.
@@ -204,11 +201,9 @@ mod tests {
         let figures = |rate, cpu| {
             [("rate", rate), ("cpu", cpu)].map(|(metric, value)| (Figure::new(metric, "1", "clock"), value))
         };
-        let ratios = ratios_to_other(&figures(90.0, 3.0), &figures(100.0, 2.0));
-        let ratios: Vec<_> = ratios.map(|(figure, ratio)| (figure.metric, ratio)).collect();
-        assert_eq!(ratios, [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
-        let ratios = ratios_to_local(&figures(90.0, 3.0), &figures(100.0, 2.0));
-        let ratios: Vec<_> = ratios.map(|(figure, ratio)| (figure.metric, ratio)).collect();
-        assert_eq!(ratios, [("rate-to-local", 0.9), ("cpu-to-local", 1.5)]);
+        let (of, to) = (figures(90.0, 3.0), figures(100.0, 2.0));
+        let found: Vec<_> =
+            ratios(&of, &to, TO_OTHER).map(|(figure, ratio)| (figure.metric, ratio)).collect();
+        assert_eq!(found, [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
     }
 }

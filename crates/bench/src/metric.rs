@@ -33,7 +33,7 @@ const PLOTTED: [&str; 17] = [
 ];
 
 /// Beginnings of metrics of which less is better.
-const LESS: [&str; 16] = [
+const LESS: [&str; 17] = [
     "latency",
     "kick-stop",
     "exits",
@@ -49,6 +49,7 @@ const LESS: [&str; 16] = [
     "cpu-to-one",
     "cpu-to-spdk",
     "cpu-to-local",
+    "cpu-to-qemu",
     "run-delay",
 ];
 
@@ -97,7 +98,8 @@ mod tests {
                 "clock-reads",
                 "rss-each",
                 "cpu-to-spdk",
-                "cpu-to-local"
+                "cpu-to-local",
+                "cpu-to-qemu"
             ],
             Better::Lower
         ));

@@ -18,7 +18,7 @@
 //!
 //! **Cases**: `LAYOUT/BUFFERS/DIRECTION/BYTES`, see [`case`].
 use crate::error::broken;
-use crate::figures::{Collector, Figure, RoundSamples, ratio, ratios_to_other};
+use crate::figures::{Collector, Figure, RoundSamples, TO_OTHER, ratio, ratios};
 use crate::machine::two_cpus;
 use crate::meter::{CpuClock, Instructions, SampleLength};
 use crate::options::MIN_ROUNDS;
@@ -103,7 +103,7 @@ pub(crate) fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<V
                     ratio(figures, theirs, metric)
                 });
                 let other = other.filter(|_| *name == PARAVANE);
-                let to_other = other.map(|(_, other)| ratios_to_other(figures, other)).into_iter().flatten();
+                let to_other = other.map(|(_, other)| ratios(figures, other, TO_OTHER)).into_iter().flatten();
                 let figures = figures.iter().cloned().chain(relative).chain(to_other);
                 collector.add(&path, name, driver_cpu, figures);
             }
