@@ -21,6 +21,8 @@ pub struct OpenOptions {
     pub connections: u16,
     /// How long jobs wait for a connection that was lost, before they fail \[60 s\].
     pub timeout: Duration,
+    /// A thread may wait some microseconds for bytes without sleeping [`true`].
+    pub polls: bool,
     /// Keeps chunks of HTTP and S3 objects [64 MiB in memory].
     pub cache: Option<CacheFolder>,
     /// Files that were read; others that the location names are read now.
@@ -43,6 +45,7 @@ impl Default for OpenOptions {
             lock: true,
             connections: 1,
             timeout: Duration::from_secs(60),
+            polls: true,
             cache: None,
             files: NamedFiles::default(),
         }
@@ -187,12 +190,14 @@ fn open_nbd(
     open_timeout: Option<Duration>,
 ) -> Result<Nbd, StoreError> {
     let files = &options.files;
+    let default = NbdOptions::default();
     let options = NbdOptions {
+        linger: if options.polls { default.linger } else { Duration::ZERO },
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
         open_timeout,
-        ..NbdOptions::default()
+        ..default
     };
     Nbd::open_with(location, options, connector, files)
         .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })

@@ -286,6 +286,7 @@ fn store_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
     OpenOptions {
         connections: blk.queues,
         timeout: blk.store_timeout,
+        polls: blk.polls,
         cache: context.cache.clone(),
         files: context.files.clone(),
         ..OpenOptions::default()

@@ -91,6 +91,8 @@ pub(crate) struct Blk {
     pub(crate) registered_buffers: bool,
     /// How long requests wait for a lost server.
     pub(crate) store_timeout: Duration,
+    /// Threads may look for more before they sleep.
+    pub(crate) polls: bool,
     pub(crate) serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
@@ -341,6 +343,7 @@ impl Blk {
         }
         Ok(Self {
             image: args.image.clone(),
+            polls: args.endpoint.poll_us != Some(0),
             store_timeout: args.store_timeout.map_or(STORE_TIMEOUT, |time| Duration::from_secs(time.into())),
             format,
             backing: args.backing.clone(),

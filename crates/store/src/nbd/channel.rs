@@ -131,7 +131,7 @@ impl Channel {
     ) -> io::Result<Arc<Self>> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        let session = Session::new(wire, export, shared.options.write_through);
+        let session = Session::new(wire, export, &shared.options);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             shared,
@@ -349,7 +349,7 @@ impl Channel {
     pub(super) fn resume(&self, wire: Wire, export: Export) -> Resumed {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let mut session = Session::new(wire, export, self.shared.options.write_through);
+        let mut session = Session::new(wire, export, &self.shared.options);
         if let Some(why) = export.differs(&self.shared.opened()) {
             session.say_goodbye();
             self.unusable(state, why);

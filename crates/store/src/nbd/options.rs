@@ -1,4 +1,5 @@
 //! How an export is used.
+use super::linger::LINGER;
 use std::time::Duration;
 
 /// How to use an export.
@@ -24,6 +25,9 @@ pub struct NbdOptions {
     pub stall_timeout: Option<Duration>,
     /// Each write is durable when it is acknowledged; also if the location asks for it.
     pub write_through: bool,
+    /// Longest time for which a thread waits without sleeping for the rest of a reply that has begun,
+    /// with few jobs in flight; 0: it sleeps. [15 µs]
+    pub linger: Duration,
 }
 
 impl Default for NbdOptions {
@@ -37,6 +41,7 @@ impl Default for NbdOptions {
             silence: Duration::from_secs(45),
             stall_timeout: None,
             write_through: false,
+            linger: LINGER,
         }
     }
 }

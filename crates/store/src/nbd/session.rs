@@ -1,6 +1,7 @@
 //! One connection: sends requests and takes replies, as much as goes without waiting.
 use super::export::Export;
 use super::linger::Linger;
+use super::options::NbdOptions;
 use super::proto::*;
 use super::reply::{Event, ReplyDecoder, ReplyError};
 use super::socket::IOV_MAX;
@@ -93,17 +94,17 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    pub(super) fn new(wire: Wire, export: Export, write_through: bool) -> Self {
+    pub(super) fn new(wire: Wire, export: Export, options: &NbdOptions) -> Self {
         Self {
             wire,
             export,
-            write_through,
+            write_through: options.write_through,
             decoder: ReplyDecoder::new(export.style),
             buffer: vec![0; BUFFER].into(),
             start: 0,
             end: 0,
             is_large: false,
-            linger: Linger::default(),
+            linger: Linger::new(options.linger),
             front_sent: 0,
             is_blocked: false,
             has_more: false,
