@@ -19,6 +19,7 @@ use paravane_dma::{AccessGuard, ReadSpan, WriteSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::blk;
+use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of a transfer that are prefetched at each side.
 ///
@@ -204,6 +205,9 @@ impl Handler {
             }
         }
         latency.reap();
+        // Release: pairs with the acquire of a driver that looks at the status before the used ring.
+        // What it finds there comes after the data, which was copied above.
+        fence(Ordering::Release);
         for (transfer, copied) in transfers.drain(..).zip(copied) {
             if !copied {
                 let request = (transfer.chain, transfer.request);
