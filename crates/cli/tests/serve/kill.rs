@@ -6,6 +6,7 @@ use crate::driver::{Driver, Random};
 use crate::load::{self, DISKS, EndClients, SIZE, wish};
 use crate::manager::Manager;
 use rustix::process::Signal;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -234,7 +235,16 @@ fn what_a_service_manager_dropped_ends_one_session() {
     // The other one goes on, and the device serves the next client.
     driver.exercise(&mut model, 50, &mut Random::new(6));
     manager.set_maximum(1000);
-    let mut driver = Driver::connect(&kept.socket("b"), wish(false, true, 2)).unwrap();
+    // The image may have requests of the dead process in flight: it is served once they are done.
+    let end = Instant::now() + PATIENCE;
+    let mut driver = loop {
+        match Driver::connect(&kept.socket("b"), wish(false, true, 2)) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            connected => break connected.unwrap(),
+        }
+    };
     driver.exercise(&mut vec![0; SIZE], 50, &mut Random::new(5));
 }
 
