@@ -202,8 +202,10 @@ mod tests {
             [("rate", rate), ("cpu", cpu)].map(|(metric, value)| (Figure::new(metric, "1", "clock"), value))
         };
         let (of, to) = (figures(90.0, 3.0), figures(100.0, 2.0));
-        let found: Vec<_> =
-            ratios(&of, &to, TO_OTHER).map(|(figure, ratio)| (figure.metric, ratio)).collect();
-        assert_eq!(found, [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
+        let found = |names| -> Vec<_> {
+            ratios(&of, &to, names).map(|(figure, ratio)| (figure.metric, ratio)).collect()
+        };
+        assert_eq!(found(TO_OTHER), [("rate-to-other", 0.9), ("cpu-to-other", 1.5)]);
+        assert_eq!(found(TO_LOCAL), [("rate-to-local", 0.9), ("cpu-to-local", 1.5)]);
     }
 }

@@ -199,7 +199,9 @@ pub(crate) fn expect<const WRITE: bool>(guest: *mut u8, len: usize) {
     }
 }
 
-/// [`expect`] of the first `BYTES` bytes of `guest .. guest + len`, without a loop if there are so many.
+/// Prefetches the first `BYTES` bytes of `guest .. guest + len`, or all of a shorter range.
+///
+/// Unrolled, except for a shorter range.
 #[inline(always)]
 pub(crate) fn expect_first<const WRITE: bool, const BYTES: usize>(guest: *mut u8, len: usize) {
     if len < BYTES {

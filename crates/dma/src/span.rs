@@ -83,7 +83,7 @@ fn check(from: usize, len: usize, all: usize) {
 }
 
 impl ReadSpan<'_> {
-    /// Its memory, which may be read while the span is there.
+    /// Host memory to read from.
     pub(crate) fn piece(&self) -> HostSlice {
         HostSlice { ptr: self.host.as_ptr(), len: self.len }
     }
@@ -94,7 +94,7 @@ impl ReadSpan<'_> {
         copy::expect_short::<false>(self.host.as_ptr(), self.len.min(EXPECTED));
     }
 
-    /// Prefetches the first `BYTES` bytes. Never waits.
+    /// Prefetches the first `BYTES` bytes, or all of a shorter span. Never waits.
     #[inline(always)]
     pub fn expect_first<const BYTES: usize>(&self) {
         copy::expect_first::<false, BYTES>(self.host.as_ptr(), self.len);
@@ -139,7 +139,7 @@ impl ReadSpan<'_> {
 }
 
 impl WriteSpan<'_> {
-    /// Its memory, which may be written while the span is there; then call [`WriteSpan::wrote`].
+    /// Host memory to write to. Call [`WriteSpan::wrote`] afterwards.
     pub(crate) fn piece(&self) -> HostSlice {
         HostSlice { ptr: self.host.as_ptr(), len: self.len }
     }
