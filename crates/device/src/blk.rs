@@ -101,11 +101,13 @@ const LONGEST_CHAIN: u16 = 128;
 /// The engine that does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// `Immediate` for a raw image in memory; else `IoUring`, or `Threads` without it. `Threads` for
-    /// a qcow2 image; if it is in memory, allocated clusters are mapped and copied at once.
+    /// `Immediate` for a raw image in memory; else `IoUring`, or `Threads` without it.
+    ///
+    /// `Threads` for a qcow2 image in memory, whose known clusters are mapped and copied at once.
     #[default]
     Auto,
-    /// io_uring, or an error.
+    /// io_uring, or an error. Of a qcow2 image, clusters that are allocated and known; threads do the
+    /// rest.
     IoUring,
     /// A pool of threads, with preadv and pwritev.
     Threads,
@@ -389,12 +391,6 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
-    /// [`EngineChoice::IoUring`] with a qcow2 image.
-    #[error("{}: the io_uring engine needs a raw image; use engine auto or threads for qcow2", path.display())]
-    EngineOfFormat {
-        /// Path of the image.
-        path: PathBuf,
-    },
     /// [`EngineChoice::IoUring`] where the host does not allow it.
     #[error("{}: this host refuses io_uring: {source}; use engine auto or threads", path.display())]
     Engine {
@@ -530,7 +526,7 @@ impl Blk {
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name.clone(), queue_sizes.len()));
-        let is_ring = matches!(engine, EngineKind::Uring { .. });
+        let is_ring = engine.is_ring();
         let full = Full::new(name, config.on_full);
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
@@ -584,7 +580,7 @@ impl Blk {
     /// Name of the engine, with the reason if it is not the first choice.
     ///
     /// For example `io_uring`, `io_uring, direct`, `immediate, mapped`, `threads (io_uring:
-    /// REASON)`; `threads, mapped` for a qcow2 image in memory.
+    /// REASON)`; `io_uring, threads` for a qcow2 image, `threads, mapped` for one in memory.
     #[must_use]
     pub fn engine(&self) -> String {
         engine_name(&self.current.attached())

@@ -330,9 +330,9 @@ impl Blk {
         if args.image.path().is_none() {
             Self::check_store(args, engine)?;
         }
-        let has_rings = format == Format::Raw && matches!(engine, Engine::Auto | Engine::IoUring);
+        let has_rings = matches!(engine, Engine::Auto | Engine::IoUring);
         if args.registered_buffers && !has_rings {
-            return Err(("registered-buffers", "needs a raw image and the io_uring engine".to_owned()));
+            return Err(("registered-buffers", "needs the io_uring engine".to_owned()));
         }
         let slow = args.slow.map(Into::<Duration>::into);
         if slow.is_some_and(|slow| slow.is_zero()) {

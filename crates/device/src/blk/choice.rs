@@ -28,23 +28,20 @@ pub(super) fn choose_engine(
     let path = || config.path.clone();
     let pool = |at_once| Arc::new(Pool::new(image, at_once));
     let threads = |why| EngineKind::Threads { pool: pool(AtOnce::Never), why };
+    // A format has workers, too.
+    let over = |below| match image.qcow2 {
+        Some(_) => EngineKind::Clusters { below: Box::new(below), pool: pool(AtOnce::Never) },
+        None => below,
+    };
     Ok(match (config.engine, engine::probe()) {
-        // A format has threads, which wait for the store.
-        _ if let (Some(store), None) = (image.source.store(), &image.qcow2) => {
-            EngineKind::Store(store.clone())
-        }
-        _ if image.source.store().is_some() => threads(None),
+        _ if let Some(store) = image.source.store() => over(EngineKind::Store(store.clone())),
         (EngineChoice::Threads, _) => threads(None),
         (EngineChoice::Immediate, _) => immediate(image, present),
-        (EngineChoice::IoUring, _) if image.qcow2.is_some() => {
-            return Err(OpenError::EngineOfFormat { path: path() });
-        }
         (EngineChoice::Auto, _) if image.qcow2.is_some() && image.in_memory => {
             EngineKind::Threads { pool: pool(AtOnce::InFile(mapped(image, None))), why: None }
         }
-        (EngineChoice::Auto, _) if image.qcow2.is_some() => threads(None),
         (EngineChoice::Auto, _) if image.in_memory => immediate(image, present),
-        (_, Ok(_)) => EngineKind::Uring { registers: config.registered_buffers },
+        (_, Ok(_)) => over(EngineKind::Uring { registers: config.registered_buffers }),
         (EngineChoice::IoUring, Err(source)) => return Err(OpenError::Engine { path: path(), source }),
         (EngineChoice::Auto, Err(error)) => threads(Some(error.to_string())),
     })
@@ -52,7 +49,12 @@ pub(super) fn choose_engine(
 
 /// Name of an engine; see [`Blk::engine`](super::Blk::engine).
 pub(super) fn engine_name(Attached { image, engine }: &Attached) -> String {
-    let engine = match engine {
+    let name = name(engine);
+    if image.direct.is_some() { name + ", direct" } else { name }
+}
+
+fn name(engine: &EngineKind) -> String {
+    match engine {
         EngineKind::Uring { registers: false } => "io_uring".into(),
         EngineKind::Uring { registers: true } => "io_uring with registered buffers".into(),
         EngineKind::Immediate { mapped: None } => "immediate".into(),
@@ -61,6 +63,6 @@ pub(super) fn engine_name(Attached { image, engine }: &Attached) -> String {
         EngineKind::Store(_) => "queues of the store".into(),
         EngineKind::Threads { why: None, .. } => "threads".into(),
         EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
-    };
-    if image.direct.is_some() { engine + ", direct" } else { engine }
+        EngineKind::Clusters { below, .. } => name(below) + ", threads",
+    }
 }

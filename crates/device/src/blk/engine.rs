@@ -1,12 +1,14 @@
 //! Engines for host I/O.
 //!
 //! An engine takes jobs and returns results; it knows nothing of requests. Those here are for files;
-//! another store brings its own ([`Engine::Store`]).
+//! another store brings its own ([`Engine::Store`]). A qcow2 image has one of either below
+//! ([`Engine::Clusters`]).
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
 //!   quiet() at the start of a serve, listen() before the owner sleeps: no signals in between
 //! ```
+mod clusters;
 #[cfg(test)]
 pub(super) mod held;
 mod immediate;
@@ -42,6 +44,19 @@ pub(super) enum EngineKind {
     Threads { pool: Arc<Pool>, why: Option<String> },
     /// The queues of a store other than a file.
     Store(Arc<dyn Store>),
+    /// Of a qcow2 image: the engine of its file or store, and one pool for all queues.
+    Clusters { below: Box<Self>, pool: Arc<Pool> },
+}
+
+impl EngineKind {
+    /// Whether transfers are io_uring's.
+    pub(super) fn is_ring(&self) -> bool {
+        match self {
+            Self::Uring { .. } => true,
+            Self::Clusters { below, .. } => below.is_ring(),
+            Self::Immediate { .. } | Self::Threads { .. } | Self::Store(_) => false,
+        }
+    }
 }
 
 /// The engine of one queue.
@@ -52,6 +67,7 @@ pub(super) enum Engine {
     Immediate(immediate::Immediate),
     Threads(threads::Threads),
     Store(Box<dyn StoreQueue>),
+    Clusters(clusters::Clusters),
     #[cfg(test)]
     Held(held::Held),
 }
@@ -77,12 +93,19 @@ impl Engine {
                 Self::Threads(threads::Threads::new(pool.clone(), jobs, event.clone())?)
             }
             EngineKind::Store(store) => Self::Store(store.queue(jobs)?),
+            EngineKind::Clusters { below, pool } => {
+                Self::Clusters(clusters::Clusters::new(pool, below, image, jobs, event)?)
+            }
         })
     }
 
     /// Whether it keeps guest memory beyond that of jobs.
     pub(super) fn registers(&self) -> bool {
-        matches!(self, Self::Uring(uring) if uring.registers())
+        match self {
+            Self::Uring(uring) => uring.registers(),
+            Self::Clusters(clusters) => clusters.below().registers(),
+            _ => false,
+        }
     }
 
     /// Whether jobs are done in the queue's thread.
@@ -90,7 +113,7 @@ impl Engine {
         match self {
             Self::Immediate(_) => true,
             Self::Threads(threads) => threads.copies(),
-            Self::Uring(_) | Self::Store(_) => false,
+            Self::Uring(_) | Self::Store(_) | Self::Clusters(_) => false,
             #[cfg(test)]
             Self::Held(_) => false,
         }
@@ -106,8 +129,10 @@ impl Engine {
 
     /// Follows changes of the memory map; called before jobs are pushed.
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
-        if let Self::Uring(uring) = self {
-            uring.follow(queue);
+        match self {
+            Self::Uring(uring) => uring.follow(queue),
+            Self::Clusters(clusters) => clusters.follow(queue),
+            _ => {}
         }
     }
 
@@ -116,6 +141,7 @@ impl Engine {
         match self {
             Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => None,
             Self::Store(queue) => Some(queue.fd()),
+            Self::Clusters(clusters) => clusters.own_fd(),
             #[cfg(test)]
             Self::Held(held) => Some(held.fd()),
         }
@@ -125,6 +151,7 @@ impl Engine {
     pub(super) fn quiet(&mut self) {
         match self {
             Self::Uring(uring) => uring.quiet(),
+            Self::Clusters(clusters) => clusters.quiet(),
             Self::Immediate(_) | Self::Threads(_) | Self::Store(_) => {}
             #[cfg(test)]
             Self::Held(_) => {}
@@ -140,6 +167,7 @@ impl Engine {
             Self::Immediate(immediate) => immediate.has_news(),
             Self::Threads(threads) => threads.listen(),
             Self::Store(queue) => queue.listen(),
+            Self::Clusters(clusters) => clusters.listen(),
             #[cfg(test)]
             Self::Held(held) => held.listen(),
         }
@@ -154,6 +182,7 @@ impl Engine {
             Self::Immediate(immediate) => Some(immediate.has_news()),
             Self::Threads(threads) => threads.has_news(),
             Self::Store(queue) => queue.has_news(),
+            Self::Clusters(clusters) => clusters.has_news(),
             #[cfg(test)]
             Self::Held(_) => None,
         }
@@ -182,6 +211,8 @@ impl Engine {
             }
             // SAFETY: as above.
             Self::Store(queue) => unsafe { queue.push(head, job) },
+            // SAFETY: as above.
+            Self::Clusters(clusters) => unsafe { clusters.push(head, job) },
             #[cfg(test)]
             Self::Held(held) => {
                 held.push(head, job);
@@ -206,6 +237,7 @@ impl Engine {
                 Ok(())
             }
             Self::Store(queue) => queue.submit(),
+            Self::Clusters(clusters) => clusters.submit(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.submit();
@@ -224,6 +256,7 @@ impl Engine {
             Self::Immediate(immediate) => immediate.cancel(),
             Self::Threads(threads) => threads.cancel(),
             Self::Store(queue) => queue.cancel(),
+            Self::Clusters(clusters) => clusters.cancel(),
             #[cfg(test)]
             Self::Held(held) => held.cancel(),
         }
@@ -236,6 +269,7 @@ impl Engine {
             Self::Immediate(immediate) => immediate.reap(outcomes),
             Self::Threads(threads) => threads.reap(outcomes),
             Self::Store(queue) => queue.reap(outcomes),
+            Self::Clusters(clusters) => clusters.reap(outcomes),
             #[cfg(test)]
             Self::Held(held) => held.reap(outcomes),
         }
@@ -257,6 +291,7 @@ impl Engine {
                 Ok(())
             }
             Self::Store(queue) => queue.wait(),
+            Self::Clusters(clusters) => clusters.wait(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.wait();

@@ -1,7 +1,7 @@
 //! qcow2 images, through the crate imago, which no other module names.
 //!
 //! ```text
-//!   job --its clusters are known and in use-------> guest memory <-> image file, in place
+//!   job --its clusters are known and allocated----> guest memory <-> image file, in place
 //!    '----else--> worker of the pool -> imago -> image file, and its backing files (read-only)
 //!                    '-- guest memory <-> a buffer of the worker
 //! ```
@@ -9,9 +9,10 @@
 //! overwritten without imago, which would need a copy: at the offset in the file that
 //! [`cluster_map`] has. All else goes through imago: new clusters, copies on write, zeroes,
 //! compressed clusters, backing files, writes that go through to the disk, and all tables. A
-//! cluster of the map stays where it is while [`Qcow2::tables`] is locked, shared or not: whoever
-//! frees or zeroes clusters locks it exclusively, and first takes them off the map. Writing data in
-//! place changes no table, so there is nothing that a kill could leave half done.
+//! cluster of the map stays where it is while [`Qcow2::tables`] is locked, shared or not, or while it is
+//! listed as [in use](in_use): whoever frees or zeroes clusters locks the tables exclusively, first takes
+//! the clusters off the map, and then leaves alone what is in use. Writing data in place changes no
+//! table, so there is nothing that a kill could leave half done.
 //!
 //! **A name in an image opens nothing.** An image has the names of its backing file and external
 //! data file, and a guest that can write to the image can change them (as a guest did in
@@ -29,6 +30,7 @@ mod bytes;
 mod cluster_map;
 mod create;
 mod header;
+mod in_use;
 mod recorded;
 mod refcounts;
 mod storage;
@@ -44,6 +46,7 @@ use header::Header;
 use imago::format::PreallocateMode;
 use imago::raw::Raw;
 use imago::{FormatAccess, Mapping, StorageOpenOptions};
+use in_use::{InUse, Part};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
 use paravane_store::{Job, Pieces, Store};
@@ -59,6 +62,7 @@ use storage::Storage;
 pub(super) use create::create;
 pub use create::{BackingName, NewQcow2};
 pub use header::{Features, HeaderError};
+pub(super) use in_use::QueueRanges;
 pub use recorded::{Layout, Recorded};
 pub use refcounts::{ClusterRole, RefcountError};
 pub use whole::Extent;
@@ -71,6 +75,9 @@ type Driver = imago::qcow2::Qcow2<Storage, Arc<Access>>;
 ///
 /// The rest of a request follows in further steps.
 const AT_ONCE: usize = 1 << 20;
+
+/// Bytes of zeroes that are written at once.
+const ZEROES: u64 = 64 << 10;
 
 /// Clusters that are looked up at once.
 const LOOKED_UP: u64 = 64;
@@ -97,8 +104,12 @@ pub(super) struct Qcow2 {
     /// imago writes refcounts before the tables that they count. But if other requests change both
     /// in between, a killed process leaves clusters that are in use and counted as free.
     tables: RwLock<()>,
+    /// Bytes of a cluster.
+    cluster: u64,
     /// Clusters that are accessed in place. `None`: none are.
     clusters: Option<ClusterMap>,
+    /// Ranges of the disk that transfers in flight access in place.
+    in_use: InUse,
     /// Tables that a request has changed may not be in the file: writing them has failed.
     ///
     /// The next change writes them, and until then no write is done without one.
@@ -148,7 +159,11 @@ impl Qcow2 {
 
     fn new(image: &ImageFile, access: Access, cluster: u64, layers: Vec<ImageFile>) -> Self {
         Self {
-            clusters: ClusterMap::new(cluster, access.size()),
+            cluster,
+            clusters: may_be_in_place(&image.source)
+                .then(|| ClusterMap::new(cluster, access.size()))
+                .flatten(),
+            in_use: InUse::default(),
             access: Some(RwLock::new(Arc::new(access))),
             tables: RwLock::default(),
             unwritten: AtomicBool::new(false),
@@ -175,9 +190,12 @@ impl Qcow2 {
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         self.guarded(|| {
             let (mut access, _alone) = self.remap(0, u64::MAX)?;
-            let access = Arc::get_mut(&mut access).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::ResourceBusy, "a snapshot is being made; try again")
-            })?;
+            let busy = |what| io::Error::new(io::ErrorKind::ResourceBusy, what);
+            if self.split(size, u64::MAX - size).iter().any(|part| part.is_used) {
+                return Err(busy("requests beyond the new end are in flight; try again"));
+            }
+            let access =
+                Arc::get_mut(&mut access).ok_or_else(|| busy("a snapshot is being made; try again"))?;
             access.resize(size, PreallocateMode::None)?;
             access.flush()?;
             access.sync()
@@ -211,31 +229,15 @@ impl Qcow2 {
     /// `None`: they are not, or their tables change just now. Waits for nothing but `file`, which is
     /// that of [`Qcow2::perform`], and runs no code of the format.
     pub(super) fn in_place(&self, job: Job, file: impl Fn(Job) -> i32) -> Option<i32> {
-        let (pieces, offset) = transfer(job)?;
-        // Relaxed: see `guarded`. A write that misses `unwritten` runs at the time of the failure.
-        let writes = matches!(job, Job::Write { .. });
-        if self.broken.load(Ordering::Relaxed) || writes && self.unwritten.load(Ordering::Relaxed) {
-            return None;
-        }
-        let clusters = self.clusters.as_ref()?;
-        let _unchanged = self.tables.try_read().ok()?;
-        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
-        // and it has not even been posted.
-        let slices = unsafe { pieces.slices() };
-        let len = total(slices);
-        let at = |pieces: Pieces, offset| match job {
-            Job::Write { durable, .. } => Job::Write { pieces, offset, durable },
-            _ => Job::Read { pieces, offset },
-        };
+        let InPlace { clusters, slices, offset, len, _unchanged } = self.may_be_in_place(job)?;
         let mut done = 0;
         while done < len {
             let Some((host, now)) = clusters.find(offset + done, len - done) else { break };
             let moved = match now == len {
-                true => file(at(pieces, host)),
+                true => file(moved_to(job, host)),
                 false => PART.with_borrow_mut(|part| {
                     cut(slices, done, now, part);
-                    let first = NonNull::from(part.as_mut_slice()).cast();
-                    file(at(Pieces { first, count: part.len() as u32 }, host))
+                    file(moved_to(with_pieces(job, part), host))
                 }),
             };
             match u64::try_from(moved) {
@@ -250,6 +252,47 @@ impl Qcow2 {
             }
         }
         i32::try_from(done).ok().filter(|done| *done > 0)
+    }
+
+    /// A list of what a queue with heads below `heads` uses, for [`Qcow2::place`].
+    pub(super) fn ranges(&self, heads: u16) -> Arc<QueueRanges> {
+        self.in_use.queue(heads)
+    }
+
+    /// The job of the image file that does a transfer in the clusters that are known, or its first part.
+    ///
+    /// `None`: they are not known, or their tables change just now. A part is listed in `part`, which
+    /// has to stay as it is. The clusters are in use until the head leaves `ranges`. Waits for nothing.
+    pub(super) fn place(
+        &self,
+        job: Job,
+        (head, ranges): (u16, &QueueRanges),
+        part: &mut Vec<HostSlice>,
+    ) -> Option<Job> {
+        let InPlace { clusters, slices, offset, len, _unchanged } = self.may_be_in_place(job)?;
+        let (host, now) = clusters.find(offset, len)?;
+        ranges.enter(head, offset..offset + now)?;
+        if now == len {
+            return Some(moved_to(job, host));
+        }
+        cut(slices, 0, now, part);
+        Some(moved_to(with_pieces(job, part), host))
+    }
+
+    /// A transfer that may be done in place, with the tables locked.
+    fn may_be_in_place(&self, job: Job) -> Option<InPlace<'_>> {
+        let (pieces, offset) = transfer(job)?;
+        // Relaxed: see `guarded`. A write that misses `unwritten` runs at the time of the failure.
+        let writes = matches!(job, Job::Write { .. });
+        if self.broken.load(Ordering::Relaxed) || writes && self.unwritten.load(Ordering::Relaxed) {
+            return None;
+        }
+        let clusters = self.clusters.as_ref()?;
+        let unchanged = self.tables.try_read().ok()?;
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
+        // and it has not even been posted; callers use the list no longer than their call takes.
+        let slices = unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) };
+        Some(InPlace { clusters, slices, offset, len: total(slices), _unchanged: unchanged })
     }
 
     /// Enters the clusters of a transfer into the map, if they can be accessed in place.
@@ -316,27 +359,61 @@ impl Qcow2 {
             Job::Flush => self.sync(),
             Job::Discard { offset, len } => {
                 let (access, _alone) = self.remap(offset, len)?;
-                // SAFETY: no mapping exists: requests hold the locks that `remap` has, and an
-                // overlay that is being prepared reads nothing.
-                unsafe { access.discard_to_any_unsafe(offset, len) }?;
+                // What is in use stays: a discard is a hint.
+                for Part { range, .. } in self.split(offset, len).into_iter().filter(|part| !part.is_used) {
+                    // SAFETY: no mapping exists: requests hold the locks that `remap` has or use
+                    // other clusters, and an overlay that is being prepared reads nothing.
+                    unsafe { access.discard_to_any_unsafe(range.start, range.end - range.start) }?;
+                }
                 self.write_tables(&access)?;
                 Ok(0)
             }
             Job::Zeroes { offset, len, unmap: true } => {
                 let (access, _alone) = self.remap(offset, len)?;
                 // SAFETY: as above.
-                unsafe { access.discard_to_zero_unsafe(offset, len) }?;
+                let discard = |offset, len| unsafe { access.discard_to_zero_unsafe(offset, len) };
+                self.zero_with(&access, (offset, len), discard)?;
                 self.write_tables(&access)?;
                 Ok(0)
             }
             Job::Zeroes { offset, len, unmap: false } => {
                 self.change_tables(|access| {
                     self.forget(offset, len);
-                    access.write_zeroes(offset, len)
+                    self.zero_with(access, (offset, len), |offset, len| access.write_zeroes(offset, len))
                 })?;
                 Ok(0)
             }
         }
+    }
+
+    /// Zeroes a range that is not on the map: by `zero`, and by writes where clusters are in use.
+    ///
+    /// `tables` is locked exclusively.
+    fn zero_with(
+        &self,
+        access: &Access,
+        (offset, len): (u64, u64),
+        zero: impl Fn(u64, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        for Part { range, is_used } in self.split(offset, len) {
+            if !is_used {
+                zero(range.start, range.end - range.start)?;
+                continue;
+            }
+            let zeroes = vec![0; (range.end - range.start).min(ZEROES) as usize];
+            let mut at = range.start;
+            while at < range.end {
+                let now = (range.end - at).min(ZEROES);
+                access.write(&zeroes[..now as usize], at)?;
+                at += now;
+            }
+        }
+        Ok(())
+    }
+
+    /// Splits a range that is not on the map by what is in use. `tables` is locked exclusively.
+    fn split(&self, offset: u64, len: u64) -> Vec<Part> {
+        self.in_use.split(offset..offset.saturating_add(len), self.cluster)
     }
 
     fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
@@ -432,6 +509,44 @@ impl Drop for Qcow2 {
                 "cannot write the tables of a qcow2 image while closing it; run `qemu-img check`"
             );
         }
+    }
+}
+
+/// A transfer that may be done in place.
+struct InPlace<'a> {
+    clusters: &'a ClusterMap,
+    slices: &'a [HostSlice],
+    /// Offset on the disk.
+    offset: u64,
+    len: u64,
+    /// Keeps the clusters of the map where they are.
+    _unchanged: RwLockReadGuard<'a, ()>,
+}
+
+/// Whether clusters are accessed at their places in the image.
+///
+/// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, imago reads and
+/// writes whole ones, which must not be written in place at the same time.
+fn may_be_in_place(source: &Source) -> bool {
+    source.store().is_none_or(|store| u64::from(store.limits().block) <= SECTOR)
+}
+
+/// A transfer at another offset.
+fn moved_to(job: Job, offset: u64) -> Job {
+    match job {
+        Job::Read { pieces, .. } => Job::Read { pieces, offset },
+        Job::Write { pieces, durable, .. } => Job::Write { pieces, offset, durable },
+        other => other,
+    }
+}
+
+/// A transfer of other pieces.
+fn with_pieces(job: Job, list: &mut [HostSlice]) -> Job {
+    let pieces = Pieces { first: NonNull::from(&mut *list).cast(), count: list.len() as u32 };
+    match job {
+        Job::Read { offset, .. } => Job::Read { pieces, offset },
+        Job::Write { offset, durable, .. } => Job::Write { pieces, offset, durable },
+        other => other,
     }
 }
 

@@ -138,8 +138,6 @@ impl Snapshots {
         let blocks = matches!(self.current.attached().engine, EngineKind::Immediate { .. })
             && !(base.in_memory && base.qcow2.is_none());
         match self.choice {
-            // A ring is for raw images.
-            EngineChoice::IoUring => EngineChoice::Auto,
             // It has no thread of its own that it may block.
             EngineChoice::Immediate if !blocks => EngineChoice::Auto,
             choice => choice,

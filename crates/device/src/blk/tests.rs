@@ -1,5 +1,6 @@
 //! Requests as a driver makes them, and what must come back.
 mod block_device;
+mod clusters;
 mod data;
 mod direct;
 mod disk;

@@ -126,7 +126,7 @@ fn errors_name_the_line() {
         (
             &[disk, "engine = \"threads\"\nregistered-buffers = true\n"],
             6,
-            "registered-buffers: needs a raw image and the io_uring engine",
+            "registered-buffers: needs the io_uring engine",
         ),
         (&[disk, "no-lock = true\n", &other.replace("\"/j\"", "\"/i\"")], 8, "image: /i is used twice"),
         (&[disk, "queues = 0\n"], 5, "queues: 0 is out of range: use 1 to 256"),

@@ -1,4 +1,5 @@
-//! A pool of threads that block in system calls, for hosts that refuse io_uring.
+//! A pool of threads that block in system calls, for hosts that refuse io_uring, and for what a format
+//! has to do besides transfers ([`Clusters`](super::clusters)).
 //!
 //! ```text
 //!   push -> pushed --submit--> the pool's jobs -> worker -> the queue's outcomes -> reap
@@ -215,6 +216,11 @@ impl Threads {
         Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
     }
 
+    /// Whether it has jobs.
+    pub(super) fn has_jobs(&self) -> bool {
+        self.handed_out > 0 || !self.pushed.is_empty() || !self.done.is_empty()
+    }
+
     /// Whether jobs may be done at once.
     pub(super) fn copies(&self) -> bool {
         matches!(self.pool.at_once, AtOnce::InFile(_))
@@ -229,11 +235,13 @@ impl Threads {
             if rustix::io::read(&self.shared.event, &mut count).is_ok() {
                 self.signals -= i64::from_ne_bytes(count);
             }
-            if !lock(&self.shared.outcomes).is_empty() {
-                return true;
-            }
         }
-        !self.done.is_empty()
+        self.has_outcomes()
+    }
+
+    /// Whether there is something to reap. For an owner that has cleared the event.
+    pub(super) fn has_outcomes(&self) -> bool {
+        !self.done.is_empty() || self.handed_out > 0 && !lock(&self.shared.outcomes).is_empty()
     }
 
     /// Whether there is something to reap; `None` if only the list of the workers' outcomes tells.

@@ -119,7 +119,7 @@ impl Disk {
     #[must_use]
     pub fn grain(&self) -> u64 {
         match &self.image.qcow2 {
-            Some(qcow2) => qcow2.cluster().max(SECTOR),
+            Some(qcow2) => qcow2.cluster(),
             None => RAW_BLOCK,
         }
     }

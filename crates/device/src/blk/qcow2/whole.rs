@@ -16,9 +16,9 @@ pub enum Extent {
 }
 
 impl Qcow2 {
-    /// Bytes of a cluster, a power of two; 0 if the host has no memory for the map of clusters.
+    /// Bytes of a cluster, a power of two.
     pub(in crate::blk) fn cluster(&self) -> u64 {
-        self.clusters.as_ref().map_or(0, super::ClusterMap::cluster)
+        self.cluster
     }
 
     /// What is at `offset` of the disk, and for how many bytes; at most `len`, at least 1.

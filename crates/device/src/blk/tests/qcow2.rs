@@ -173,7 +173,9 @@ fn the_disk_is_as_large_as_the_image_says() {
     let blk = open(disk(&path)).unwrap();
     assert_eq!(blk.size(), 3 << 30);
     // In memory, clusters that are known are copied in the file's mapping.
-    assert!(["threads", "threads, mapped"].contains(&&*blk.engine()), "{}", blk.engine());
+    let engine = blk.engine();
+    let names = ["io_uring, threads", "threads, mapped", "threads (io_uring: "];
+    assert!(names.iter().any(|name| engine.starts_with(name)), "{engine}");
     let mut rig = Rig::new(blk);
     let end = (3 << 30) / 512;
     assert_eq!(rig.status(blk::T_OUT, end - 1, &[7; 512]), blk::S_OK);
@@ -332,8 +334,6 @@ fn what_is_no_qcow2_image_is_refused() {
     assert!(matches!(header_error(disk(&path)), HeaderError::NotQcow2));
     std::fs::write(&path, []).unwrap();
     assert!(matches!(open(disk(&path)), Err(OpenError::Empty { .. })));
-    let config = BlkConfig { engine: EngineChoice::IoUring, ..disk(&folder.path().join("good.qcow2")) };
-    assert!(matches!(open(config), Err(OpenError::EngineOfFormat { .. })));
 }
 
 #[test]

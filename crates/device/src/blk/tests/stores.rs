@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A store on a file: jobs end in the opposite order, and transfers are short.
 #[derive(Debug)]
@@ -21,6 +21,17 @@ pub(super) struct TestStore {
     size: AtomicU64,
     /// As an export of an NBD server.
     pub(super) has_fixed_size: bool,
+    /// What its queues share with the test.
+    pub(super) orders: Arc<Orders>,
+}
+
+/// Orders of the test to the queues of a store, and what they have done.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    /// Jobs are begun later.
+    pub(super) hold: AtomicBool,
+    /// Jobs done.
+    pub(super) done: AtomicU64,
 }
 
 pub(super) const LIMITS: StoreLimits = StoreLimits {
@@ -36,7 +47,7 @@ impl TestStore {
     pub(super) fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
         let file = File::options().read(true).write(true).open(file).unwrap();
         let size = file.metadata().unwrap().len().into();
-        Arc::new(Self { file: file.into(), limits, size, has_fixed_size: false })
+        Arc::new(Self { file: file.into(), limits, size, has_fixed_size: false, orders: Arc::default() })
     }
 }
 
@@ -67,8 +78,8 @@ fn is_outside(job: Job, size: u64) -> bool {
 impl Store for TestStore {
     fn queue(&self, _jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
         let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK)?;
-        let (file, limits) = (self.file.clone(), self.limits);
-        Ok(Box::new(TestQueue { file, limits, jobs: Vec::new(), done: Vec::new(), event }))
+        let (file, limits, orders) = (self.file.clone(), self.limits, self.orders.clone());
+        Ok(Box::new(TestQueue { file, limits, orders, jobs: Vec::new(), done: Vec::new(), event }))
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
@@ -105,6 +116,7 @@ impl Store for TestStore {
 struct TestQueue {
     file: Arc<File>,
     limits: StoreLimits,
+    orders: Arc<Orders>,
     jobs: Vec<(u16, Job)>,
     done: Vec<Outcome>,
     event: OwnedFd,
@@ -130,12 +142,10 @@ impl StoreQueue for TestQueue {
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        for (head, job) in self.jobs.drain(..).rev() {
-            // SAFETY: the memory is valid until the outcome is reaped, which is made here, once.
-            self.done.push(unsafe { Outcome::new(head, perform(&self.file, &self.limits, job)) });
+        match self.orders.hold.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.wait(),
         }
-        rustix::io::write(&self.event, &1u64.to_ne_bytes())?;
-        Ok(())
     }
 
     fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
@@ -143,7 +153,13 @@ impl StoreQueue for TestQueue {
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        self.submit()
+        for (head, job) in self.jobs.drain(..).rev() {
+            self.orders.done.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the memory is valid until the outcome is reaped, which is made here, once.
+            self.done.push(unsafe { Outcome::new(head, perform(&self.file, &self.limits, job)) });
+        }
+        rustix::io::write(&self.event, &1u64.to_ne_bytes())?;
+        Ok(())
     }
 
     fn cancel(&mut self) {}
