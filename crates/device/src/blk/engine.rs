@@ -61,7 +61,6 @@ impl EngineKind {
 
 /// The engine of one queue.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each queue, and the larger one is to be fast")]
 pub(super) enum Engine {
     Uring(uring::Uring),
     Immediate(immediate::Immediate),

@@ -65,7 +65,7 @@ impl Known {
         let id = self.rig.add(&readable_parts, &[segment(STATUS, 1)]);
         loop {
             self.rig.serve().unwrap();
-            while let Some(used) = self.rig.driver.pop_used().unwrap() {
+            if let Some(used) = self.rig.driver.pop_used().unwrap() {
                 assert_eq!(used.id, id, "the others are held");
                 return self.rig.peek(STATUS, 1)[0];
             }
