@@ -90,9 +90,9 @@ impl Image {
         }
         let folder = tempfile::Builder::new().prefix("paravane-bench-").tempdir_in(place)?;
         let mut image = Self { _nbd: Vec::new(), http: None, _ceph: Vec::new(), folder };
-        for name in names {
-            let path = image.path(name);
-            write(&path)?;
+        let paths: Vec<_> = names.iter().map(|name| image.path(name)).collect();
+        write(&paths)?;
+        for (name, path) in names.iter().zip(paths) {
             if storage.is_qcow2() {
                 convert(&path)?;
             }
@@ -137,15 +137,18 @@ fn convert(path: &Path) -> io::Result<()> {
     std::fs::rename(&made, path)
 }
 
-fn write(path: &Path) -> io::Result<()> {
-    let mut file = File::create(path)?;
+/// Writes the images, a piece of each in turn: so they get the same kind of memory, or place on the disk.
+///
+/// Written one after another, the first had 0.93 of the rate of the second with large requests.
+fn write(paths: &[PathBuf]) -> io::Result<()> {
+    let mut files = paths.iter().map(File::create).collect::<io::Result<Vec<_>>>()?;
     let mut piece = vec![0_u8; 1 << 20];
     for start in (0..SPAN).step_by(piece.len()) {
         for (number, block) in piece.chunks_exact_mut(BLOCK as usize).enumerate() {
             block.fill(number as u8);
             block[..8].copy_from_slice(&(start / BLOCK + number as u64).to_le_bytes());
         }
-        file.write_all(&piece)?;
+        files.iter_mut().try_for_each(|file| file.write_all(&piece))?;
     }
-    file.sync_all()
+    files.iter().try_for_each(File::sync_all)
 }
