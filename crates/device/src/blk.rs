@@ -71,7 +71,6 @@ use qcow2::Qcow2;
 use std::any::Any;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
@@ -684,9 +683,9 @@ impl Device for Blk {
             image.guards.check(file)?;
         }
         let engine = Engine::new(&engine, &image, size, follower.event())?;
-        let wake = Wake::new(follower.event(), engine.own_fd())?;
+        let wake = Wake::new(follower.event());
         let limit = match &self.limiter {
-            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), Some(wake.as_fd()))?)),
+            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), Some(wake.fd(&engine)?))?)),
             None => None,
         };
         let errors = (index, self.errors.clone());

@@ -125,8 +125,11 @@ pub use rate::{Limiter, Rate, RateLimit};
 use net::{NetDevice, NetQueue};
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
+use rustix::event::epoll;
 use std::any::Any;
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
@@ -235,11 +238,17 @@ pub trait Device: Send {
     }
 }
 
+/// How owners watch descriptors of handlers: each time that they become readable.
+///
+/// Not while they are: a network card without buffers must be able to sleep while frames wait.
+pub(crate) const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
 /// Serves one queue, on one I/O thread.
 ///
 /// The owner calls [`serve`](QueueHandler::serve) until it neither pops nor completes anything. It
 /// then polls ([`has_news`](QueueHandler::has_news)) or sleeps ([`listen`](QueueHandler::listen))
-/// until a kick, or until [`completion_fd`](QueueHandler::completion_fd) becomes readable.
+/// until a kick, or until [`completion_fd`](QueueHandler::completion_fd) becomes readable, which
+/// [`watch`](QueueHandler::watch) tells an epoll instance.
 pub trait QueueHandler: Send {
     /// Pops chains, starts or does them, completes finished ones, and publishes once.
     ///
@@ -254,6 +263,27 @@ pub trait QueueHandler: Send {
     /// edge-triggered and calls `serve` once for each edge. The handler clears it.
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Has `epoll` tell, with `token` and edge-triggered, what [`QueueHandler::completion_fd`] tells, until
+    /// [`QueueHandler::unwatch`].
+    ///
+    /// For an owner that waits for many. A handler with several descriptors may have all of them told of.
+    ///
+    /// # Errors
+    /// The host refuses; nothing has changed.
+    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        let Some(fd) = self.completion_fd() else { return Ok(()) };
+        Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(token), EDGE)?)
+    }
+
+    /// Ends [`QueueHandler::watch`] with the same instance. Later events wait for the next one.
+    fn unwatch(&mut self, epoll: &OwnedFd) {
+        if let Some(fd) = self.completion_fd()
+            && let Err(error) = epoll::delete(epoll, fd)
+        {
+            tracing::error!("cannot remove a descriptor from epoll: {error}");
+        }
     }
 
     /// Makes host events signal [`QueueHandler::completion_fd`].
@@ -271,6 +301,13 @@ pub trait QueueHandler: Send {
     /// Called after a `serve` that did nothing. `None` if only the descriptor tells [`None`].
     fn has_news(&mut self) -> Option<bool> {
         None
+    }
+
+    /// Whether a thread that keeps looking, instead of sleeping, ends what is in flight sooner [`true`].
+    ///
+    /// Called after a `serve` that did nothing. If `false`, the owner sleeps until an event.
+    fn is_worth_polling(&self) -> bool {
+        true
     }
 
     /// Whether the handler waits for available buffers [`true`].

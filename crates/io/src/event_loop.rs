@@ -63,7 +63,7 @@ pub(super) struct Setting {
 }
 
 pub(super) struct EventLoop {
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     setting: Setting,
     entries: Vec<Option<Entry>>,
     /// Number of queues.
@@ -108,7 +108,7 @@ enum State {
 
 impl EventLoop {
     pub(super) fn new(setting: Setting) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let control = epoll::EventData::new_u64(CONTROL);
         epoll::add(&epoll, &*setting.control, control, epoll::EventFlags::IN)?;
         Ok(Self {
@@ -241,7 +241,7 @@ impl EventLoop {
     }
 
     fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
-        let Entry { queue, state, .. } = self.entries.get_mut(number)?.take()?;
+        let Entry { mut queue, state, .. } = self.entries.get_mut(number)?.take()?;
         self.count -= 1;
         match state {
             State::Asleep => {}

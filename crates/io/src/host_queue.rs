@@ -29,11 +29,6 @@ const BUDGET: usize = 16;
 /// Beyond that, asking all the time for news gains nothing, and costs a server that sends long answers
 /// a tenth of its rate: it is woken for each part that has been received.
 const FEW: u16 = 4;
-/// How to wait for a handler's descriptor: each time that it becomes readable.
-///
-/// Not while it is readable: a network card without buffers must be able to sleep while frames
-/// wait.
-const NEWS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// How a queue's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,24 +113,21 @@ impl HostQueue {
     /// Adds the queue's descriptors to `poll`, with the tokens `kicks` and `news`.
     ///
     /// Events may have been missed before: the queue is to be served once now.
-    pub(super) fn listen(&mut self, poll: &OwnedFd, kicks: u64, news: u64) -> std::io::Result<()> {
+    pub(super) fn listen(&mut self, poll: &Arc<OwnedFd>, kicks: u64, news: u64) -> std::io::Result<()> {
         epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
-        if let Some(fd) = self.handler.completion_fd()
-            && let Err(error) = epoll::add(poll, fd, epoll::EventData::new_u64(news), NEWS)
-        {
+        if let Err(error) = self.handler.watch(poll, news) {
             epoll::delete(poll, self.kicks.fd())?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(())
     }
 
     /// Undoes [`HostQueue::listen`]. Later events wait in their descriptors.
-    pub(super) fn ignore(&self, poll: &OwnedFd) {
-        for fd in [Some(self.kicks.fd()), self.handler.completion_fd()].into_iter().flatten() {
-            if let Err(error) = epoll::delete(poll, fd) {
-                tracing::error!("cannot remove a descriptor from epoll: {error}");
-            }
+    pub(super) fn ignore(&mut self, poll: &OwnedFd) {
+        if let Err(error) = epoll::delete(poll, self.kicks.fd()) {
+            tracing::error!("cannot remove a descriptor from epoll: {error}");
         }
+        self.handler.unwatch(poll);
     }
 
     /// Takes the signals that have arrived, and reports those that are kicks.
@@ -237,7 +229,7 @@ impl HostQueue {
 
     /// Whether polling can find work, after a [`HostQueue::serve`] that ran dry.
     pub(super) fn can_poll(&mut self) -> bool {
-        self.handler.wants_kicks() || self.handler.has_news().is_some()
+        self.handler.is_worth_polling() && (self.handler.wants_kicks() || self.handler.has_news().is_some())
     }
 
     /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry.

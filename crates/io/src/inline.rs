@@ -31,7 +31,7 @@ pub struct Inline {
 }
 
 struct Shared {
-    poll: OwnedFd,
+    poll: Arc<OwnedFd>,
     queues: Mutex<Vec<Option<Box<HostQueue>>>>,
 }
 
@@ -41,7 +41,7 @@ impl Inline {
     /// # Errors
     /// The host refuses a thread or descriptors.
     pub fn spawn() -> io::Result<Self> {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let poll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let quit = Notifier::new(false).map_err(io::Error::other)?;
         epoll::add(&poll, &quit, epoll::EventData::new_u64(QUIT), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { poll, queues: Mutex::default() });
@@ -70,7 +70,7 @@ impl Inline {
     /// Gives a queue back; `None`: there is no such queue, or it has failed.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
         let mut queues = lock(&self.shared.queues);
-        let queue =
+        let mut queue =
             queues.iter_mut().find(|queue| queue.as_ref().is_some_and(|queue| queue.key() == key))?.take()?;
         queue.ignore(&self.shared.poll);
         Some(queue)
@@ -126,7 +126,7 @@ impl Shared {
                 Ok(Turn::More { .. }) => {}
                 Ok(Turn::Dry { .. }) => return,
                 Err(error) => {
-                    if let Some(queue) = slot.take() {
+                    if let Some(mut queue) = slot.take() {
                         queue.ignore(&self.poll);
                         queue.fail(&error);
                     }

@@ -106,6 +106,7 @@ mod socket;
 mod task;
 #[cfg(feature = "tls")]
 mod tls;
+mod watched;
 mod wire;
 mod zeroes;
 

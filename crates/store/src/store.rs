@@ -1,9 +1,14 @@
 //! The cut between images and where their bytes lie.
 use crate::{Job, Outcome};
+use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// How threads watch descriptors of stores.
+pub(crate) const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
 /// An open store: bytes from 0 to its size.
 ///
@@ -67,8 +72,32 @@ pub trait StoreQueue: Debug + Send {
     /// Prepares for sleep on [`StoreQueue::fd`]. `true` if there is something to do already.
     fn listen(&mut self) -> bool;
 
+    /// Has `epoll` tell, with `token` and edge-triggered, what [`StoreQueue::fd`] tells, until
+    /// [`StoreQueue::unwatch`].
+    ///
+    /// For a thread that waits for many. A store whose descriptor stands for several has those told of
+    /// directly: an epoll instance within another costs whoever makes it readable.
+    ///
+    /// # Errors
+    /// The host refuses; nothing has changed.
+    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        Ok(epoll::add(epoll, self.fd(), epoll::EventData::new_u64(token), EDGE)?)
+    }
+
+    /// Ends [`StoreQueue::watch`] with the same instance. Later events wait for the next one.
+    fn unwatch(&mut self, epoll: &OwnedFd) {
+        if let Err(error) = epoll::delete(epoll, self.fd()) {
+            tracing::error!("cannot remove a descriptor from epoll: {error}");
+        }
+    }
+
     /// Whether there is something to reap or submit. `None` if only a system call can tell.
     fn has_news(&mut self) -> Option<bool>;
+
+    /// Whether a thread that keeps looking, instead of sleeping, ends the jobs in flight sooner \[`true`\].
+    fn is_worth_polling(&self) -> bool {
+        true
+    }
 
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///

@@ -226,7 +226,7 @@ fn threads_of_an_image_have_no_more_capabilities_than_others() {
     let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
     driver.exercise(&mut vec![0; 1 << 20], 10, &mut crate::driver::Random::new(1));
     assert!(capabilities(&daemon).len() > before, "its threads are not there");
-    assert_capabilities(daemon, DAC_OVERRIDE);
+    assert_capabilities(daemon, DAC_OVERRIDE | IPC_LOCK);
 }
 
 #[test]

@@ -146,6 +146,31 @@ impl Engine {
         }
     }
 
+    /// Has `epoll` tell what [`Engine::own_fd`] tells, until [`Engine::unwatch`].
+    ///
+    /// # Errors
+    /// The host refuses; nothing has changed.
+    pub(super) fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        match self {
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => Ok(()),
+            Self::Store(queue) => queue.watch(epoll, token),
+            Self::Clusters(clusters) => clusters.below_mut().watch(epoll, token),
+            #[cfg(test)]
+            Self::Held(held) => held.watch(epoll, token),
+        }
+    }
+
+    /// Ends [`Engine::watch`] with the same instance.
+    pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
+        match self {
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => {}
+            Self::Store(queue) => queue.unwatch(epoll),
+            Self::Clusters(clusters) => clusters.below_mut().unwatch(epoll),
+            #[cfg(test)]
+            Self::Held(held) => held.unwatch(epoll),
+        }
+    }
+
     /// Turns signals of completions off, until [`Engine::listen`].
     pub(super) fn quiet(&mut self) {
         match self {
@@ -184,6 +209,17 @@ impl Engine {
             Self::Clusters(clusters) => clusters.has_news(),
             #[cfg(test)]
             Self::Held(_) => None,
+        }
+    }
+
+    /// Whether a thread that keeps looking ends the jobs in flight sooner.
+    pub(super) fn is_worth_polling(&self) -> bool {
+        match self {
+            Self::Store(queue) => queue.is_worth_polling(),
+            Self::Clusters(clusters) => clusters.below().is_worth_polling(),
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => true,
+            #[cfg(test)]
+            Self::Held(_) => true,
         }
     }
 

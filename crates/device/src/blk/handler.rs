@@ -27,15 +27,16 @@ use super::request::{self, ByteRange, Command, Limits};
 use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use crate::{EDGE, MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
 use at_once::ChainParts;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
+use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -335,10 +336,11 @@ impl Handler {
     fn follow(&mut self) -> Result<(), ServeError> {
         if let Some(Replacement { attached, engine }) = self.follower.look() {
             let jobs = self.requests.size();
-            let engine = match engine {
+            let mut engine = match engine {
                 Some(engine) => engine,
                 None => Engine::new(&attached.engine, &attached.image, jobs, self.follower.event())?,
             };
+            self.wake.change(&mut self.engine, &mut engine)?;
             self.follower.retire(std::mem::replace(&mut self.engine, engine));
             self.image = attached.image;
         }
@@ -467,8 +469,35 @@ impl QueueHandler for Handler {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.limit {
-            None => Some(self.wake.as_fd()),
+            // Without it the queue could not be woken.
+            None => match self.wake.fd(&self.engine) {
+                Ok(fd) => Some(fd),
+                Err(error) => {
+                    tracing::error!(%error, "the host refuses a descriptor that tells of completions");
+                    None
+                }
+            },
             Some(limited) => Some(limited.brake.fd()),
+        }
+    }
+
+    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        match &self.limit {
+            None => self.wake.watch(&mut self.engine, epoll, token),
+            Some(limited) => {
+                Ok(epoll::add(epoll, limited.brake.fd(), epoll::EventData::new_u64(token), EDGE)?)
+            }
+        }
+    }
+
+    fn unwatch(&mut self, epoll: &OwnedFd) {
+        match &self.limit {
+            None => self.wake.unwatch(&mut self.engine, epoll),
+            Some(limited) => {
+                if let Err(error) = epoll::delete(epoll, limited.brake.fd()) {
+                    tracing::error!("cannot remove a descriptor from epoll: {error}");
+                }
+            }
         }
     }
 
@@ -485,6 +514,10 @@ impl QueueHandler for Handler {
 
     fn keeps_memory(&self) -> bool {
         self.engine.registers()
+    }
+
+    fn is_worth_polling(&self) -> bool {
+        self.engine.is_worth_polling()
     }
 
     fn has_news(&mut self) -> Option<bool> {

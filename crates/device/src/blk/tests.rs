@@ -141,7 +141,7 @@ fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
 fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handler {
     let (follower, Attached { image, .. }) = disk.current.join(256).unwrap();
     let engine = Engine::Held(Held::new(image.clone(), orders));
-    let wake = Wake::new(follower.event(), engine.own_fd()).unwrap();
+    let wake = Wake::new(follower.event());
     let errors = (0, disk.errors());
     Handler::new((follower, image), disk.id, (engine, wake), None, (256, features), errors)
 }

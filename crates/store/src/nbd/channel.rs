@@ -17,6 +17,7 @@ use super::session::{Ended, Lost, Session};
 use super::shared::{OldSocket, Shared, lock};
 use super::socket::timespec;
 use super::task::{Tasks, Work};
+use super::watched::Watched;
 use super::wire::Wire;
 use crate::{Link, Outcome};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -53,7 +54,7 @@ pub(super) enum Begin {
 /// Descriptors of a member.
 #[derive(Debug)]
 pub(super) struct Fds {
-    /// Holds the others: readable when there is something to do.
+    /// Holds the others, also while a thread watches them itself: readable when there is something to do.
     pub(super) epoll: OwnedFd,
     event: OwnedFd,
 }
@@ -62,6 +63,8 @@ pub(super) struct Fds {
 #[derive(Debug)]
 struct Member {
     fds: Arc<Fds>,
+    /// Its part in the epoll instance of a thread.
+    watched: Option<Watched>,
     /// Jobs that it may have.
     jobs: usize,
     is_used: bool,
@@ -172,6 +175,7 @@ impl Channel {
         let fds = Arc::new(Fds { epoll, event });
         let new = Member {
             fds: fds.clone(),
+            watched: None,
             jobs,
             is_used: true,
             is_signaled: false,
@@ -222,11 +226,34 @@ impl Channel {
         self.finish(&mut state, None);
         let state = &mut *state;
         let left = &mut state.members[usize::from(member)];
+        left.unwatch();
         left.is_used = false;
         left.outcomes.clear();
         if let Some(session) = &state.session {
             let _ = epoll::delete(&left.fds.epoll, &session.wire);
         }
+    }
+
+    /// See [`StoreQueue::watch`](crate::StoreQueue::watch).
+    pub(super) fn watch(&self, member: u16, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let State { members, session, timer, awaits_room, .. } = &mut *state;
+        let member = &mut members[usize::from(member)];
+        member.unwatch();
+        let mut watched = Watched::new((epoll, token), &member.fds.event, timer)?;
+        if let Some(session) = session
+            && let Err(error) = watched.connect(&session.wire, *awaits_room)
+        {
+            watched.end(&member.fds.event);
+            return Err(error);
+        }
+        member.watched = Some(watched);
+        Ok(())
+    }
+
+    /// See [`StoreQueue::unwatch`](crate::StoreQueue::unwatch).
+    pub(super) fn unwatch(&self, member: u16) {
+        lock(&self.state).members[usize::from(member)].unwatch();
     }
 
     /// Takes jobs over, and sends what can be sent.
@@ -355,12 +382,18 @@ impl Channel {
             self.unusable(state, why);
             return Resumed::Refused;
         }
-        let mut adds = state.members.iter().filter(|member| member.is_used);
+        let mut adds = state.members.iter_mut().filter(|member| member.is_used);
         let added = adds.try_for_each(|member| {
-            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)
+            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)?;
+            member.watched.as_mut().map_or(Ok(()), |watched| watched.connect(&session.wire, false))
         });
         if let Err(error) = added {
             self.shared.note(format!("the host refuses to wait for the server: {error}"));
+            state
+                .members
+                .iter_mut()
+                .filter_map(|member| member.watched.as_mut())
+                .for_each(Watched::disconnect);
             return Resumed::Refused;
         }
         self.shared.grow(export.usable());
@@ -456,7 +489,9 @@ impl Channel {
         let flags = if session.is_blocked { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
         for member in state.members.iter().filter(|member| member.is_used) {
             let epoll = &member.fds.epoll;
-            if let Err(error) = epoll::modify(epoll, &session.wire, EventData::new_u64(0), flags) {
+            let own = epoll::modify(epoll, &session.wire, EventData::new_u64(0), flags);
+            let watched = member.watched.as_ref().map_or(Ok(()), |watched| watched.modify(flags));
+            if let Err(error) = own.map_err(io::Error::from).and(watched) {
                 tracing::warn!(%error, "cannot wait for an NBD server");
             }
         }
@@ -493,8 +528,11 @@ impl Channel {
         // What was answered before is not sent again.
         self.finish(state, None);
         let Some(session) = state.session.take() else { return };
-        for member in state.members.iter().filter(|member| member.is_used) {
+        for member in state.members.iter_mut().filter(|member| member.is_used) {
             let _ = epoll::delete(&member.fds.epoll, &session.wire);
+            if let Some(watched) = &mut member.watched {
+                watched.disconnect();
+            }
         }
         state.awaits_room = false;
         tracing::warn!(reason = lost.reason, "NBD connection lost");
@@ -586,6 +624,12 @@ impl Channel {
 }
 
 impl Member {
+    fn unwatch(&mut self) {
+        if let Some(watched) = self.watched.take() {
+            watched.end(&self.fds.event);
+        }
+    }
+
     fn signal(&mut self) {
         if !self.is_signaled {
             self.is_signaled = true;

@@ -5,7 +5,7 @@ use crate::{Job, Outcome, StoreQueue};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// A queue of a store behind NBD.
@@ -19,13 +19,31 @@ pub(super) struct NbdQueue {
     pushed: Vec<(u16, Work)>,
     /// Pushed and not reaped.
     in_flight: usize,
+    /// The last transfer was large.
+    is_bulk: bool,
 }
+
+/// Bytes of a transfer for whose end it is not worth polling.
+///
+/// A thread that takes each part of it as it comes wakes the server for the next one. `paravane bench blk
+/// --filter nbd/`, 128 KiB, depth 1 / 32, rate and CPU time to qemu-storage-daemon: read 1.40, 1.55 /
+/// 1.05, 1.42 with polling, 1.23, 1.01 / 1.00, 0.92 without; write 1.47, 1.05 / 1.37, 1.07 and 1.24, 0.97 /
+/// 1.33, 0.85.
+const LARGE: u64 = 32 << 10;
 
 impl NbdQueue {
     pub(super) fn new(channel: Arc<Channel>, jobs: u16) -> io::Result<Self> {
         let jobs = usize::from(jobs.max(1));
         let (member, fds) = channel.join(jobs)?;
-        Ok(Self { channel, member, fds, jobs, pushed: Vec::with_capacity(jobs), in_flight: 0 })
+        Ok(Self {
+            channel,
+            member,
+            fds,
+            jobs,
+            pushed: Vec::with_capacity(jobs),
+            in_flight: 0,
+            is_bulk: false,
+        })
     }
 
     /// Descriptors, for a thread that waits without the queue.
@@ -45,6 +63,10 @@ impl NbdQueue {
             ));
         }
         self.in_flight += 1;
+        if let Work::Job(Job::Read { pieces, .. } | Job::Write { pieces, .. }) = work {
+            // SAFETY: the caller promises that the list is valid.
+            self.is_bulk = unsafe { pieces.bytes() } >= LARGE;
+        }
         self.pushed.push((head, work));
         Ok(())
     }
@@ -75,6 +97,18 @@ impl StoreQueue for NbdQueue {
             (true, 0) => Some(false),
             (true, _) => None,
         }
+    }
+
+    fn is_worth_polling(&self) -> bool {
+        !self.is_bulk
+    }
+
+    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+        self.channel.watch(self.member, epoll, token)
+    }
+
+    fn unwatch(&mut self, _epoll: &OwnedFd) {
+        self.channel.unwatch(self.member);
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {

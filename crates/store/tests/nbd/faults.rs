@@ -6,6 +6,7 @@ use crate::servers::{Server, has};
 use paravane_dma::HostSlice;
 use paravane_store::nbd::{Nbd, NbdError, NbdOptions};
 use paravane_store::{Job, Link, Outcome, Pieces, Store, StoreQueue, StoreStatus};
+use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::fs;
 use std::ptr::NonNull;
@@ -510,4 +511,60 @@ fn the_first_connection_can_have_a_limit_of_its_own() {
         matches!(&error, NbdError::Io { error, .. } if error.kind() == std::io::ErrorKind::TimedOut),
         "{error:?}"
     );
+}
+
+#[test]
+fn a_thread_that_watches_queues_is_told_of_each_connection() {
+    let server = Scripted::start(
+        |_| Said::new(Style::Structured),
+        |mut peer| {
+            // The first connection is lost after an answer.
+            while let Some(asked) = peer.request() {
+                peer.answer(&asked, &[]);
+                if peer.number == 0 {
+                    return;
+                }
+            }
+        },
+    );
+    let store = open(&server.url(), NbdOptions::default()).unwrap();
+    // One connection, one thread, two queues.
+    let mut queues = [store.queue(4).unwrap(), store.queue(4).unwrap()];
+    let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+    for (token, queue) in (0..).zip(&mut queues) {
+        queue.watch(&epoll, token).unwrap();
+    }
+    let end = Instant::now() + Duration::from_secs(60);
+    for round in 0..6_u64 {
+        let at = (round % 2) as usize;
+        let mut jobs = Jobs::new();
+        jobs.write(&mut *queues[at], round * 4096);
+        while jobs.outcomes.is_empty() {
+            assert!(Instant::now() < end, "nothing tells of the outcome of write {round}");
+            let mut told = Vec::with_capacity(8);
+            let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+            if !queues[at].listen() {
+                epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&patience)).unwrap();
+                assert!(!told.is_empty(), "the thread slept for long in write {round}");
+            }
+            for queue in &mut queues {
+                queue.reap(&mut jobs.outcomes);
+            }
+        }
+        assert_eq!(jobs.outcomes[0].result(), 4096);
+    }
+    for queue in &mut queues {
+        queue.unwatch(&epoll);
+    }
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut told = Vec::with_capacity(8);
+    drop(server);
+    epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&at_once)).unwrap();
+    assert!(told.is_empty(), "{} events", told.len());
+    // A queue that nobody watches can still be waited for, and one that ends is watched no more.
+    queues[0].watch(&epoll, 0).unwrap();
+    drop(queues);
+    told.clear();
+    epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&at_once)).unwrap();
+    assert!(told.is_empty(), "{} events", told.len());
 }

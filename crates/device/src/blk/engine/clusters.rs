@@ -74,6 +74,10 @@ impl Clusters {
         &self.below
     }
 
+    pub(super) fn below_mut(&mut self) -> &mut Engine {
+        &mut self.below
+    }
+
     pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
         self.below.follow(queue);
     }

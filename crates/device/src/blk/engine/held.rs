@@ -1,7 +1,7 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
 use super::{Image, Job, Outcome, Pieces, threads};
 use paravane_dma::HostSlice;
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, epoll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -39,6 +39,14 @@ impl Held {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, token: u64) -> std::io::Result<()> {
+        Ok(epoll::add(epoll, &self.event, epoll::EventData::new_u64(token), crate::EDGE)?)
+    }
+
+    pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
+        epoll::delete(epoll, &self.event).unwrap();
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
