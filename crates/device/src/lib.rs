@@ -116,6 +116,7 @@ mod rate;
 #[cfg(test)]
 mod rig;
 pub mod rng;
+mod watch;
 
 pub use log_device::LogDevice;
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
@@ -125,7 +126,6 @@ pub use rate::{Limiter, Rate, RateLimit};
 use net::{NetDevice, NetQueue};
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
-use rustix::event::epoll;
 use std::any::Any;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -238,11 +238,6 @@ pub trait Device: Send {
     }
 }
 
-/// How owners watch descriptors of handlers: each time that they become readable.
-///
-/// Not while they are: a network card without buffers must be able to sleep while frames wait.
-pub(crate) const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-
 /// Serves one queue, on one I/O thread.
 ///
 /// The owner calls [`serve`](QueueHandler::serve) until it neither pops nor completes anything. It
@@ -273,16 +268,13 @@ pub trait QueueHandler: Send {
     /// # Errors
     /// The host refuses; nothing has changed.
     fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        let Some(fd) = self.completion_fd() else { return Ok(()) };
-        Ok(epoll::add(epoll, fd, epoll::EventData::new_u64(token), EDGE)?)
+        self.completion_fd().map_or(Ok(()), |fd| watch::add(epoll, fd, token))
     }
 
     /// Ends [`QueueHandler::watch`] with the same instance. Later events wait for the next one.
     fn unwatch(&mut self, epoll: &OwnedFd) {
-        if let Some(fd) = self.completion_fd()
-            && let Err(error) = epoll::delete(epoll, fd)
-        {
-            tracing::error!("cannot remove a descriptor from epoll: {error}");
+        if let Some(fd) = self.completion_fd() {
+            watch::remove(epoll, fd);
         }
     }
 

@@ -27,13 +27,12 @@ use super::request::{self, ByteRange, Command, Limits};
 use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
-use crate::{EDGE, MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, watch};
 use at_once::ChainParts;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
-use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -484,20 +483,14 @@ impl QueueHandler for Handler {
     fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
         match &self.limit {
             None => self.wake.watch(&mut self.engine, epoll, token),
-            Some(limited) => {
-                Ok(epoll::add(epoll, limited.brake.fd(), epoll::EventData::new_u64(token), EDGE)?)
-            }
+            Some(limited) => watch::add(epoll, limited.brake.fd(), token),
         }
     }
 
     fn unwatch(&mut self, epoll: &OwnedFd) {
         match &self.limit {
             None => self.wake.unwatch(&mut self.engine, epoll),
-            Some(limited) => {
-                if let Err(error) = epoll::delete(epoll, limited.brake.fd()) {
-                    tracing::error!("cannot remove a descriptor from epoll: {error}");
-                }
-            }
+            Some(limited) => watch::remove(epoll, limited.brake.fd()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! An epoll instance of a thread has the descriptors themselves ([`Wake::watch`]). For others there is
 //! one that stands for both ([`Wake::fd`]), which is made when it is first asked for.
 use super::engine::Engine;
-use crate::EDGE;
+use crate::watch;
 use rustix::event::epoll;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,16 +37,16 @@ impl Wake {
         let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [own, self.event.as_fd()] {
             // For each time that it becomes readable: nobody clears the event.
-            epoll::add(&both, fd, epoll::EventData::new_u64(0), EDGE)?;
+            watch::add(&both, fd, 0)?;
         }
         Ok(self.both.get_or_init(|| both).as_fd())
     }
 
     /// See [`QueueHandler::watch`](crate::QueueHandler::watch).
     pub(super) fn watch(&mut self, engine: &mut Engine, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        epoll::add(epoll, &self.event, epoll::EventData::new_u64(token), EDGE)?;
+        watch::add(epoll, &self.event, token)?;
         if let Err(error) = engine.watch(epoll, token) {
-            self.delete(epoll);
+            watch::remove(epoll, &self.event);
             return Err(error);
         }
         self.watched = Some((epoll.clone(), token));
@@ -56,7 +56,7 @@ impl Wake {
     /// See [`QueueHandler::unwatch`](crate::QueueHandler::unwatch).
     pub(super) fn unwatch(&mut self, engine: &mut Engine, epoll: &OwnedFd) {
         self.watched = None;
-        self.delete(epoll);
+        watch::remove(epoll, &self.event);
         engine.unwatch(epoll);
     }
 
@@ -65,11 +65,5 @@ impl Wake {
         let Some((epoll, token)) = &self.watched else { return Ok(()) };
         from.unwatch(epoll);
         to.watch(epoll, *token)
-    }
-
-    fn delete(&self, epoll: &OwnedFd) {
-        if let Err(error) = epoll::delete(epoll, &self.event) {
-            tracing::error!("cannot remove a descriptor from epoll: {error}");
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
 use super::{Image, Job, Outcome, Pieces, threads};
 use paravane_dma::HostSlice;
-use rustix::event::{EventfdFlags, epoll};
+use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -42,11 +42,11 @@ impl Held {
     }
 
     pub(super) fn watch(&mut self, epoll: &OwnedFd, token: u64) -> std::io::Result<()> {
-        Ok(epoll::add(epoll, &self.event, epoll::EventData::new_u64(token), crate::EDGE)?)
+        crate::watch::add(epoll, &self.event, token)
     }
 
     pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
-        epoll::delete(epoll, &self.event).unwrap();
+        crate::watch::remove(epoll, &self.event);
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
