@@ -95,6 +95,8 @@ pub trait StoreQueue: Debug + Send {
     fn has_news(&mut self) -> Option<bool>;
 
     /// Whether a thread that keeps looking, instead of sleeping, ends the jobs in flight sooner \[`true`\].
+    ///
+    /// `true` if there are none.
     fn is_worth_polling(&self) -> bool {
         true
     }

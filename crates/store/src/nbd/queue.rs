@@ -100,7 +100,8 @@ impl StoreQueue for NbdQueue {
     }
 
     fn is_worth_polling(&self) -> bool {
-        !self.is_bulk
+        // Without a job in flight, it is the driver's next request that is looked for.
+        self.in_flight == 0 || !self.is_bulk
     }
 
     fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
