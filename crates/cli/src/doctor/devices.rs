@@ -19,6 +19,8 @@ const DEVICE_FDS: u64 = 9;
 const SESSION_FDS: u64 = 12;
 /// Of a queue, with the ring of its storage.
 const QUEUE_FDS: u64 = 7;
+/// And of a queue whose image is not a file: a connection of an NBD server takes most.
+const STORE_FDS: u64 = 6;
 /// Of a thread.
 const THREAD_FDS: u64 = 3;
 
@@ -101,12 +103,16 @@ fn needed(devices: &[DeviceSpec]) -> u64 {
             Kind::Net(net) => 2 * u64::from(net.queues) + 1,
             Kind::Rng => 1,
         };
+        let store = match &device.kind {
+            Kind::Blk(blk) if blk.image.path().is_none() => STORE_FDS,
+            _ => 0,
+        };
         // One for requests, one that says that the daemon lives.
         let images = 2 * device.images().len() as u64;
         DEVICE_FDS
             + SESSION_FDS
             + images
-            + QUEUE_FDS * queues
+            + (QUEUE_FDS + store) * queues
             + THREAD_FDS * u64::from(device.workers.unwrap_or(0))
     };
     DAEMON_FDS + devices.iter().map(of).sum::<u64>()
@@ -240,6 +246,11 @@ mod tests {
         let one = of("[[blk]]\nname = \"d\"\nimage = \"i\"\nsocket = \"s\"\n");
         let four = of("[[blk]]\nname = \"d\"\nimage = \"i\"\nsocket = \"s\"\nqueues = 4\nworkers = 2\n");
         assert_eq!(four - one, 3 * QUEUE_FDS + 2 * THREAD_FDS);
+        let two = |image: &str| {
+            of(&format!("[[blk]]\nname = \"d\"\nimage = \"{image}\"\nsocket = \"s\"\nqueues = 2\n"))
+        };
+        // A file has two of its own.
+        assert_eq!(two("nbd://host/d") + 2 - two("i"), 2 * STORE_FDS);
         assert_eq!(nofile(&[], Some(8)).level, Level::Missing);
         assert_eq!(nofile(&[], None).level, Level::Ok);
         assert_eq!(memlock("d", 4, Some(64 << 20)).level, Level::Warn);

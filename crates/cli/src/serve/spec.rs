@@ -222,9 +222,6 @@ impl DeviceSpec {
             blk.backing.insert(0, Backing { format: blk.format, location: old });
             blk.format = Format::Qcow2;
             (blk.direct, blk.registered_buffers) = (false, false);
-            if blk.engine == Engine::IoUring {
-                blk.engine = Engine::Auto;
-            }
         }
         spec
     }

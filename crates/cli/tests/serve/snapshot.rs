@@ -3,6 +3,7 @@ use crate::daemon::{Daemon, Folder, assert_refused, paravane, status, without_sa
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use crate::load::{self, DISKS, SIZE};
+use paravane_device::blk::io_uring_available;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -84,7 +85,8 @@ fn clients_notice_nothing_of_twenty_snapshots() {
         return;
     }
     let folder = Folder::new();
-    let engines = ["auto", "threads", "immediate", "auto"];
+    let ring = if io_uring_available().is_ok() { "io_uring" } else { "auto" };
+    let engines = ["auto", "threads", "immediate", ring];
     let mut chains: Vec<Chain> =
         DISKS.iter().map(|name| Chain::new(folder.image(&format!("{name}.img")))).collect();
     let text = |chains: &[Chain]| -> String {

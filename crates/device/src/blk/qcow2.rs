@@ -254,9 +254,9 @@ impl Qcow2 {
         i32::try_from(done).ok().filter(|done| *done > 0)
     }
 
-    /// A list of what a queue with heads below `heads` uses, for [`Qcow2::place`].
-    pub(super) fn ranges(&self, heads: u16) -> Arc<QueueRanges> {
-        self.in_use.queue(heads)
+    /// A list of what a queue uses, for [`Qcow2::place`].
+    pub(super) fn ranges(&self) -> Arc<QueueRanges> {
+        self.in_use.queue()
     }
 
     /// The job of the image file that does a transfer in the clusters that are known, or its first part.
@@ -271,7 +271,7 @@ impl Qcow2 {
     ) -> Option<Job> {
         let InPlace { clusters, slices, offset, len, _unchanged } = self.may_be_in_place(job)?;
         let (host, now) = clusters.find(offset, len)?;
-        ranges.enter(head, offset..offset + now)?;
+        ranges.enter(head, offset..offset + now);
         if now == len {
             return Some(moved_to(job, host));
         }

@@ -30,7 +30,7 @@ pub(in crate::blk) struct Clusters {
     image: Arc<Image>,
     /// What the transfers below use.
     ranges: Arc<QueueRanges>,
-    /// Jobs whose transfers are below, by head.
+    /// Jobs whose transfers are below, by head; as long as the greatest head so far needs.
     placed: Vec<Placed>,
     /// Number of them.
     below_in_flight: usize,
@@ -62,8 +62,8 @@ impl Clusters {
             workers: Threads::new(pool.clone(), jobs, event.clone())?,
             event: event.clone(),
             image: image.clone(),
-            ranges: qcow2.ranges(jobs),
-            placed: (0..jobs).map(|_| Placed::default()).collect(),
+            ranges: qcow2.ranges(),
+            placed: Vec::new(),
             below_in_flight: 0,
             outcomes: VecDeque::with_capacity(jobs.into()),
         })
@@ -112,8 +112,11 @@ impl Clusters {
     /// # Safety
     /// See [`Engine::push`].
     pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        let placed = self.placed.get_mut(usize::from(head)).zip(self.image.qcow2.as_ref());
-        if let Some((placed, qcow2)) = placed
+        if self.placed.len() <= usize::from(head) {
+            self.placed.resize_with(usize::from(head) + 1, Placed::default);
+        }
+        let placed = &mut self.placed[usize::from(head)];
+        if let Some(qcow2) = &self.image.qcow2
             && let Some(transfer) = qcow2.place(job, (head, &self.ranges), &mut placed.part)
         {
             // SAFETY: the caller promises that the memory is valid until the job's outcome has been

@@ -22,7 +22,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct InUse(Mutex<Vec<Weak<QueueRanges>>>);
 
 /// Ranges of the disk that one queue uses, by head. A range that is empty is not in use.
-#[derive(Debug)]
+///
+/// As long as the greatest head so far needs.
+#[derive(Debug, Default)]
 pub(in crate::blk) struct QueueRanges(Mutex<Vec<Range<u64>>>);
 
 /// A part of a range.
@@ -34,9 +36,9 @@ pub(super) struct Part {
 }
 
 impl InUse {
-    /// The list of a new queue with heads below `heads`. It counts for as long as the queue has it.
-    pub(super) fn queue(&self, heads: u16) -> Arc<QueueRanges> {
-        let queue = Arc::new(QueueRanges(Mutex::new(vec![0..0; heads.into()])));
+    /// The list of a new queue. It counts for as long as the queue has it.
+    pub(super) fn queue(&self) -> Arc<QueueRanges> {
+        let queue = Arc::new(QueueRanges::default());
         let mut queues = lock(&self.0);
         queues.retain(|queue| queue.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
@@ -75,9 +77,12 @@ impl InUse {
 
 impl QueueRanges {
     /// The transfer with this head uses a range, which is on the map. The tables are locked, shared.
-    pub(super) fn enter(&self, head: u16, range: Range<u64>) -> Option<()> {
-        *lock(&self.0).get_mut(usize::from(head))? = range;
-        Some(())
+    pub(super) fn enter(&self, head: u16, range: Range<u64>) {
+        let (mut ranges, head) = (lock(&self.0), usize::from(head));
+        if ranges.len() <= head {
+            ranges.resize(head + 1, 0..0);
+        }
+        ranges[head] = range;
     }
 
     /// The transfer with this head has ended.
@@ -101,11 +106,10 @@ mod tests {
         let in_use = InUse::default();
         assert_eq!(parts(&in_use, 5..100), [(5..100, false)]);
         assert_eq!(parts(&in_use, 5..5), []);
-        let (one, two) = (in_use.queue(4), in_use.queue(4));
-        one.enter(0, 31..32).unwrap();
-        two.enter(3, 48..52).unwrap();
-        two.enter(0, 51..53).unwrap();
-        assert_eq!(one.enter(4, 0..1), None);
+        let (one, two) = (in_use.queue(), in_use.queue());
+        one.enter(0, 31..32);
+        two.enter(3, 48..52);
+        two.enter(0, 51..53);
         let split = [(5..30, false), (30..40, true), (40..60, true), (60..100, false)];
         assert_eq!(parts(&in_use, 5..100), split);
         assert_eq!(parts(&in_use, 35..38), [(35..38, true)]);
@@ -113,7 +117,7 @@ mod tests {
         one.leave(0);
         drop(two);
         assert_eq!(parts(&in_use, 5..100), [(5..100, false)]);
-        one.enter(1, u64::MAX - 1..u64::MAX).unwrap();
+        one.enter(1, u64::MAX - 1..u64::MAX);
         let last = u64::MAX / 10 * 10;
         assert_eq!(parts(&in_use, 0..u64::MAX), [(0..last, false), (last..u64::MAX, true)]);
     }
@@ -121,10 +125,10 @@ mod tests {
     #[test]
     fn ranges_within_others_count_once() {
         let in_use = InUse::default();
-        let queue = in_use.queue(3);
-        queue.enter(0, 0..90).unwrap();
-        queue.enter(1, 20..30).unwrap();
-        queue.enter(2, 80..110).unwrap();
+        let queue = in_use.queue();
+        queue.enter(0, 0..90);
+        queue.enter(1, 20..30);
+        queue.enter(2, 80..110);
         let used: Vec<_> = parts(&in_use, 0..200);
         assert_eq!(used, [(0..90, true), (90..110, true), (110..200, false)]);
     }

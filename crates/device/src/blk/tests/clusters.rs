@@ -6,6 +6,7 @@ use crate::blk::Format;
 use crate::rig::readable;
 use paravane_ring::driver::BufferId;
 use paravane_store::StoreLimits;
+use proptest::prelude::*;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -231,6 +232,129 @@ fn a_local_image_has_a_ring_and_may_register_memory() {
         for seed in 0..3 {
             assert_eq!(rig.status(blk::T_OUT, 100, &pattern(3 * 65536, seed)), blk::S_OK);
             assert_eq!(rig.read(100, 3 * 65536), pattern(3 * 65536, seed));
+        }
+        drop(rig);
+        check(&path);
+    }
+}
+
+/// A request among others that are in flight at the same time.
+#[derive(Clone, Copy, Debug)]
+struct AtOnce {
+    kind: u32,
+    sector: u64,
+    sectors: u64,
+    seed: u64,
+}
+
+fn at_once() -> impl Strategy<Value = AtOnce> {
+    let kind = prop::sample::select(vec![
+        blk::T_OUT,
+        blk::T_OUT,
+        blk::T_IN,
+        blk::T_DISCARD,
+        blk::T_WRITE_ZEROES,
+        blk::T_FLUSH,
+    ]);
+    (kind, 0..96_u64, 1..=16_u64, any::<u64>()).prop_map(|(kind, sector, sectors, seed)| AtOnce {
+        kind,
+        sector,
+        sectors,
+        seed,
+    })
+}
+
+impl AtOnce {
+    /// Bytes of the disk.
+    fn bytes(&self) -> std::ops::Range<usize> {
+        let (from, len) = (self.sector as usize * 512, self.sectors as usize * 512);
+        from..from + len
+    }
+
+    /// What its range holds afterwards, if no other request touches it. `None`: anything.
+    fn leaves(&self) -> Option<Vec<u8>> {
+        match self.kind {
+            blk::T_OUT => Some(pattern(self.bytes().len(), self.seed)),
+            blk::T_WRITE_ZEROES => Some(vec![0; self.bytes().len()]),
+            _ => None,
+        }
+    }
+
+    fn changes(&self) -> bool {
+        matches!(self.kind, blk::T_OUT | blk::T_DISCARD | blk::T_WRITE_ZEROES)
+    }
+}
+
+/// Does all requests of a batch at once, and follows them in `model`, whose bytes are unknown where
+/// requests have raced.
+fn do_at_once(rig: &mut Rig<Blk>, batch: &[AtOnce], model: &mut [Option<u8>]) {
+    let place = |number: usize, base: u64| base + number as u64 * 0x4000;
+    for (number, request) in batch.iter().enumerate() {
+        let (header_at, status) = (HEADER + number as u64 * 16, STATUS + number as u64);
+        rig.poke(header_at, &header(request.kind, request.sector));
+        rig.poke(status, &[UNTOUCHED]);
+        let mut parts = [vec![segment(header_at, 16)], vec![]];
+        let flags = u32::from(request.seed % 2 == 0 && request.kind == blk::T_WRITE_ZEROES);
+        let payload = match request.kind {
+            blk::T_OUT => pattern(request.bytes().len(), request.seed),
+            blk::T_DISCARD | blk::T_WRITE_ZEROES => range(request.sector, request.sectors as u32, flags),
+            _ => Vec::new(),
+        };
+        if !payload.is_empty() {
+            rig.poke(place(number, PAYLOAD), &payload);
+            parts[0].push(segment(place(number, PAYLOAD), payload.len()));
+        }
+        if request.kind == blk::T_IN {
+            parts[1].push(segment(place(number, ROOM), request.bytes().len()));
+        }
+        parts[1].push(segment(status, 1));
+        rig.add(&parts[0], &parts[1]);
+    }
+    assert_eq!(rig.run().unwrap().len(), batch.len());
+    assert_eq!(rig.peek(STATUS, batch.len()), vec![blk::S_OK; batch.len()]);
+    let mut changes = vec![0_u8; model.len()];
+    for request in batch.iter().filter(|request| request.changes()) {
+        changes[request.bytes()].iter_mut().for_each(|count| *count += 1);
+    }
+    for (number, request) in batch.iter().enumerate().filter(|(_, request)| request.kind == blk::T_IN) {
+        let data = rig.peek(place(number, ROOM), request.bytes().len());
+        for (at, byte) in request.bytes().zip(data) {
+            assert!(changes[at] > 0 || model[at].is_none_or(|known| known == byte), "byte {at} was read");
+        }
+    }
+    for request in batch.iter().filter(|request| request.changes()) {
+        let leaves = request.leaves();
+        for (number, at) in request.bytes().enumerate() {
+            model[at] = leaves.as_ref().filter(|_| changes[at] == 1).map(|leaves| leaves[number]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn requests_at_once_keep_each_other_and_the_image_whole(
+        batches in prop::collection::vec(prop::collection::vec(at_once(), 1..16), 1..12),
+        in_store in any::<bool>(),
+        old in any::<bool>(),
+    ) {
+        const TEST: &str = "requests_at_once_keep_each_other_and_the_image_whole";
+        let Some(folder) = folder(TEST) else { return Ok(()) };
+        let options = if old { "cluster_size=4096,compat=0.10" } else { "cluster_size=4096" };
+        let path = create(&folder, "disk.qcow2", SIZE, options);
+        let disk = match in_store {
+            true => over(&TestStore::new(&path, LIMITS)),
+            false => Blk::open(local(&path)).unwrap(),
+        };
+        let mut rig = Rig::new(disk);
+        let mut model = vec![Some(0); 112 * 512];
+        for batch in &batches {
+            do_at_once(&mut rig, batch, &mut model);
+        }
+        let end = rig.read(0, model.len());
+        for (at, byte) in end.iter().enumerate() {
+            prop_assert!(model[at].is_none_or(|known| known == *byte), "byte {} at the end", at);
         }
         drop(rig);
         check(&path);
