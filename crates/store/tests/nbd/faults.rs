@@ -539,6 +539,10 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
         let at = (round % 2) as usize;
         let mut jobs = Jobs::new();
         jobs.write(&mut *queues[at], round * 4096);
+        if round == 3 {
+            // Also while a thread watches, a queue can be waited for.
+            queues[at].wait().unwrap();
+        }
         while jobs.outcomes.is_empty() {
             assert!(Instant::now() < end, "nothing tells of the outcome of write {round}");
             let mut told = Vec::with_capacity(8);
@@ -561,7 +565,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
     drop(server);
     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&at_once)).unwrap();
     assert!(told.is_empty(), "{} events", told.len());
-    // A queue that nobody watches can still be waited for, and one that ends is watched no more.
+    // One that ends is watched no more.
     queues[0].watch(&epoll, 0).unwrap();
     drop(queues);
     told.clear();

@@ -14,10 +14,9 @@ use super::{Engine, EngineKind, Image, Job, Outcome};
 use crate::MappedQueue;
 use crate::blk::qcow2::QueueRanges;
 use paravane_dma::HostSlice;
-use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// See the module.
@@ -25,8 +24,6 @@ use std::sync::Arc;
 pub(in crate::blk) struct Clusters {
     below: Box<Engine>,
     workers: Threads,
-    /// Signalled by the workers, and by `below` unless that has a descriptor of its own.
-    event: Arc<OwnedFd>,
     image: Arc<Image>,
     /// What the transfers below use.
     ranges: Arc<QueueRanges>,
@@ -60,7 +57,6 @@ impl Clusters {
         Ok(Self {
             below,
             workers: Threads::new(pool.clone(), jobs, event.clone())?,
-            event: event.clone(),
             image: image.clone(),
             ranges: qcow2.ranges(),
             placed: Vec::new(),
@@ -171,24 +167,13 @@ impl Clusters {
     }
 
     pub(super) fn wait(&mut self) -> io::Result<()> {
+        self.workers.submit();
         if self.below_in_flight == 0 {
             self.workers.wait();
             return Ok(());
         }
-        if !self.workers.has_jobs() {
-            return self.below.wait();
-        }
-        self.submit()?;
-        if self.listen() {
-            return Ok(());
-        }
-        let event = self.event.as_fd();
-        let own = self.own_fd().unwrap_or(event);
-        let mut polled = [PollFd::new(&event, PollFlags::IN), PollFd::new(&own, PollFlags::IN)];
-        match poll(&mut polled, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        // What workers have done meanwhile is reaped afterwards: nothing below waits for them.
+        self.below.wait()
     }
 }
 

@@ -216,11 +216,6 @@ impl Threads {
         Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
     }
 
-    /// Whether it has jobs.
-    pub(super) fn has_jobs(&self) -> bool {
-        self.handed_out > 0 || !self.pushed.is_empty() || !self.done.is_empty()
-    }
-
     /// Whether jobs may be done at once.
     pub(super) fn copies(&self) -> bool {
         matches!(self.pool.at_once, AtOnce::InFile(_))
