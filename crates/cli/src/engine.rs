@@ -13,3 +13,10 @@ pub(crate) enum Engine {
     /// Blocking system calls on the I/O thread
     Immediate,
 }
+
+impl Engine {
+    /// Whether it may be io_uring, depending on the image and the host.
+    pub(crate) fn may_be_io_uring(self) -> bool {
+        matches!(self, Self::Auto | Self::IoUring)
+    }
+}

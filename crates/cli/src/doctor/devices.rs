@@ -3,7 +3,6 @@ use super::{Finding, host};
 use crate::engine::Engine;
 use crate::failure::one_line;
 use crate::serve;
-use crate::serve::args::Format;
 use crate::serve::config::Config;
 use crate::serve::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use paravane_vmm::doctor::{Level, examine_host};
@@ -39,7 +38,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     }
     findings.push(nofile(devices, host::descriptors()));
     let disks = || devices.iter().filter_map(|device| Some((device, disk(device)?)));
-    let rings: Vec<_> = disks().filter(|(_, blk)| uses_io_uring(blk)).collect();
+    let rings: Vec<_> = disks().filter(|(_, blk)| blk.engine.may_be_io_uring()).collect();
     let has_tap = devices.iter().any(|device| device.tap().is_some());
     for finding in examine_host().into_iter().map(Finding::from) {
         match finding.name {
@@ -78,10 +77,6 @@ fn disk(device: &DeviceSpec) -> Option<&Blk> {
         Kind::Blk(blk) => Some(blk),
         _ => None,
     }
-}
-
-fn uses_io_uring(blk: &Blk) -> bool {
-    blk.format == Format::Raw && matches!(blk.engine, Engine::Auto | Engine::IoUring)
 }
 
 fn configuration(config: &Config) -> Finding {
@@ -238,6 +233,8 @@ mod tests {
             assert!(both.contains(&name), "{name} is not in {both:?}");
         }
         assert!(!both.contains(&"kvm") && !both.contains(&"vhost-net"), "{both:?}");
+        let qcow2 = names("[[blk]]\nname = \"d\"\nimage = \"i\"\nsocket = \"s\"\nformat = \"qcow2\"\n");
+        assert!(qcow2.contains(&"io_uring"), "{qcow2:?}");
     }
 
     #[test]

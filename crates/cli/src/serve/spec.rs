@@ -327,8 +327,7 @@ impl Blk {
         if args.image.path().is_none() {
             Self::check_store(args, engine)?;
         }
-        let has_rings = matches!(engine, Engine::Auto | Engine::IoUring);
-        if args.registered_buffers && !has_rings {
+        if args.registered_buffers && !engine.may_be_io_uring() {
             return Err(("registered-buffers", "needs the io_uring engine".to_owned()));
         }
         let slow = args.slow.map(Into::<Duration>::into);

@@ -13,7 +13,6 @@
 //! The daemon gains no capability, and with `--user` keeps none. It empties the bounding,
 //! inheritable and ambient sets.
 use super::error::SandboxError;
-use crate::engine::Engine;
 use crate::serve::spec::{DeviceSpec, Kind};
 use rustix::io::Errno;
 use rustix::thread::{
@@ -26,7 +25,7 @@ use rustix::thread::{
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
     let of = |device: &DeviceSpec| match &device.kind {
         Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
-        Kind::Blk(blk) if matches!(blk.engine, Engine::Auto | Engine::IoUring) => CapabilitySet::IPC_LOCK,
+        Kind::Blk(blk) if blk.engine.may_be_io_uring() => CapabilitySet::IPC_LOCK,
         _ => CapabilitySet::empty(),
     };
     let always = match reload {
