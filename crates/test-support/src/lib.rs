@@ -3,16 +3,19 @@
 //! - [`skip()`]: reports a test that cannot run on this host.
 //! - [`Random`]: reproducible pseudorandom numbers.
 //! - [`copy_program()`]: copies a program to a place where another user may execute it.
+//! - [`qemu_img()`]: runs `qemu-img`, which images that are locked for a moment do not fail.
 //! - [`CephCluster`]: the cluster that `scripts/ceph-one` makes, and its OSD.
 //! - [`NoInterrupt`], [`RecordedMessages`]: a machine without interrupts, and one that records them.
 mod ceph;
 mod interrupts;
 mod program;
+mod qemu_img;
 mod random;
 mod skip;
 
 pub use ceph::{CephCluster, KilledOsd, StoppedOsd};
 pub use interrupts::{NoInterrupt, RecordedMessages};
 pub use program::copy_program;
+pub use qemu_img::qemu_img;
 pub use random::Random;
 pub use skip::skip;

@@ -2,7 +2,6 @@
 use crate::daemon::Folder;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 /// What is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,23 +120,8 @@ fn base(format: Format, len: usize) -> Vec<u8> {
 }
 
 /// Runs `qemu-img`, which must succeed.
-///
-/// Again while the image is locked: the kernel keeps the lock of a daemon that was killed until it has
-/// released its rings.
 pub(crate) fn qemu_img(arguments: &[&str]) {
-    let run = || Command::new("qemu-img").args(arguments).output().expect("qemu-img starts");
-    // The second one: it measures how long a key takes to derive, and gives up on a busy host.
-    let passing = ["Failed to lock byte", "Unable to get accurate CPU usage"];
-    let end = Instant::now() + Duration::from_secs(10);
-    let mut output = run();
-    while !output.status.success() && Instant::now() < end {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        if !passing.iter().any(|words| stderr.contains(words)) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-        output = run();
-    }
+    let output = paravane_test_support::qemu_img(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 

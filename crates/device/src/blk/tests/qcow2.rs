@@ -3,10 +3,10 @@ use super::model::{DISK, Model, SECTORS, op};
 use super::*;
 use crate::blk::{ClusterRole, Features, Format, HeaderError, Layer, LayerSource, OpenError, RefcountError};
 use crate::rig::skipped;
+use paravane_test_support::qemu_img;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// A folder for images; `None`, said loudly, where QEMU's tool is missing.
@@ -17,25 +17,6 @@ pub(super) fn folder(test: &str) -> Option<TempDir> {
             skipped(test, format!("qemu-img (package qemu-utils): {error}"));
             None
         }
-    }
-}
-
-/// Runs qemu-img, again while the image is locked.
-///
-/// A child that another test has forked keeps our descriptors, with their locks, until it executes
-/// its program.
-fn qemu_img(arguments: &[&str]) -> Output {
-    let end = Instant::now() + Duration::from_secs(10);
-    loop {
-        let output = Command::new("qemu-img").args(arguments).output().unwrap();
-        // The second one: it measures how long a key takes to derive, and gives up on a busy host.
-        let passing = ["Failed to lock byte", "Unable to get accurate CPU usage"];
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let passes = passing.iter().any(|words| stderr.contains(words));
-        if output.status.success() || !passes || Instant::now() > end {
-            return output;
-        }
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -448,7 +429,7 @@ fn an_image_whose_tables_are_not_counted_is_not_written_to() {
         }
     };
     let repaired = |path: &Path| {
-        qemu_img(&["check", "-q", "-r", "all", "-f", "qcow2", text(path)]);
+        let _ = qemu_img(&["check", "-q", "-r", "all", "-f", "qcow2", text(path)]);
         let mut rig = Rig::new(open(disk(path)).unwrap());
         assert_eq!(rig.status(blk::T_OUT, 999, &[8; 512]), blk::S_OK);
         assert_eq!(rig.read(0, 512), [7; 512]);
