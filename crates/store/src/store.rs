@@ -4,11 +4,18 @@ use rustix::event::epoll;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// How threads watch descriptors of stores.
 pub(crate) const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+/// Has a thread watch a descriptor no more.
+pub(crate) fn unwatch(epoll: &OwnedFd, fd: impl AsFd) {
+    if let Err(error) = epoll::delete(epoll, fd) {
+        tracing::error!("cannot remove a descriptor from epoll: {error}");
+    }
+}
 
 /// An open store: bytes from 0 to its size.
 ///
@@ -86,9 +93,7 @@ pub trait StoreQueue: Debug + Send {
 
     /// Ends [`StoreQueue::watch`] with the same instance. Later events wait for the next one.
     fn unwatch(&mut self, epoll: &OwnedFd) {
-        if let Err(error) = epoll::delete(epoll, self.fd()) {
-            tracing::error!("cannot remove a descriptor from epoll: {error}");
-        }
+        unwatch(epoll, self.fd());
     }
 
     /// Whether there is something to reap or submit. `None` if only a system call can tell.

@@ -160,7 +160,7 @@ impl Qcow2 {
     fn new(image: &ImageFile, access: Access, cluster: u64, layers: Vec<ImageFile>) -> Self {
         Self {
             cluster,
-            clusters: may_be_in_place(&image.source)
+            clusters: has_small_blocks(&image.source)
                 .then(|| ClusterMap::new(cluster, access.size()))
                 .flatten(),
             in_use: InUse::default(),
@@ -523,11 +523,11 @@ struct InPlace<'a> {
     _unchanged: RwLockReadGuard<'a, ()>,
 }
 
-/// Whether clusters are accessed at their places in the image.
+/// Whether the image is read and written in blocks that are no larger than a sector.
 ///
 /// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, imago reads and
 /// writes whole ones, which must not be written in place at the same time.
-fn may_be_in_place(source: &Source) -> bool {
+fn has_small_blocks(source: &Source) -> bool {
     source.store().is_none_or(|store| u64::from(store.limits().block) <= SECTOR)
 }
 

@@ -169,8 +169,7 @@ impl Channel {
         let mut state = lock(&self.state);
         epoll::add(&epoll, &state.timer, EventData::new_u64(0), EventFlags::IN)?;
         if let Some(session) = &state.session {
-            let room = if state.awaits_room { EventFlags::OUT } else { EventFlags::empty() };
-            epoll::add(&epoll, &session.wire, EventData::new_u64(0), EventFlags::IN | room)?;
+            epoll::add(&epoll, &session.wire, EventData::new_u64(0), awaited(state.awaits_room))?;
         }
         let fds = Arc::new(Fds { epoll, event });
         let new = Member {
@@ -242,7 +241,7 @@ impl Channel {
         member.unwatch();
         let mut watched = Watched::new((epoll, token), &member.fds.event, timer)?;
         if let Some(session) = session
-            && let Err(error) = watched.connect(&session.wire, *awaits_room)
+            && let Err(error) = watched.connect(&session.wire, awaited(*awaits_room))
         {
             watched.end(&member.fds.event);
             return Err(error);
@@ -384,8 +383,9 @@ impl Channel {
         }
         let mut adds = state.members.iter_mut().filter(|member| member.is_used);
         let added = adds.try_for_each(|member| {
-            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), EventFlags::IN)?;
-            member.watched.as_mut().map_or(Ok(()), |watched| watched.connect(&session.wire, false))
+            let flags = awaited(false);
+            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), flags)?;
+            member.watched.as_mut().map_or(Ok(()), |watched| watched.connect(&session.wire, flags))
         });
         if let Err(error) = added {
             self.shared.note(format!("the host refuses to wait for the server: {error}"));
@@ -486,7 +486,7 @@ impl Channel {
             return;
         }
         state.awaits_room = session.is_blocked;
-        let flags = if session.is_blocked { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+        let flags = awaited(session.is_blocked);
         for member in state.members.iter().filter(|member| member.is_used) {
             let epoll = &member.fds.epoll;
             let own = epoll::modify(epoll, &session.wire, EventData::new_u64(0), flags);
@@ -621,6 +621,11 @@ impl Channel {
         }
         state.due = after.map(|after| Instant::now() + after);
     }
+}
+
+/// What members wait for at a socket: bytes, and room if a send is incomplete.
+fn awaited(room: bool) -> EventFlags {
+    if room { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
 impl Member {

@@ -11,7 +11,7 @@
 //!
 //! Duplicates, because an instance takes a descriptor once, and a thread may serve several members.
 use super::wire::Wire;
-use crate::store::EDGE;
+use crate::store::{EDGE, unwatch};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,16 +37,15 @@ impl Watched {
         watched.add(&watched.timer, EDGE)?;
         // On an error, the duplicate of the timer is closed. The timer itself stays open, and so would
         // the entry.
-        watched.add(event, EDGE).inspect_err(|_| watched.delete(&watched.timer))?;
+        watched.add(event, EDGE).inspect_err(|_| unwatch(epoll, &watched.timer))?;
         Ok(watched)
     }
 
-    /// Has it tell of a connection, and of room in its socket.
-    pub(super) fn connect(&mut self, wire: &Wire, room: bool) -> io::Result<()> {
+    /// Has it tell of a connection, by flags as for the member's own instance.
+    pub(super) fn connect(&mut self, wire: &Wire, flags: EventFlags) -> io::Result<()> {
         self.disconnect();
         let socket = wire.as_fd().try_clone_to_owned()?;
-        let room = if room { EventFlags::OUT } else { EventFlags::empty() };
-        self.add(&socket, EDGE | room)?;
+        self.add(&socket, EDGE | flags)?;
         self.socket = Some(socket);
         Ok(())
     }
@@ -54,7 +53,7 @@ impl Watched {
     /// Changes what it tells of a connection.
     pub(super) fn modify(&self, flags: EventFlags) -> io::Result<()> {
         if let Some(socket) = &self.socket {
-            epoll::modify(&self.epoll, socket, EventData::new_u64(self.token), flags | EventFlags::ET)?;
+            epoll::modify(&self.epoll, socket, EventData::new_u64(self.token), EDGE | flags)?;
         }
         Ok(())
     }
@@ -62,24 +61,18 @@ impl Watched {
     /// The connection is lost.
     pub(super) fn disconnect(&mut self) {
         if let Some(socket) = self.socket.take() {
-            self.delete(&socket);
+            unwatch(&self.epoll, &socket);
         }
     }
 
     /// Nothing is told of any more.
     pub(super) fn end(mut self, event: &OwnedFd) {
         self.disconnect();
-        self.delete(&self.timer);
-        self.delete(event);
+        unwatch(&self.epoll, &self.timer);
+        unwatch(&self.epoll, event);
     }
 
     fn add(&self, fd: &OwnedFd, flags: EventFlags) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(self.token), flags)?)
-    }
-
-    fn delete(&self, fd: &OwnedFd) {
-        if let Err(error) = epoll::delete(&self.epoll, fd) {
-            tracing::error!("cannot remove a descriptor from epoll: {error}");
-        }
     }
 }
