@@ -45,6 +45,28 @@ fn readme_opens_with_the_two_commands_of_scripts_fresh() {
     }
 }
 
+/// `scripts/cargo-tests` runs these once more; a doc test has no program to select.
+#[test]
+fn failed_tests_are_found_in_the_output_of_cargo() {
+    let log = std::env::temp_dir().join(format!("cargo-tests-{}", std::process::id()));
+    let output_of_cargo = "\
+     Running unittests src/lib.rs (target/debug/deps/one-1)
+test a::passes ... ok
+test a::fails ... FAILED
+     Running tests/serve/main.rs (target/debug/deps/serve-1)
+test kill::fails ... FAILED
+test kill::panics - should panic ... FAILED
+   Doc-tests one
+test src/lib.rs - (line 3) ... FAILED
+";
+    fs::write(&log, output_of_cargo).expect("a file");
+    let found = output("scripts/cargo-tests", &["--failed", log.to_str().expect("a path")]);
+    let expected =
+        "--lib --bins --examples\ta::fails\n--test serve\tkill::fails\n--test serve\tkill::panics\n";
+    assert_eq!(found, expected);
+    fs::remove_file(log).expect("the file");
+}
+
 /// A minimal system lacks these, and Debian's cloud kernel is compressed by LZ4.
 #[test]
 fn every_program_that_unpacks_or_packs_a_kernel_is_installed() {
