@@ -322,6 +322,15 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
+    /// An image is to be read, and another program has it open for writing, or lets nobody read.
+    #[error(
+        "{}: in use by a program with QEMU's locks, which writes to it or lets nobody read: end that program first",
+        path.display()
+    )]
+    Written {
+        /// Path of the image.
+        path: PathBuf,
+    },
     /// The image has become the backing file of an overlay while it was served.
     #[error(
         "{}: is the backing file of {}: serve that with --format qcow2, and this with --backing; to give up the \

@@ -8,10 +8,11 @@ use super::mark;
 use super::present_pages::PresentPages;
 use super::source::{Source, end};
 use super::{Format, OpenError};
-use lock::{INTERVAL, PATIENCE, Slot};
+use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
 use rustix::fs::OFlags;
+use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -174,19 +175,21 @@ impl UnlockedFile {
         let os = |source| OpenError::Os { path: path.clone(), source };
         let lock = || match opening.lock {
             true => lock::whole(&file, opening.read_only),
-            false => Ok(true),
+            false => Ok(None),
         };
+        let refusal = Cell::new(Refusal::Locked);
         // The holder may have ended meanwhile, be about to release the lock, or seem to live because a
         // child process that is about to start a program has a copy of its descriptors. A dead process
         // may have the image open without a lock.
         let attempt = || {
-            let is_locked = lock()?;
-            Ok(if lock::requests_in_flight(&file) { Some(false) } else { is_locked.then_some(true) })
+            let refused = lock()?;
+            refused.inspect(|why| refusal.set(*why));
+            Ok(if lock::requests_in_flight(&file) { Some(false) } else { refused.is_none().then_some(true) })
         };
         match lock::patiently_some(attempt).map_err(os)? {
             Some(true) => {}
             Some(false) => return Ok(Err(Self { file, slot, path, opening, claimed })),
-            None => return Err(OpenError::InUse { path }),
+            None => return Err(refusal.get().error(path)),
         }
         let claim = match claimed {
             true => None,
@@ -252,11 +255,16 @@ impl ImageFile {
             path,
             &file.metadata().map_err(|source| OpenError::Os { path: path.to_owned(), source })?,
         )?;
+        let refusal = Cell::new(Refusal::Locked);
+        let lock = || {
+            let refused = lock::whole(&file, opening.read_only)?;
+            refused.inspect(|why| refusal.set(*why));
+            Ok(refused.is_none())
+        };
         if opening.lock
-            && !lock::patiently(|| lock::whole(&file, opening.read_only))
-                .map_err(|source| OpenError::Os { path: path.to_owned(), source })?
+            && !lock::patiently(lock).map_err(|source| OpenError::Os { path: path.to_owned(), source })?
         {
-            return Err(OpenError::InUse { path: path.to_owned() });
+            return Err(refusal.get().error(path.to_owned()));
         }
         Self::locked(file, path, opening, FileGuards::default())
     }
@@ -343,7 +351,7 @@ impl ImageFile {
 
 /// Lets other processes read an image that this one has locked, and goes on to keep writers out.
 pub(super) fn share(file: &File) -> io::Result<()> {
-    match lock::whole(file, true)? {
+    match lock::downgrade(file)? {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has locked a part of it")),
     }
@@ -352,6 +360,15 @@ pub(super) fn share(file: &File) -> io::Result<()> {
 /// Whether the data of a file is in memory or swap.
 fn is_in_memory(file: &File, metadata: &Metadata) -> io::Result<bool> {
     Ok(metadata.is_file() && IN_MEMORY.contains(&rustix::fs::fstatfs(file)?.f_type))
+}
+
+impl Refusal {
+    fn error(self, path: PathBuf) -> OpenError {
+        match self {
+            Self::Locked => OpenError::InUse { path },
+            Self::Written => OpenError::Written { path },
+        }
+    }
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
