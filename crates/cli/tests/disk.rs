@@ -449,8 +449,54 @@ fn a_commit_into_another_base_needs_force() {
     folder.done("create --size 1M alone.qcow2");
     assert!(folder.fails(2, "commit alone.qcow2 --backing raw:base.raw").contains("has no backing file"));
     assert!(before == std::fs::read(folder.path("other.raw")).unwrap(), "the other one was written");
-    folder.done("commit top.qcow2 --backing raw:other.raw --force");
+    folder.done("commit top.qcow2 --backing raw:other.raw --force-layers");
     folder.qemu_img("compare -q -f qcow2 -F raw top.qcow2 other.raw");
+}
+
+/// One layer of three is left out, which reads as another disk.
+#[test]
+fn layers_that_the_images_do_not_name_are_refused() {
+    let test = "layers_that_the_images_do_not_name_are_refused";
+    let Some(folder) = Folder::with_qemu_img(test) else { return };
+    folder.qemu_img("create -q -f qcow2 base.qcow2 16M");
+    folder.qemu_img("create -q -f qcow2 -b base.qcow2 -F qcow2 middle.qcow2");
+    folder.qemu_img("create -q -f qcow2 -b middle.qcow2 -F qcow2 top.qcow2");
+    folder.qemu_io("qcow2", "middle.qcow2", &["write -P 9 0 64k"]);
+    let why = "top.qcow2: has backing file \"middle.qcow2\" (qcow2), not base.qcow2 (qcow2); pass that one, or \
+               --force-layers if it was moved";
+    for command in ["convert qcow2:top.qcow2 raw:out.raw", "info top.qcow2", "commit top.qcow2"] {
+        let line = folder.fails(2, &format!("{command} --backing qcow2:base.qcow2"));
+        assert!(line.contains(why), "{line}");
+    }
+    assert!(!folder.path("out.raw").exists());
+    let all = "--backing qcow2:middle.qcow2 --backing qcow2:base.qcow2";
+    folder.done(&format!("info top.qcow2 {all}"));
+    folder.done(&format!("convert qcow2:top.qcow2 {all} raw:out.raw"));
+    assert_eq!(std::fs::read(folder.path("out.raw")).unwrap()[0], 9);
+    let line = folder.fails(2, "convert qcow2:top.qcow2 --backing raw:base.qcow2 raw:wrong.raw");
+    assert!(line.contains("not base.qcow2 (raw)"), "{line}");
+    folder.done("convert qcow2:top.qcow2 --backing qcow2:base.qcow2 --force-layers raw:forced.raw");
+    assert_eq!(std::fs::read(folder.path("forced.raw")).unwrap()[0], 0);
+}
+
+#[test]
+fn an_overlay_that_hides_a_part_of_its_base_and_a_base_in_disguise_are_warned_of() {
+    let test = "an_overlay_that_hides_a_part_of_its_base";
+    let Some(folder) = Folder::with_qemu_img(test) else { return };
+    folder.qemu_img("create -q -f qcow2 base.qcow2 16M");
+    for (arguments, why) in [
+        ("create --backing qcow2:base.qcow2 --size 8M top.qcow2", "the rest is not seen"),
+        ("info top.qcow2 --backing qcow2:base.qcow2", "the rest is not seen"),
+        ("create --backing raw:base.qcow2 wrong.qcow2", "the raw image begins like qcow2"),
+        ("info --format raw base.qcow2", "the raw image begins like qcow2"),
+    ] {
+        let output = folder.disk(arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.success() && stderr.contains("WARN") && stderr.contains(why),
+            "{arguments}: {stderr}"
+        );
+    }
 }
 
 #[test]

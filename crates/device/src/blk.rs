@@ -17,6 +17,7 @@
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! Snapshots: a new image on top of the old one, meanwhile        snapshot.rs, current.rs, overlay.rs, mark.rs
 //! Full: writes that wait for room                               full.rs
+//! layers compared with headers, formats that raw images show    layers.rs, magic.rs
 //! images: disks without a guest: made, read, copied, merged     images.rs
 //! ```
 //! The format of an image is never guessed: a guest can write any header into a raw image.
@@ -41,6 +42,8 @@ mod image;
 mod image_file;
 pub mod images;
 mod in_flight;
+mod layers;
+mod magic;
 mod mark;
 mod overlay;
 mod pieces;
@@ -168,8 +171,10 @@ pub struct BlkConfig {
     pub format: Format,
     /// Backing files, top first \[none\]. Required if and only if the images have one.
     ///
-    /// Names stored in images are ignored.
+    /// Names stored in images open nothing. They are compared with these; see `force_layers`.
     pub backing: Vec<Layer>,
+    /// Accepts backing files whose name or format the images contradict [`false`].
+    pub force_layers: bool,
     /// Opens the image, and offers the disk, read-only [`false`].
     pub read_only: bool,
     /// Locks the image [`true`].
@@ -216,6 +221,7 @@ impl BlkConfig {
             path: path.into(),
             format: Format::Raw,
             backing: Vec::new(),
+            force_layers: false,
             read_only: false,
             lock: true,
             direct: false,
@@ -262,6 +268,20 @@ pub enum OpenError {
     Kind {
         /// Path of the file.
         path: PathBuf,
+    },
+    /// A raw image does not end at a block, and begins like an image of another format.
+    #[error(
+        "{}: size of {size} bytes is not that of a raw image, and it begins like {like}: if it is that, use --format \
+         qcow2, or make a raw image with `qemu-img convert -O raw`",
+        path.display()
+    )]
+    OtherFormat {
+        /// Path of the image.
+        path: PathBuf,
+        /// Size of the image in bytes.
+        size: u64,
+        /// Name of the format.
+        like: &'static str,
     },
     /// A raw image does not end at a block.
     #[error(
@@ -390,6 +410,23 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
+    /// A layer is not the backing file that the image names.
+    #[error(
+        "{}: has backing file {name:?} ({}), not {} ({}); pass that one, or --force-layers if it was moved",
+        path.display(), format.as_deref().unwrap_or("unknown format"), layer.display(), layer_format.name()
+    )]
+    Layer {
+        /// Path of the image.
+        path: PathBuf,
+        /// Name stored in the image. A guest may have written it.
+        name: String,
+        /// Format stored in the image.
+        format: Option<String>,
+        /// Path or location of the layer.
+        layer: PathBuf,
+        /// Format of the layer.
+        layer_format: Format,
+    },
     /// The data of a qcow2 image is in another file.
     #[error(
         "{}: has an external data file, which is not supported; `qemu-img convert -O qcow2` makes a copy without",
@@ -485,6 +522,10 @@ impl Blk {
     /// See [`OpenError`].
     pub fn prepare(config: BlkConfig) -> Result<UnlockedBlk, OpenError> {
         let file = UnlockedFile::open(&config.path, config.opening()?)?;
+        // Before the daemon that serves it has gone.
+        if let Some(source) = file.source().filter(|_| !config.force_layers) {
+            layers::check(&source, &config.path, config.format, &config.backing)?;
+        }
         let may_map = matches!(config.engine, EngineChoice::Auto | EngineChoice::Immediate)
             && config.format == Format::Raw
             && !config.direct;
@@ -519,6 +560,9 @@ impl Blk {
     }
 
     fn on(file: ImageFile, config: BlkConfig, present: Option<PresentPages>) -> Result<Self, OpenError> {
+        if !config.force_layers {
+            layers::check(&file.source, &file.path, config.format, &config.backing)?;
+        }
         let image = Arc::new(match config.format {
             Format::Qcow2 => {
                 let qcow2 = Qcow2::open(&file, &config.backing)?;

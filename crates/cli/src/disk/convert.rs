@@ -24,9 +24,12 @@ pub(super) struct ConvertArgs {
     target: Backing,
     /// Backing file of the source as FORMAT:LOCATION; repeat per layer, top first
     ///
-    /// File names stored in images are ignored.
+    /// They must be those that the images name. File names stored in images open nothing.
     #[arg(long, value_name = "FORMAT:LOCATION")]
     backing: Vec<Backing>,
+    /// Read backing files other than those that the images name, for images that were moved
+    #[arg(long)]
+    force_layers: bool,
     /// Cluster size of a qcow2 target, a power of two from 512 to 2M [default: 64k]
     #[arg(long, value_name = "SIZE")]
     cluster_size: Option<Size>,
@@ -46,6 +49,9 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
     let layers = layers(&args.backing)?;
     let source =
         Disk::open(&place, format(args.source.format), &layers, Use::Read).map_err(Failure::request)?;
+    if !args.force_layers {
+        images::check_layers(&place, format(args.source.format), &layers).map_err(Failure::request)?;
+    }
     let size = source.size();
     let new = match args.target.format {
         Format::Raw => NewImage::Raw(size),

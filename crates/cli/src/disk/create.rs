@@ -57,6 +57,12 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
     let base = args.backing.as_ref().map(size_of).transpose()?;
     // One of them is given.
     let size = args.size.map(|size| size.0).or(base).unwrap_or_default();
+    if let Some(base) = base.filter(|base| *base > size) {
+        tracing::warn!(
+            path = %args.location,
+            "the image has {size} bytes, less than the {base} bytes of its backing file: the rest is not seen"
+        );
+    }
     let backing = args.backing.as_ref().map(|backing| recorded(backing, args.location.path())).transpose();
     let backing = backing.map_err(Failure::request)?;
     let new = match args.format {

@@ -1,8 +1,8 @@
 //! `paravane disk info`.
-use super::image::{format, open_bytes};
+use super::image::{format, layers, open_bytes};
 use crate::failure::Failure;
 use crate::output;
-use crate::serve::args::Format;
+use crate::serve::args::{Backing, Format};
 use crate::size::bytes;
 use clap::Args;
 use paravane_device::blk::images::{self, Info, Recorded};
@@ -23,6 +23,11 @@ pub(super) struct InfoArgs {
     /// Format of the image [default: what its header suggests]
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
+    /// Compare the layers with those that the images name, as FORMAT:LOCATION; repeat per layer, top first
+    ///
+    /// Fails with status 2 if they differ.
+    #[arg(long, value_name = "FORMAT:LOCATION")]
+    backing: Vec<Backing>,
     /// Print the report as a JSON object
     #[arg(long)]
     json: bool,
@@ -31,6 +36,9 @@ pub(super) struct InfoArgs {
 pub(super) fn main(args: &InfoArgs) -> Result<(), Failure> {
     let place = open_bytes(&args.location, false)?;
     let info = images::info(&place, args.format.map(format)).map_err(Failure::request)?;
+    if !args.backing.is_empty() {
+        images::check_layers(&place, info.format, &layers(&args.backing)?).map_err(Failure::request)?;
+    }
     let report = Report::new(args, &info);
     if args.json {
         output::print_json(&report)?;

@@ -259,9 +259,16 @@ pub(crate) struct BlkArgs {
     pub(crate) format: Option<Format>,
     /// Backing file as FORMAT:LOCATION; repeat per layer, top first
     ///
-    /// FORMAT is raw or qcow2; LOCATION is as in --image. File names stored in images are ignored.
+    /// FORMAT is raw or qcow2; LOCATION is as in --image. File names stored in images open nothing. A
+    /// layer is refused if the image above it names another file or format (see --force-layers).
     #[arg(long, value_name = "FORMAT:LOCATION")]
     pub(crate) backing: Vec<Backing>,
+    /// Serve backing files other than those that the images name, for images that were moved
+    ///
+    /// With a wrong backing file the guest reads a mixture of two disks, and its writes make that
+    /// permanent.
+    #[arg(long)]
+    pub(crate) force_layers: bool,
     /// Open the image read-only and offer a read-only disk
     #[arg(long)]
     pub(crate) read_only: bool,

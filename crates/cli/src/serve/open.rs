@@ -345,6 +345,7 @@ fn disk_config(
         name: Some(name.to_owned()),
         format: format(blk.format),
         backing: blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?,
+        force_layers: blk.force_layers,
         read_only: blk.read_only,
         lock: blk.lock,
         direct: blk.direct,

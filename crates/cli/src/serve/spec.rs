@@ -85,6 +85,8 @@ pub(crate) struct Blk {
     pub(crate) format: Format,
     /// Backing files, top first.
     pub(crate) backing: Vec<Backing>,
+    /// Accept layers that the headers of the images contradict.
+    pub(crate) force_layers: bool,
     pub(crate) read_only: bool,
     pub(crate) lock: bool,
     pub(crate) direct: bool,
@@ -343,6 +345,7 @@ impl Blk {
             store_timeout: args.store_timeout.map_or(STORE_TIMEOUT, |time| Duration::from_secs(time.into())),
             format,
             backing: args.backing.clone(),
+            force_layers: args.force_layers,
             read_only: args.read_only,
             lock: !args.no_lock,
             direct: args.direct,

@@ -4,6 +4,7 @@
 mod lock;
 
 use super::direct::Alignment;
+use super::magic;
 use super::mark;
 use super::present_pages::PresentPages;
 use super::source::{Source, end};
@@ -15,7 +16,7 @@ use rustix::fs::OFlags;
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -155,6 +156,11 @@ impl UnlockedFile {
         // Held from here on: another process that finds the image locked knows that this one lives.
         let slot = Slot::take(&file, open(0).ok(), read_only);
         Ok(Self { file, slot, path: path.to_owned(), opening, claimed })
+    }
+
+    /// Another handle of its bytes.
+    pub(super) fn source(&self) -> Option<Source> {
+        self.file.try_clone().ok().map(Source::File)
     }
 
     /// The pages of an image in memory that have data; `None` for others, and if they are not known.
@@ -300,8 +306,12 @@ impl ImageFile {
         }
         let block = u64::from(limits.block).max(SECTOR);
         let physical_block = u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL);
+        let source = Source::Store(store);
+        if let Some(like) = magic::resembles(opening.format, |into, at| source.read_at(into, at)) {
+            magic::warn(&path, like);
+        }
         Ok(Self {
-            source: Source::Store(store),
+            source,
             guards: FileGuards::default(),
             path,
             size,
@@ -329,6 +339,8 @@ impl ImageFile {
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
+        // Before direct I/O, which has to be aligned.
+        let like = magic::resembles(format, |into, at| file.read_at(into, at));
         let direct = match direct {
             true => Some(
                 Alignment::begin(&file)
@@ -338,7 +350,13 @@ impl ImageFile {
         };
         let block = direct.map_or(SECTOR, |direct| direct.block);
         if format == Format::Raw && size % block != 0 {
+            if let Some(like) = like {
+                return Err(OpenError::OtherFormat { path: path.to_owned(), size, like });
+            }
             return Err(OpenError::Size { path: path.to_owned(), size, block });
+        }
+        if let Some(like) = like {
+            magic::warn(path, like);
         }
         let physical_block = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;

@@ -28,9 +28,10 @@ mod info;
 mod merge;
 
 use super::image_file::{ImageFile, Opening};
+use super::layers;
 use super::qcow2::create as write_tables;
 use super::source::Source;
-use super::{Format, LayerSource, OpenError};
+use super::{Format, Layer, LayerSource, OpenError};
 use paravane_spec::blk::SECTOR;
 use std::fs::OpenOptions;
 use std::io;
@@ -194,6 +195,23 @@ fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenErr
         LayerSource::Path(path) => ImageFile::open(path, opening),
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening),
     }
+}
+
+/// Checks that `backing`, top first, are the layers that the headers of the images name.
+///
+/// Warns of layers that are larger than their overlays. Nothing is locked.
+///
+/// # Errors
+/// [`OpenError::Layer`], or the image cannot be read.
+pub fn check_layers(place: &LayerSource, format: Format, backing: &[Layer]) -> Result<(), OpenError> {
+    let (source, path) = match place {
+        LayerSource::Path(path) => {
+            let os = |source| OpenError::Os { path: path.clone(), source };
+            (Source::File(std::fs::File::open(path).map_err(os)?), path.clone())
+        }
+        LayerSource::Store(store) => (Source::Store(store.clone()), store.status().location.into()),
+    };
+    layers::check(&source, &path, format, backing)
 }
 
 /// Checks that no process uses the file at `path`, which is to be replaced.

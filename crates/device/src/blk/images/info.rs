@@ -1,4 +1,5 @@
 //! What is known of an image without opening the disk in it.
+use super::super::magic;
 use super::super::qcow2::Recorded;
 use super::super::{Format, LayerSource, OpenError};
 use super::open_file;
@@ -38,6 +39,11 @@ pub fn info(place: &LayerSource, format: Option<Format>) -> Result<Info, OpenErr
     if header.is_none() && format == Some(Format::Qcow2) {
         let source = Box::new(super::super::HeaderError::NotQcow2);
         return Err(OpenError::Header { path: file.path, source });
+    }
+    if let Some(Format::Raw) = format
+        && let Some(like) = magic::resembles(Format::Raw, |into, at| file.source.read_at(into, at))
+    {
+        magic::warn(&file.path, like);
     }
     let allocated = match file.source.file().map(std::fs::File::metadata).transpose().map_err(failed)? {
         Some(metadata) if metadata.is_file() => Some(metadata.blocks() * SECTOR),

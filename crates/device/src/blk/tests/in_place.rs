@@ -6,7 +6,6 @@ use crate::blk::Format;
 use crate::blk::engine::{Job, Pieces};
 use paravane_dma::HostSlice;
 use proptest::prelude::*;
-use std::path::Path;
 use std::process::Command;
 use std::ptr::NonNull;
 use tempfile::TempDir;
@@ -119,7 +118,7 @@ fn clusters_of_snapshots_backing_files_and_compressed_ones_are_not_written_in_pl
     let compressed = folder.path().join("compressed.qcow2");
     std::fs::write(&raw, vec![7; 1 << 20]).unwrap();
     done(&["convert", "-q", "-c", "-f", "raw", "-O", "qcow2", text(&raw), text(&compressed)]);
-    let top = create_on(&folder, "top.qcow2", Path::new("nowhere"), "raw", 1 << 20);
+    let top = create_on(&folder, "top.qcow2", &raw, "raw", 1 << 20);
     let based = BlkConfig { backing: vec![layer(&raw, Format::Raw)], ..disk(&top) };
     for (config, before) in
         [(disk(&plain), &data), (disk(&compressed), &vec![7; 1 << 20]), (based, &vec![7; 1 << 20])]

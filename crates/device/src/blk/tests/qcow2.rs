@@ -226,8 +226,9 @@ fn a_name_in_an_image_opens_nothing() {
         // Not even beside what was named.
         let base = folder.path().join("base.raw");
         std::fs::write(&base, vec![b'b'; 1 << 20]).unwrap();
-        let mut rig =
-            Rig::new(open(BlkConfig { backing: vec![layer(&base, Format::Raw)], ..disk(&path) }).unwrap());
+        let backing = vec![layer(&base, Format::Raw)];
+        let config = BlkConfig { backing, force_layers: true, ..disk(&path) };
+        let mut rig = Rig::new(open(config).unwrap());
         assert_eq!(rig.read(0, 512), [b'b'; 512]);
     }
     // A file for the data.
@@ -254,13 +255,14 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
     let top = create_on(&folder, "top.qcow2", Path::new("nowhere"), "qcow2", 1 << 20);
     let raw = layer(&bottom, Format::Raw);
     {
-        let config = BlkConfig { backing: vec![raw.clone()], ..disk(&middle) };
+        let config = BlkConfig { backing: vec![raw.clone()], force_layers: true, ..disk(&middle) };
         let mut rig = Rig::new(open(config).unwrap());
         assert_eq!(rig.status(blk::T_OUT, 100, &[7; 512]), blk::S_OK);
     }
     let middle_before = std::fs::read(&middle).unwrap();
     let layers = vec![layer(&middle, Format::Qcow2), raw.clone()];
-    let mut rig = Rig::new(open(BlkConfig { backing: layers.clone(), ..disk(&top) }).unwrap());
+    let config = BlkConfig { backing: layers.clone(), force_layers: true, ..disk(&top) };
+    let mut rig = Rig::new(open(config).unwrap());
     let mut expected = before.clone();
     expected[100 * 512..101 * 512].fill(7);
     assert_eq!(rig.read(0, 1 << 20), expected);
@@ -286,7 +288,8 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
     compare(&top, &expected);
 
     // Too few, too many, in the wrong format.
-    let refused = |backing: Vec<Layer>| open(BlkConfig { backing, ..disk(&top) }).unwrap_err();
+    let refused =
+        |backing: Vec<Layer>| open(BlkConfig { backing, force_layers: true, ..disk(&top) }).unwrap_err();
     assert!(matches!(refused(vec![layers[0].clone()]), OpenError::Backing { path, .. } if path == middle));
     assert!(
         matches!(refused(vec![raw.clone(), raw.clone()]), OpenError::NoBacking { path } if path == bottom)
@@ -583,6 +586,50 @@ fn images_that_qemu_has_worked_on_are_written_to() {
     }
 }
 
+#[test]
+fn layers_that_the_headers_contradict_are_refused() {
+    let Some(folder) = folder("layers_that_the_headers_contradict_are_refused") else { return };
+    let (raw, other) = (folder.path().join("base.raw"), folder.path().join("other.raw"));
+    for path in [&raw, &other] {
+        std::fs::write(path, vec![9; 1 << 20]).unwrap();
+    }
+    let middle = create_on(&folder, "middle.qcow2", &raw, "raw", 1 << 20);
+    let top = create_on(&folder, "top.qcow2", &middle, "qcow2", 1 << 20);
+    let contents = || [&middle, &top].map(|path| std::fs::read(path).unwrap());
+    let before = contents();
+    let layers = |named: &[(&PathBuf, Format)]| -> Vec<Layer> {
+        named.iter().map(|(path, format)| layer(path, *format)).collect()
+    };
+    // One is left out; another base, at the top and further down; a format.
+    for (named, wrong) in [
+        (layers(&[(&raw, Format::Raw)]), &top),
+        (layers(&[(&other, Format::Raw)]), &top),
+        (layers(&[(&middle, Format::Qcow2), (&other, Format::Raw)]), &middle),
+        (layers(&[(&middle, Format::Raw)]), &top),
+        (layers(&[(&middle, Format::Qcow2), (&raw, Format::Qcow2)]), &middle),
+    ] {
+        let config = BlkConfig { backing: named, ..disk(&top) };
+        let is_wrong = |error: OpenError| match error {
+            OpenError::Layer { path, .. } => assert_eq!(path, *wrong),
+            error => panic!("{error}"),
+        };
+        // Before the image is locked, which another daemon may have, and after.
+        is_wrong(Blk::prepare(config.clone()).unwrap_err());
+        is_wrong(open(config).unwrap_err());
+    }
+    assert!(contents() == before);
+    let right = layers(&[(&middle, Format::Qcow2), (&raw, Format::Raw)]);
+    drop(open(BlkConfig { backing: right, ..disk(&top) }).unwrap());
+    // They were moved, and the operator says so.
+    let moved = folder.path().join("moved.raw");
+    std::fs::rename(&raw, &moved).unwrap();
+    let config =
+        BlkConfig { backing: layers(&[(&middle, Format::Qcow2), (&moved, Format::Raw)]), ..disk(&top) };
+    assert!(matches!(open(config.clone()), Err(OpenError::Layer { .. })));
+    let mut rig = Rig::new(open(BlkConfig { force_layers: true, ..config }).unwrap());
+    assert_eq!(rig.read(0, 512), [9; 512]);
+}
+
 /// Why the header of an image is refused.
 fn header_error(config: BlkConfig) -> HeaderError {
     match open(config) {
@@ -600,7 +647,7 @@ fn refuses(folder: &TempDir, image: &Anatomy, wanted: impl Fn(&HeaderError) -> b
     for config in [
         disk(&image.path),
         BlkConfig { read_only: true, ..disk(&image.path) },
-        BlkConfig { backing, ..disk(&overlay) },
+        BlkConfig { backing, force_layers: true, ..disk(&overlay) },
     ] {
         let error = header_error(config);
         assert!(wanted(&error), "{error}");

@@ -228,7 +228,10 @@ fn an_overlay_on_a_base_in_a_store_keeps_the_base() {
     let top = qcow2_tests::create_on(&folder, "top.qcow2", base.path(), "raw", DISK as u64);
     let store = TestStore::new(base.path(), StoreLimits { read_only: true, ..LIMITS });
     let backing = vec![Layer { source: LayerSource::Store(store), format: Format::Raw }];
-    let disk = Blk::open(BlkConfig { backing, ..qcow2_tests::disk(&top) }).unwrap();
+    let config = BlkConfig { backing, ..qcow2_tests::disk(&top) };
+    // The header names the file below the store.
+    assert!(matches!(Blk::open(config.clone()), Err(OpenError::Layer { .. })));
+    let disk = Blk::open(BlkConfig { force_layers: true, ..config }).unwrap();
     let mut rig = Rig::new(disk);
     assert_eq!(rig.read(0, DISK), pattern(DISK, 5));
     assert_eq!(rig.status(blk::T_OUT, 7, &pattern(512, 6)), blk::S_OK);

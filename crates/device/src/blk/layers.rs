@@ -1,0 +1,157 @@
+//! Whether the layers that an operator names are those that the headers of the images name.
+//!
+//! ```text
+//!   top, qcow2: "base.img", raw ---- compared ---- raw:/img/base.img, as the operator names it
+//! ```
+//! A name in an image opens nothing: the operator's layers are opened, or none. But a wrong layer
+//! shows the guest a mixture of two disks, and its writes make that permanent.
+use super::qcow2::Recorded;
+use super::source::{Source, end};
+use super::{Format, Layer, LayerSource, OpenError};
+use paravane_store::Location;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Checks the layers of `top`, an image at `path` with this format.
+///
+/// Warns of a layer that is larger than its overlay. A layer or header that cannot be read is left to
+/// those who open it, which say why.
+///
+/// # Errors
+/// [`OpenError::Layer`].
+pub(super) fn check(top: &Source, path: &Path, format: Format, backing: &[Layer]) -> Result<(), OpenError> {
+    let (mut overlay, mut path, mut format) = (top.try_clone().ok(), path.to_owned(), format);
+    for layer in backing {
+        let (Some(source), Format::Qcow2) = (&overlay, format) else { return Ok(()) };
+        let Ok(Some(header)) = Recorded::read(source) else { return Ok(()) };
+        let location = location(&layer.source);
+        compare(&header, &path, layer, &location)?;
+        overlay = open(&layer.source);
+        if let Some(size) = overlay.as_ref().and_then(|source| size(source, layer.format))
+            && size > header.size
+        {
+            tracing::warn!(
+                path = %path.display(),
+                backing = %location.display(),
+                "the image has {} bytes, less than the {size} bytes of its backing file: the rest is not seen",
+                header.size
+            );
+        }
+        (path, format) = (location, layer.format);
+    }
+    Ok(())
+}
+
+/// Compares what an overlay records of its backing file with the layer that is named.
+fn compare(header: &Recorded, path: &Path, layer: &Layer, location: &Path) -> Result<(), OpenError> {
+    let Some(layout) = &header.layout else { return Ok(()) };
+    let Some(name) = &layout.backing else { return Ok(()) };
+    let is_format = match layout.backing_format.as_deref() {
+        // Drivers of QEMU for files and block devices.
+        Some("raw" | "file" | "host_device") => layer.format == Format::Raw,
+        Some(recorded) => recorded == layer.format.name(),
+        None => true,
+    };
+    if is_format && leads_to(name, path, &layer.source) {
+        return Ok(());
+    }
+    Err(OpenError::Layer {
+        path: path.to_owned(),
+        name: name.clone(),
+        format: layout.backing_format.clone(),
+        layer: location.to_owned(),
+        layer_format: layer.format,
+    })
+}
+
+/// Whether the name in the overlay at `overlay` is that of the layer. Opens nothing.
+fn leads_to(name: &str, overlay: &Path, layer: &LayerSource) -> bool {
+    let path = match layer {
+        LayerSource::Path(path) => path,
+        LayerSource::Store(store) => {
+            let shown = |text: &str| text.parse().map(|location: Location| location.to_string());
+            return shown(name)
+                .is_ok_and(|name| shown(&store.status().location).is_ok_and(|own| own == name));
+        }
+    };
+    let name = name.strip_prefix("file:").unwrap_or(name);
+    let Ok(wanted) = path.metadata() else {
+        // It cannot be opened, and whoever tries says why.
+        return true;
+    };
+    // Of a link, the folder of the link, as in QEMU, or that of the file.
+    let real = overlay.canonicalize().ok();
+    let mut folders = [Some(overlay), real.as_deref()].into_iter().flatten().map(|file| file.parent());
+    folders.any(|folder| {
+        let named = folder.unwrap_or(Path::new("")).join(name);
+        named.metadata().is_ok_and(|found| is_same(&found, &wanted))
+    })
+}
+
+/// Whether both are of one file or block device.
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    let devices = [one, other].map(|file| file.file_type().is_block_device().then_some(file.rdev()));
+    match devices {
+        [None, None] => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        [one, other] => one == other,
+    }
+}
+
+fn location(layer: &LayerSource) -> PathBuf {
+    match layer {
+        LayerSource::Path(path) => path.clone(),
+        LayerSource::Store(store) => store.status().location.into(),
+    }
+}
+
+/// The bytes of a layer, not locked.
+fn open(layer: &LayerSource) -> Option<Source> {
+    match layer {
+        // Opening another kind of file may have an effect by itself.
+        LayerSource::Path(path) => {
+            let kind = path.metadata().ok()?.file_type();
+            let file = (kind.is_file() || kind.is_block_device()).then(|| File::open(path).ok())??;
+            Some(Source::File(file))
+        }
+        LayerSource::Store(store) => Some(Source::Store(store.clone())),
+    }
+}
+
+/// Size of the disk in a layer in bytes.
+fn size(source: &Source, format: Format) -> Option<u64> {
+    match (format, source) {
+        (Format::Qcow2, _) => Some(Recorded::read(source).ok()??.size),
+        (Format::Raw, Source::File(file)) => end(file).ok(),
+        (Format::Raw, Source::Store(store)) => Some(store.size()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_an_overlay_is_taken_from_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("sub")).unwrap();
+        for name in ["base.raw", "other.raw", "sub/base.raw", "sub/top.qcow2"] {
+            std::fs::write(path(name), name).unwrap();
+        }
+        let leads =
+            |name: &str, base: &str| leads_to(name, &path("sub/top.qcow2"), &LayerSource::Path(path(base)));
+        assert!(leads("base.raw", "sub/base.raw") && leads("../base.raw", "base.raw"));
+        assert!(leads("./base.raw", "sub/../sub/base.raw") && leads("file:base.raw", "sub/base.raw"));
+        assert!(leads(path("other.raw").to_str().unwrap(), "other.raw"));
+        assert!(!leads("base.raw", "base.raw") && !leads("missing.raw", "base.raw"));
+        assert!(!leads("nbd://store/vm0", "base.raw") && !leads("", "base.raw"));
+        // Through links, of the overlay and of the base.
+        std::os::unix::fs::symlink("sub/top.qcow2", path("link.qcow2")).unwrap();
+        std::os::unix::fs::symlink("sub/base.raw", path("link.raw")).unwrap();
+        let linked = LayerSource::Path(path("link.raw"));
+        assert!(leads_to("base.raw", &path("link.qcow2"), &linked));
+        assert!(leads_to("sub/base.raw", &path("link.qcow2"), &linked));
+        assert!(!leads_to("other.raw", &path("sub/top.qcow2"), &linked));
+    }
+}
