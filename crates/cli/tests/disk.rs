@@ -474,6 +474,10 @@ fn layers_that_the_images_do_not_name_are_refused() {
     folder.done(&format!("convert qcow2:top.qcow2 {all} raw:out.raw"));
     assert_eq!(std::fs::read(folder.path("out.raw")).unwrap()[0], 9);
     let line = folder.fails(2, "convert qcow2:top.qcow2 --backing raw:base.qcow2 raw:wrong.raw");
+    assert!(line.contains("begins like qcow2"), "{line}");
+    let whole = std::fs::metadata(folder.path("base.qcow2")).unwrap().len().next_multiple_of(512);
+    File::options().write(true).open(folder.path("base.qcow2")).unwrap().set_len(whole).unwrap();
+    let line = folder.fails(2, "convert qcow2:top.qcow2 --backing raw:base.qcow2 raw:wrong.raw");
     assert!(line.contains("not base.qcow2 (raw)"), "{line}");
     folder.done("convert qcow2:top.qcow2 --backing qcow2:base.qcow2 --force-layers raw:forced.raw");
     assert_eq!(std::fs::read(folder.path("forced.raw")).unwrap()[0], 0);
@@ -487,7 +491,7 @@ fn an_overlay_that_hides_a_part_of_its_base_and_a_base_in_disguise_are_warned_of
     for (arguments, why) in [
         ("create --backing qcow2:base.qcow2 --size 8M top.qcow2", "the rest is not seen"),
         ("info top.qcow2 --backing qcow2:base.qcow2", "the rest is not seen"),
-        ("create --backing raw:base.qcow2 wrong.qcow2", "the raw image begins like qcow2"),
+        ("create --backing raw:base.qcow2 --size 16M wrong.qcow2", "the raw image begins like qcow2"),
         ("info --format raw base.qcow2", "the raw image begins like qcow2"),
     ] {
         let output = folder.disk(arguments);
