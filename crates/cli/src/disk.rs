@@ -17,6 +17,7 @@ mod fork;
 mod image;
 mod info;
 mod new_file;
+mod next_start;
 mod snapshot;
 mod target;
 mod work;

@@ -16,6 +16,7 @@
 //! StorageErrors: counts of failed requests, the last one        errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
 //! Snapshots: a new image on top of the old one, meanwhile        snapshot.rs, current.rs, overlay.rs, mark.rs
+//! Serial: what GET_ID answers                                   serial.rs
 //! Full: writes that wait for room                               full.rs
 //! layers compared with headers, formats that raw images show    layers.rs, magic.rs
 //! images: disks without a guest: made, read, copied, merged     images.rs
@@ -51,6 +52,7 @@ mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
+mod serial;
 mod snapshot;
 mod source;
 #[cfg(test)]
@@ -71,6 +73,7 @@ use paravane_spec::feature;
 use paravane_store::Store;
 use present_pages::PresentPages;
 use qcow2::Qcow2;
+use serial::Serial;
 use std::any::Any;
 use std::fs::File;
 use std::io;
@@ -204,7 +207,10 @@ pub struct BlkConfig {
     pub queue_size: u16,
     /// Engine for host I/O \[auto\].
     pub engine: EngineChoice,
-    /// Answer to GET_ID, cut to 20 bytes [the file name].
+    /// Answer to GET_ID, cut to 20 bytes [from the name of the image].
+    ///
+    /// A name of up to 20 printable ASCII characters as it is, else 11 of them, a dash and 8 digits
+    /// of a hash.
     pub serial: Option<String>,
     /// Rate limit of the disk, for all its queues together \[none\].
     pub limiter: Option<Arc<Limiter>>,
@@ -451,7 +457,7 @@ pub enum OpenError {
 pub struct Blk {
     current: Arc<Current>,
     choice: EngineChoice,
-    id: [u8; blk::ID_LEN],
+    serial: Arc<Serial>,
     queue_sizes: Vec<u16>,
     limiter: Option<Arc<Limiter>>,
     errors: Arc<StorageErrors>,
@@ -572,7 +578,7 @@ impl Blk {
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
         let engine = choose_engine(&image, &config, present)?;
-        let id = image.id(config.serial.as_deref());
+        let serial = Arc::new(Serial::new(&image, config.serial.as_deref()));
         // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
@@ -584,7 +590,7 @@ impl Blk {
         let disk = Arc::downgrade(&current);
         full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
         let (choice, limiter) = (config.engine, config.limiter);
-        let disk = Self { current, choice, id, queue_sizes, limiter, errors };
+        let disk = Self { current, choice, serial, queue_sizes, limiter, errors };
         if config.registered_buffers && !is_ring {
             return Err(OpenError::BuffersOfEngine { path: config.path, engine: disk.engine() });
         }
@@ -608,7 +614,7 @@ impl Blk {
     /// A handle that takes snapshots while the disk is served.
     #[must_use]
     pub fn snapshots(&self) -> Snapshots {
-        Snapshots::new(self.current.clone(), self.choice)
+        Snapshots::new(self.current.clone(), self.choice, self.serial.clone())
     }
 
     /// Counters of failed requests.
@@ -718,6 +724,14 @@ impl Device for Blk {
         crate::read_config(self.config().as_bytes(), offset, out);
     }
 
+    fn identity(&self) -> Vec<u8> {
+        self.serial.get().to_vec()
+    }
+
+    fn keep_identity(&mut self, told: Option<&[u8]>) {
+        self.serial.keep(told);
+    }
+
     fn refresh(&mut self) -> io::Result<bool> {
         let before = self.current.image().sectors();
         Ok(self.current.look()? != before)
@@ -743,7 +757,7 @@ impl Device for Blk {
         };
         let errors = (index, self.errors.clone());
         let (follower, engine) = ((follower, image), (engine, wake));
-        Ok(Box::new(Handler::new(follower, self.id, engine, limit, (size, features), errors)))
+        Ok(Box::new(Handler::new(follower, self.serial.get(), engine, limit, (size, features), errors)))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.

@@ -219,6 +219,20 @@ pub trait Device: Send {
     /// Resets the device. All handlers are drained and dropped.
     fn reset(&mut self) {}
 
+    /// What drivers are told of the device outside of its configuration space \[nothing\].
+    ///
+    /// At most 64 bytes.
+    fn identity(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Continues as a device whose [identity](Device::identity) a driver knows \[ignored\].
+    ///
+    /// `None`: it was not noted. Called before the queues of a session that goes on are started.
+    fn keep_identity(&mut self, told: Option<&[u8]>) {
+        let _ = told;
+    }
+
     /// Checks the host's side again; `true` if the configuration space has changed.
     ///
     /// May block on storage.

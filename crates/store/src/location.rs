@@ -1,4 +1,6 @@
 //! Where an image lies: a path, or a URL.
+mod written;
+
 use crate::Target;
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use thiserror::Error;
 use url::Url;
+
+pub use written::Written;
 
 /// Port of NBD servers.
 const NBD_PORT: u16 = 10809;

@@ -2,16 +2,18 @@
 //!
 //! See [`crate::serve::snapshot`] for the conversation.
 use super::args::{LiveArgs, SnapshotArgs};
+use super::next_start;
 use crate::failure::Failure;
 use crate::output;
 use crate::serve::control;
 use crate::serve::snapshot::messages::{
-    Base, Format, Layer, Message, OverlayRequest, SnapshotRequest, Taken,
+    Base, Layer, Message, NextStart, OverlayRequest, SnapshotRequest, Taken,
 };
 use crate::serve::trace::lines::Ask;
 use crate::serve::wire::{Parcel, Wire};
 use anyhow::{Context, anyhow, bail};
 use paravane_device::blk::{Overlay, OverlayBase};
+use paravane_store::Location;
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,8 @@ struct Report<'a> {
     backing: &'a [Layer],
     /// Of the guest that runs, then those for other guests.
     overlays: &'a [String],
+    /// Words of the command of the next start, without options of the daemon.
+    command: Vec<String>,
     #[serde(flatten)]
     taken: &'a Taken,
 }
@@ -58,8 +62,10 @@ pub(super) fn take(
     };
     let (overlays, taken) = create(&wire, &base, overlay, others, common).map_err(Failure::request)?;
     if common.json {
-        let Base { pid, image, backing, .. } = &base;
-        let report = Report { device, pid: *pid, base: image, backing, overlays: &overlays, taken: &taken };
+        let Base { pid, start, .. } = &base;
+        let command = overlays.first().map(|own| next_start::command(&base, own)).unwrap_or_default();
+        let (base, backing) = (&start.image, &start.backing);
+        let report = Report { device, pid: *pid, base, backing, overlays: &overlays, command, taken: &taken };
         let text = serde_json::to_string(&report).context("cannot print the result")?;
         output::print(&(text + "\n"))?;
     } else {
@@ -113,8 +119,8 @@ fn create(
     common: &LiveArgs,
 ) -> Result<(Vec<String>, Taken), anyhow::Error> {
     let below = OverlayBase {
-        path: base.image.path.as_str().into(),
-        format: base.image.format.into(),
+        path: header_name(&base.start.image).into(),
+        format: base.start.image.format.into(),
         size: base.size,
     };
     let mut created = Created::default();
@@ -157,6 +163,12 @@ fn create(
     }
 }
 
+/// What an overlay records of an image: a path, or a URL without parameters, which may be secrets.
+fn header_name(image: &Layer) -> String {
+    let location: Result<Location, _> = image.path.parse();
+    location.map_or_else(|_| image.path.clone(), |location| location.to_string())
+}
+
 /// Files to remove when this is dropped.
 #[derive(Default)]
 struct Created(Vec<PathBuf>);
@@ -172,7 +184,7 @@ impl Drop for Created {
 
 fn text(device: &str, base: &Base, overlays: &[String], taken: &Taken) -> String {
     let mut out = String::new();
-    let Base { image, backing, .. } = base;
+    let NextStart { image, backing, .. } = &base.start;
     let [own, others @ ..] = overlays else { return out };
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{device}: {} is frozen; writes go to {own}", image.path);
@@ -188,17 +200,19 @@ fn text(device: &str, base: &Base, overlays: &[String], taken: &Taken) -> String
             image.path
         );
     }
-    let layers: Vec<String> = std::iter::once(image).chain(backing).map(ToString::to_string).collect();
-    let keys = |out: &mut String, path: &str| {
-        let options: String = layers.iter().map(|layer| format!(" --backing {layer}")).collect();
-        let _ = writeln!(out, "  --image {path} --format {}{options}", Format::Qcow2);
-        let _ = writeln!(out, "  image = {path:?}\n  format = \"qcow2\"\n  backing = {layers:?}");
-    };
-    let _ = writeln!(out, "\nNext start of {device}, on the command line or in its file:");
-    keys(&mut out, own);
+    let _ = writeln!(out, "\nNext start of {device}, with the options of the daemon as they are:");
+    let command = next_start::command(base, own);
+    let at = command.iter().position(|word| word == "--image").unwrap_or(command.len());
+    let (first, rest) = (next_start::for_shell(&command[..at]), next_start::for_shell(&command[at..]));
+    let _ = writeln!(out, "{first} \\\n  {rest}\nor in its file:");
+    out += &next_start::keys(base, own, base.serial.as_deref());
     for other in others {
-        let _ = writeln!(out, "\nAnother guest:");
-        keys(&mut out, other);
+        let _ = writeln!(out, "\nAnother guest, with a name and a socket for it:");
+        let _ = writeln!(out, "  {}", next_start::for_shell(&next_start::options(base, other, None)));
+        out += &next_start::keys(base, other, None);
+    }
+    for layer in std::iter::once(image).chain(backing).filter(|layer| layer.lacks_secret) {
+        let _ = writeln!(out, "\n{}: its query or password is not shown; add it", layer.path);
     }
     out
 }
@@ -206,16 +220,22 @@ fn text(device: &str, base: &Base, overlays: &[String], taken: &Taken) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::snapshot::messages::{Format, StartOption};
 
     #[test]
     fn the_operator_is_told_what_to_change() {
-        let layer = |format, path: &str| Layer { format, path: path.into() };
-        let base = Base {
-            pid: 7,
+        let layer = |format, path: &str| Layer { format, path: path.into(), lacks_secret: false };
+        let start = NextStart {
             image: layer(Format::Qcow2, "/img/one.qcow2"),
-            size: 1 << 20,
-            backing: vec![layer(Format::Raw, "/img/base.img")],
+            backing: vec![
+                layer(Format::Raw, "nbd+unix:///?socket=/run/n.sock"),
+                Layer { lacks_secret: true, ..layer(Format::Raw, "https://host/base.img") },
+            ],
+            name: "vm0".into(),
+            endpoint: StartOption::new("socket", "/run/vm 0.sock"),
+            options: vec![StartOption::new("queues", 4), StartOption::flag("no-packed")],
         };
+        let base = Base { pid: 7, size: 1 << 20, serial: Some("vm0's".into()), start };
         let overlays = ["/img/two.qcow2".to_owned(), "/img/fork.qcow2".to_owned()];
         let taken =
             Taken { pause_us: 412.0, queues: 2, marked: false, engine: "threads".into(), unsynced: None };
@@ -223,9 +243,18 @@ mod tests {
         for line in [
             "vm0: /img/one.qcow2 is frozen; writes go to /img/two.qcow2",
             "pause: 0.412 ms, 2 queues",
-            "  --image /img/two.qcow2 --format qcow2 --backing qcow2:/img/one.qcow2 --backing raw:/img/base.img",
+            "paravane serve blk --name vm0 --socket '/run/vm 0.sock' \\",
+            "  --image /img/two.qcow2 --format qcow2 --backing qcow2:/img/one.qcow2 \
+             --backing 'raw:nbd+unix:///?socket=/run/n.sock' --backing raw:https://host/base.img \
+             --serial 'vm0'\\''s' --queues 4 --no-packed",
+            "  serial = \"vm0's\"",
+            "  --image /img/fork.qcow2 --format qcow2 --backing qcow2:/img/one.qcow2 \
+             --backing 'raw:nbd+unix:///?socket=/run/n.sock' --backing raw:https://host/base.img \
+             --queues 4 --no-packed",
             "  image = \"/img/fork.qcow2\"",
-            "  backing = [\"qcow2:/img/one.qcow2\", \"raw:/img/base.img\"]",
+            "  backing = [\"qcow2:/img/one.qcow2\", \"raw:nbd+unix:///?socket=/run/n.sock\", \
+             \"raw:https://host/base.img\"]",
+            "https://host/base.img: its query or password is not shown; add it",
         ] {
             assert!(text.lines().any(|there| there == line), "{line:?} is not in\n{text}");
         }

@@ -32,7 +32,7 @@ use super::open::{LinkEnds, OpenContext, Opening, UnlockedDisk};
 use super::report::{self, Report};
 
 use super::shelf::Shelf;
-use super::snapshot::messages::Layer;
+use super::snapshot::messages::NextStart;
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
 use super::threads::Threads;
@@ -372,7 +372,7 @@ impl Exports {
     ///
     /// # Errors
     /// There is no such disk.
-    pub(crate) fn snapshots(&self, name: &str) -> Result<(Arc<Snapshots>, Vec<Layer>), String> {
+    pub(crate) fn snapshots(&self, name: &str) -> Result<(Arc<Snapshots>, NextStart), String> {
         let inner = self.inner();
         let member = inner.served().find(|member| member.spec.name == name);
         member.ok_or_else(|| format!("no device is named {name:?}"))?.snapshots()
@@ -389,7 +389,7 @@ impl Exports {
                 && let State::Served(members) = &mut group.state
                 && let Some(member) = members.iter_mut().find(|member| member.spec.name == name)
             {
-                *spec = spec.on_overlay(overlay);
+                *spec = spec.on_overlay(overlay, &snapshot.serial);
                 return member.replaced(overlay, snapshot);
             }
         }
@@ -617,9 +617,7 @@ impl Inner {
 
 /// Whether two groups are specified in the same way.
 fn same(one: &[DeviceSpec], other: &[DeviceSpec]) -> bool {
-    // After a snapshot, the file may name the images in another way.
-    let canonical = |specs: &[DeviceSpec]| specs.iter().map(DeviceSpec::canonical).collect::<Vec<_>>();
-    one == other || canonical(one) == canonical(other)
+    one.len() == other.len() && one.iter().zip(other).all(|(served, wanted)| served.is_served_as(wanted))
 }
 
 fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {

@@ -102,6 +102,9 @@ pub(crate) struct Device {
     pub(crate) back_end: String,
     /// Size of a disk in bytes, as last checked.
     pub(crate) size: Option<u64>,
+    /// Disks: serial number that guests are told.
+    #[serde(default)]
+    pub(crate) serial: Option<String>,
     /// Number of I/O threads of its own; 0: it shares those of the daemon.
     pub(crate) workers: u16,
     /// I/O threads of its own, without those that have ended.

@@ -11,10 +11,11 @@
 //! The daemon may not create files in its sandbox, and so the client does. A client that goes after
 //! Overlay changes nothing: the daemon's log says what was done.
 pub(crate) mod messages;
+mod start;
 
 use super::exports::Exports;
 use super::wire::{Parcel, Wire};
-use messages::{Base, Message, Taken};
+use messages::{Base, Message, NextStart, Taken};
 use paravane_device::LogDevice;
 use paravane_device::blk::{Overlay, Snapshots};
 use std::io;
@@ -78,8 +79,8 @@ impl SnapshotServer {
 
     fn take(&self, wire: &Wire<Message>, device: &str) -> Result<Taken, String> {
         let lost = |error: io::Error| format!("the client has failed: {error}");
-        let (snapshots, backing) = self.exports.snapshots(device)?;
-        wire.say(&Message::Base(base(&snapshots, backing)?)).map_err(lost)?;
+        let (snapshots, start) = self.exports.snapshots(device)?;
+        wire.say(&Message::Base(base(&snapshots, start)?)).map_err(lost)?;
         let (request, fds) = match wire.receive().map_err(lost)? {
             Some(Parcel { message: Message::Overlay(request), fds, .. }) => (request, fds),
             Some(_) => return Err("a message is out of order".to_owned()),
@@ -118,16 +119,8 @@ impl SnapshotServer {
 }
 
 /// What the client has to know of the image.
-fn base(snapshots: &Snapshots, mut backing: Vec<messages::Layer>) -> Result<Base, String> {
+fn base(snapshots: &Snapshots, start: NextStart) -> Result<Base, String> {
     let base = snapshots.base().map_err(|error| error.to_string())?;
-    let absolute = |path: &Path| -> Result<String, String> {
-        let path = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let named = path.to_str().map(str::to_owned);
-        named.ok_or_else(|| format!("{}: the path is not UTF-8, which qcow2 demands", path.display()))
-    };
-    for layer in &mut backing {
-        layer.path = absolute(Path::new(&layer.path))?;
-    }
-    let image = messages::Layer { format: base.format.into(), path: absolute(&base.path)? };
-    Ok(Base { pid: std::process::id(), image, size: base.size, backing })
+    let start = NextStart { image: messages::Layer { format: base.format.into(), ..start.image }, ..start };
+    Ok(Base { pid: std::process::id(), size: base.size, serial: Some(snapshots.serial()), start })
 }

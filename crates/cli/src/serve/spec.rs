@@ -22,6 +22,12 @@ const MAX_WORKERS: u16 = 64;
 const POLL_US: u32 = 50;
 /// For an image in Ceph: threads of librbd need the processor that polling would take.
 const POLL_US_CEPH: u32 = 0;
+
+/// Default of --poll-us for a disk with this image, in microseconds.
+pub(crate) fn default_poll(image: &Location) -> u32 {
+    if matches!(image, Location::Rbd(_)) { POLL_US_CEPH } else { POLL_US }
+}
+
 /// Maximum number of queues.
 ///
 /// A vhost-user message names a queue by one byte (section "Vring state").
@@ -29,9 +35,9 @@ const MAX_QUEUES: u16 = 256;
 /// Default queue size: QEMU's maximum.
 ///
 /// A request without an indirect table takes three descriptors or more.
-const QUEUE_SIZE: u16 = 1024;
+pub(crate) const QUEUE_SIZE: u16 = 1024;
 /// Default of --store-timeout.
-const STORE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Length of a disk's serial number (virtio specification, section 5.2.6).
 const SERIAL_LEN: usize = paravane_spec::blk::ID_LEN;
 
@@ -96,6 +102,8 @@ pub(crate) struct Blk {
     /// Threads may look for more before they sleep.
     pub(crate) polls: bool,
     pub(crate) serial: Option<String>,
+    /// Without `serial`: what guests are told, of an image that is a backing file since a snapshot.
+    pub(crate) told_serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
     pub(crate) engine: Engine,
@@ -180,8 +188,11 @@ impl DeviceSpec {
             DeviceCommand::Rng(_) => Kind::Rng,
         };
         let workers = common.workers.map(|count| within("workers", count, MAX_WORKERS)).transpose()?;
-        let is_in_ceph = matches!(&kind, Kind::Blk(blk) if matches!(blk.image, Location::Rbd(_)));
-        let poll_us = common.poll_us.unwrap_or(if is_in_ceph { POLL_US_CEPH } else { POLL_US });
+        let default_poll = match &kind {
+            Kind::Blk(blk) => default_poll(&blk.image),
+            _ => POLL_US,
+        };
+        let poll_us = common.poll_us.unwrap_or(default_poll);
         let longest_poll = Duration::from_micros(poll_us.into());
         let latencies = common.latencies != Some(Switch::Off);
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
@@ -217,9 +228,12 @@ impl DeviceSpec {
     }
 
     /// The specification after a snapshot: the disk's image is `overlay`, on the old one.
-    pub(crate) fn on_overlay(&self, overlay: &Path) -> Self {
+    ///
+    /// `serial`: what guests are told, which stays.
+    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str) -> Self {
         let mut spec = self.clone();
         if let Kind::Blk(blk) = &mut spec.kind {
+            blk.told_serial = blk.serial.is_none().then(|| serial.to_owned());
             let old = std::mem::replace(&mut blk.image, overlay.to_owned().into());
             blk.backing.insert(0, Backing { format: blk.format, location: old });
             blk.format = Format::Qcow2;
@@ -236,6 +250,21 @@ impl DeviceSpec {
             blk.backing.iter_mut().for_each(|layer| layer.location = real_location(&layer.location));
         }
         spec
+    }
+
+    /// Whether a device that is served so is left alone by a file that has it as `wanted`.
+    ///
+    /// After a snapshot, the file may name the images in another way, and the serial number or not.
+    pub(crate) fn is_served_as(&self, wanted: &Self) -> bool {
+        let (served, mut wanted) = (self.canonical(), wanted.canonical());
+        if let (Kind::Blk(served), Kind::Blk(wanted)) = (&served.kind, &mut wanted.kind)
+            && served.serial.is_none()
+            && (wanted.serial.is_none() || wanted.serial == served.told_serial)
+        {
+            wanted.serial = None;
+            wanted.told_serial.clone_from(&served.told_serial);
+        }
+        served == wanted
     }
 
     /// The image that the disk writes to, with a canonical path.
@@ -351,6 +380,7 @@ impl Blk {
             direct: args.direct,
             registered_buffers: args.registered_buffers,
             serial: args.serial.clone(),
+            told_serial: None,
             queues: within("queues", args.queues.unwrap_or(1), MAX_QUEUES)?,
             // A read or write takes three descriptors or more.
             queue_size: queue_size(args.queue_size, 4)?,

@@ -10,11 +10,10 @@ use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::{Base, Qcow2};
 use super::source::Source;
-use paravane_spec::blk::{ID_LEN, SECTOR};
+use paravane_spec::blk::SECTOR;
 use paravane_store::Job;
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -227,20 +226,5 @@ impl Image {
             Some(qcow2) => qcow2.resize(size),
             None => self.source.set_size(size),
         }
-    }
-
-    /// Answer to GET_ID: `serial`, or the file name.
-    ///
-    /// ASCII, padded with zeroes (section 5.2.6).
-    pub(super) fn id(&self, serial: Option<&str>) -> [u8; ID_LEN] {
-        let name = match serial {
-            Some(serial) => serial.as_bytes(),
-            None => self.path.file_name().map_or(&b""[..], OsStrExt::as_bytes),
-        };
-        let mut id = [0; ID_LEN];
-        for (to, from) in id.iter_mut().zip(name) {
-            *to = if from.is_ascii_graphic() || *from == b' ' { *from } else { b'_' };
-        }
-        id
     }
 }

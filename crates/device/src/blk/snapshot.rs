@@ -19,6 +19,7 @@ use super::image_file;
 use super::mark;
 use super::overlay::{Overlay, OverlayBase};
 use super::qcow2::Qcow2;
+use super::serial::Serial;
 use super::{BlkConfig, EngineChoice, Format, OpenError};
 use paravane_spec::blk::SECTOR;
 use std::io;
@@ -76,6 +77,8 @@ pub struct Snapshot {
     pub is_marked: bool,
     /// Engine of the overlay.
     pub engine: String,
+    /// Serial number that the guest knows the disk by.
+    pub serial: String,
     /// Why the image below may lose its last writes in a crash of the host until the next flush.
     pub unsynced: Option<String>,
 }
@@ -85,12 +88,13 @@ pub struct Snapshot {
 pub struct Snapshots {
     current: Arc<Current>,
     choice: EngineChoice,
+    serial: Arc<Serial>,
     alone: Mutex<()>,
 }
 
 impl Snapshots {
-    pub(super) fn new(current: Arc<Current>, choice: EngineChoice) -> Self {
-        Self { current, choice, alone: Mutex::default() }
+    pub(super) fn new(current: Arc<Current>, choice: EngineChoice, serial: Arc<Serial>) -> Self {
+        Self { current, choice, serial, alone: Mutex::default() }
     }
 
     /// What an overlay of the disk has to record.
@@ -108,6 +112,12 @@ impl Snapshots {
     #[must_use]
     pub fn image(&self) -> PathBuf {
         self.current.image().path.clone()
+    }
+
+    /// Serial number that the guest knows the disk by.
+    #[must_use]
+    pub fn serial(&self) -> String {
+        self.serial.text()
     }
 
     /// Name of its engine, as [`Blk::engine`](super::Blk::engine).
@@ -179,7 +189,8 @@ impl Snapshots {
         }
         self.current.clear();
         let unsynced = image.sync_base().err().map(|error| error.to_string());
-        Ok(Snapshot { pause, queues, base: base.path.clone(), is_marked, engine, unsynced })
+        let (base, serial) = (base.path.clone(), self.serial.text());
+        Ok(Snapshot { pause, queues, base, is_marked, engine, serial, unsynced })
     }
 }
 

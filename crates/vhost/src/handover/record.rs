@@ -36,6 +36,9 @@ const MAX_TEXT: usize = 4096;
 /// Largest configuration space in bytes.
 const MAX_CONFIG: usize = paravane_spec::vhost_user::MAX_CONFIG as usize;
 
+/// Most bytes of what a driver knows of a device beside its configuration space.
+const MAX_IDENTITY: usize = 64;
+
 /// Tags of sections.
 mod tag {
     /// Endpoint, number of sessions so far, and the listening socket.
@@ -52,6 +55,8 @@ mod tag {
     pub(super) const CONFIG: u32 = 6;
     /// Queue pairs that the driver has set through the control queue.
     pub(super) const PAIRS: u32 = 7;
+    /// What the driver knows of the device beside its configuration space.
+    pub(super) const IDENTITY: u32 = 8;
     /// Set in the tags of sections that a reader must know.
     pub(super) const REQUIRED: u32 = 1 << 30;
     /// In-flight region of ours, for a client without one.
@@ -131,6 +136,8 @@ pub(crate) struct SessionState<D = OwnedFd> {
     pub(crate) config: Vec<u8>,
     /// Number of queue pairs that the driver has set; 0: none.
     pub(crate) pairs: u16,
+    /// What the driver knows of the device beside that. `None`: it was not noted.
+    pub(crate) identity: Option<Vec<u8>>,
     /// In-flight region of ours. Queues may have been live: it has their positions.
     pub(crate) own_inflight: Option<(Inflight, D)>,
 }
@@ -143,6 +150,7 @@ impl<D> Default for SessionState<D> {
             failed: Vec::new(),
             config: Vec::new(),
             pairs: 0,
+            identity: None,
             own_inflight: None,
         }
     }
@@ -224,6 +232,9 @@ impl<D> ExportState<D> {
             if session.pairs > 0 {
                 writer.section(tag::PAIRS, &u32::from(session.pairs).to_le_bytes(), None);
             }
+            if let Some(identity) = session.identity.filter(|identity| !identity.is_empty()) {
+                writer.section(tag::IDENTITY, &identity, None);
+            }
             if let Some((layout, file)) = session.own_inflight {
                 writer.section(tag::OWN_INFLIGHT, layout.as_bytes(), Some(file));
             }
@@ -261,9 +272,9 @@ impl ExportState {
         let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
         let (mut export, mut connection, mut session) = (None, None, SessionState::default());
         let (mut times, mut config, mut pairs) = (None, None, None);
-        let (mut own_inflight, mut pending) = (None, None);
+        let (mut identity, mut own_inflight, mut pending) = (None, None, None);
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
-            let is_of_session = (tag::MESSAGE..=tag::PAIRS).contains(&tag) || tag & tag::REQUIRED != 0;
+            let is_of_session = (tag::MESSAGE..=tag::IDENTITY).contains(&tag) || tag & tag::REQUIRED != 0;
             if is_of_session && connection.is_none() {
                 return Err(invalid("session without a connection"));
             }
@@ -305,6 +316,12 @@ impl ExportState {
                     };
                     once(&mut pairs, number)?;
                 }
+                tag::IDENTITY => {
+                    if !(1..=MAX_IDENTITY).contains(&value.len()) || !fds.is_empty() {
+                        return Err(invalid("identity"));
+                    }
+                    once(&mut identity, value.to_vec())?;
+                }
                 tag::OWN_INFLIGHT => {
                     let (Ok(layout), [_]) = (Inflight::read_from_bytes(value), &fds[..]) else {
                         return Err(invalid("in-flight region"));
@@ -326,6 +343,7 @@ impl ExportState {
         let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
         (session.region_times, session.config) = (times.unwrap_or_default(), config.unwrap_or_default());
         (session.pairs, session.own_inflight) = (pairs.unwrap_or_default(), own_inflight);
+        session.identity = identity;
         let connection =
             connection.map(|(socket, partial)| ConnectionState { socket, partial, session, pending });
         Ok(Self { endpoint, sessions, connection })

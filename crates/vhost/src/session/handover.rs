@@ -121,7 +121,8 @@ impl Session {
         self.push_queues(&mut messages, give)?;
         let own_inflight = self.own_inflight.as_ref().filter(|_| successor == Successor::Later);
         let own_inflight = own_inflight.map(|own| Ok((own.layout(), give(own.file())?))).transpose()?;
-        Ok(SessionState { messages: messages.0, region_times, failed, config, pairs, own_inflight })
+        let (messages, identity) = (messages.0, Some(self.device.identity()));
+        Ok(SessionState { messages, region_times, failed, config, pairs, identity, own_inflight })
     }
 
     /// Writes all that comes before the queues.
@@ -222,7 +223,11 @@ impl Session {
     /// # Errors
     /// As [`Session::answer`]. End the session.
     pub(crate) fn replay(&mut self, state: SessionState, hold: bool) -> Result<(), SessionError> {
-        let SessionState { messages, region_times, failed, config, pairs, own_inflight } = state;
+        let SessionState { messages, region_times, failed, config, pairs, identity, own_inflight } = state;
+        // Of a connection without messages, nobody knows the device.
+        if !messages.is_empty() {
+            self.device.keep_identity(identity.as_deref());
+        }
         self.is_held = hold;
         if let Some((layout, file)) = own_inflight {
             self.own_inflight = Some(InflightMemory::new(layout, file, &self.memory)?);

@@ -1,10 +1,9 @@
 //! One served device.
-use super::super::args::{Backing, Format};
 use super::super::open::{self, Figures, LinkEnds, OpenContext, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::slow::SlowLog;
-use super::super::snapshot::messages::{self, Layer};
+use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
 use super::super::trace::RequestTrace;
@@ -268,31 +267,19 @@ impl ServedDevice {
         }
     }
 
-    /// What takes snapshots of it, and its backing files, top first.
+    /// What takes snapshots of it, and how it is started again.
     ///
     /// # Errors
     /// It has no snapshots.
-    pub(super) fn snapshots(&self) -> Result<(Arc<Snapshots>, Vec<Layer>), String> {
+    pub(super) fn snapshots(&self) -> Result<(Arc<Snapshots>, NextStart), String> {
         let name = &self.spec.name;
-        match (&self.snapshots, &self.spec.kind) {
-            (Some(snapshots), Kind::Blk(blk)) => {
-                let format = |format| match format {
-                    Format::Raw => messages::Format::Raw,
-                    Format::Qcow2 => messages::Format::Qcow2,
-                };
-                let layer = |layer: &Backing| {
-                    let path = match layer.location.path() {
-                        Some(path) => path.to_str().map(str::to_owned),
-                        None => Some(layer.location.to_string()),
-                    };
-                    path.map(|path| Layer { format: format(layer.format), path })
-                };
-                let layers: Option<Vec<_>> = blk.backing.iter().map(layer).collect();
-                let layers = layers.ok_or(format!("device {name}: the path of a backing file is not UTF-8"));
-                Ok((snapshots.clone(), layers?))
+        match (&self.snapshots, NextStart::of(&self.spec)) {
+            (Some(snapshots), Ok(Some(start))) => Ok((snapshots.clone(), start)),
+            (_, Err(why)) => Err(format!("device {name}: {why}")),
+            (None, Ok(Some(_))) => Err(format!("device {name} is stopping")),
+            (_, Ok(None)) => {
+                Err(format!("device {name} is of kind {}: only disks have snapshots", self.spec.kind.name()))
             }
-            (None, Kind::Blk(_)) => Err(format!("device {name} is stopping")),
-            (_, kind) => Err(format!("device {name} is of kind {}: only disks have snapshots", kind.name())),
         }
     }
 
@@ -301,7 +288,7 @@ impl ServedDevice {
         if let Some(image) = self.spec.writable_image() {
             self.taken.frozen.push((image, overlay.to_owned()));
         }
-        self.spec = self.spec.on_overlay(overlay);
+        self.spec = self.spec.on_overlay(overlay, &snapshot.serial);
         self.back_end = format!("{} ({})", overlay.display(), snapshot.engine);
         self.taken.count += 1;
         self.taken.last = Some(report::Snapshot::now(snapshot));
@@ -409,6 +396,7 @@ impl ServedDevice {
             endpoint: self.spec.endpoint.to_string(),
             back_end: self.back_end.clone(),
             size: self.resizer.as_ref().map(Resizer::size),
+            serial: self.snapshots.as_ref().map(|snapshots| snapshots.serial()),
             workers: self.threads.len() as u16,
             threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,

@@ -27,23 +27,65 @@ pub(crate) enum Message {
 pub(crate) struct Base {
     /// Process of the daemon.
     pub(crate) pid: u32,
-    pub(crate) image: Layer,
     /// Size of the disk in bytes.
     pub(crate) size: u64,
-    /// Its backing files, top first.
-    pub(crate) backing: Vec<Layer>,
+    /// Serial number that the guest knows the disk by.
+    ///
+    /// A daemon of an earlier version tells neither this nor options.
+    #[serde(default)]
+    pub(crate) serial: Option<String>,
+    #[serde(flatten)]
+    pub(crate) start: NextStart,
 }
 
-/// An image and its format, with an absolute path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a disk is started again, with its images.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NextStart {
+    pub(crate) image: Layer,
+    /// Its backing files, top first.
+    pub(crate) backing: Vec<Layer>,
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) endpoint: StartOption,
+    /// Options beside images, endpoint and serial number that are not the defaults.
+    #[serde(default)]
+    pub(crate) options: Vec<StartOption>,
+}
+
+/// An option of the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StartOption {
+    /// Without dashes.
+    pub(crate) name: String,
+    /// `None`: it has none.
+    pub(crate) value: Option<String>,
+}
+
+impl StartOption {
+    pub(crate) fn new(name: &str, value: impl ToString) -> Self {
+        Self { name: name.to_owned(), value: Some(value.to_string()) }
+    }
+
+    pub(crate) fn flag(name: &str) -> Self {
+        Self { name: name.to_owned(), value: None }
+    }
+}
+
+/// An image and its format, with an absolute path or a URL.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layer {
     pub(crate) format: Format,
     pub(crate) path: String,
+    /// The URL lacks a query or password.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) lacks_secret: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Format {
+    #[default]
     Raw,
     Qcow2,
 }
