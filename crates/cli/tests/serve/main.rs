@@ -42,6 +42,7 @@ mod manuals;
 #[path = "../../../vhost/tests/serve/migration.rs"]
 mod migration;
 mod operation;
+mod other_programs;
 mod probes;
 mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]

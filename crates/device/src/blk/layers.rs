@@ -8,7 +8,7 @@
 use super::qcow2::Recorded;
 use super::source::{Source, end};
 use super::{Format, Layer, LayerSource, OpenError};
-use paravane_store::Location;
+use paravane_store::{Location, NbdLocation, Target};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,14 @@ fn compare(header: &Recorded, path: &Path, layer: &Layer, location: &Path) -> Re
         Some(recorded) => recorded == layer.format.name(),
         None => true,
     };
+    if is_format && name.starts_with("json:") {
+        tracing::warn!(
+            path = %path.display(),
+            backing = %location.display(),
+            "the image names its backing file by options of QEMU, which are not compared"
+        );
+        return Ok(());
+    }
     if is_format && leads_to(name, path, &layer.source) {
         return Ok(());
     }
@@ -70,12 +78,12 @@ fn leads_to(name: &str, overlay: &Path, layer: &LayerSource) -> bool {
     let path = match layer {
         LayerSource::Path(path) => path,
         LayerSource::Store(store) => {
-            let shown = |text: &str| text.parse().map(|location: Location| location.to_string());
-            return shown(name)
-                .is_ok_and(|name| shown(&store.status().location).is_ok_and(|own| own == name));
+            let own = store.status().location;
+            return named_location(name) == named_location(&own);
         }
     };
-    let name = name.strip_prefix("file:").unwrap_or(name);
+    let protocols = ["file:", "host_device:"];
+    let name = protocols.into_iter().find_map(|protocol| name.strip_prefix(protocol)).unwrap_or(name);
     let Ok(wanted) = path.metadata() else {
         // It cannot be opened, and whoever tries says why.
         return true;
@@ -87,6 +95,31 @@ fn leads_to(name: &str, overlay: &Path, layer: &LayerSource) -> bool {
         let named = folder.unwrap_or(Path::new("")).join(name);
         named.metadata().is_ok_and(|found| is_same(&found, &wanted))
     })
+}
+
+/// The location that QEMU means by this name, without parameters that say how to reach it.
+fn named_location(name: &str) -> String {
+    let parsed = match name.split_once(':') {
+        Some(("nbd", rest)) if !rest.starts_with("//") => old_nbd(rest),
+        // Parameters of librbd follow.
+        Some(("rbd", rest)) => format!("rbd:{}", rest.split(':').next().unwrap_or_default()).parse().ok(),
+        _ => name.parse().ok(),
+    };
+    parsed.map_or_else(|| name.to_owned(), |location: Location| location.to_string())
+}
+
+/// `HOST:PORT[:exportname=NAME]` or `unix:PATH[:exportname=NAME]`, which follows `nbd:`.
+fn old_nbd(rest: &str) -> Option<Location> {
+    let (target, export) = rest.split_once(":exportname=").unwrap_or((rest, ""));
+    let target = match target.strip_prefix("unix:") {
+        Some(path) => Target::Unix(path.into()),
+        None => {
+            let (host, port) = target.rsplit_once(':')?;
+            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            Target::Tcp { host, port: port.parse().ok()? }
+        }
+    };
+    Some(Location::Nbd(NbdLocation { target, export: export.into(), tls: None, write_through: false }))
 }
 
 /// Whether both are of one file or block device.
@@ -130,6 +163,25 @@ fn size(source: &Source, format: Format) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_qemu_mean_locations() {
+        for (name, location) in [
+            ("nbd:unix:/run/n.sock:exportname=vm0", "nbd+unix:///vm0?socket=/run/n.sock"),
+            ("nbd:unix:/run/n.sock", "nbd+unix:///?socket=/run/n.sock"),
+            ("nbd:store:10809:exportname=a b", "nbd://store:10809/a%20b"),
+            ("nbd:[::1]:7", "nbd://[::1]:7/"),
+            ("nbd://store/vm0", "nbd://store:10809/vm0"),
+            ("rbd:pool/disk@monday:id=vm:mon_host=a\\:1", "rbd:pool/disk@monday"),
+            ("https://host/a.img?signature=x", "https://host/a.img"),
+        ] {
+            assert_eq!(named_location(name), location);
+            assert_eq!(named_location(location), location);
+        }
+        for name in ["nbd:store", "nbd:a:b", "rbd:x", "nbd://", "fat:x"] {
+            assert_eq!(named_location(name), name, "it is no location");
+        }
+    }
 
     #[test]
     fn a_name_in_an_overlay_is_taken_from_its_folder() {
