@@ -1,5 +1,5 @@
 //! Snapshots of disks in the sandbox, under clients that check their data.
-use crate::daemon::{Daemon, Folder, assert_refused, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use crate::load::{self, DISKS, SIZE};
@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// A disk of a file, with more keys.
 pub(crate) fn disk(name: &str, keys: &str) -> String {
@@ -242,7 +243,8 @@ fn a_fork_begins_with_what_the_guest_had_and_the_old_image_is_refused() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for line in [
         format!("vm0: {image} is frozen; writes go to {own}"),
-        format!("  --image {own} --format qcow2 --backing raw:{image}"),
+        format!("paravane serve blk --name vm0 --socket {socket} \\"),
+        format!("  --image {own} --format qcow2 --backing raw:{image} --serial vm.img"),
         format!("  --image {fork} --format qcow2 --backing raw:{image}"),
     ] {
         assert!(text.lines().any(|there| there == line), "{line:?} is not in\n{text}");
@@ -269,6 +271,135 @@ fn a_fork_begins_with_what_the_guest_had_and_the_old_image_is_refused() {
     match has_marks(&folder) {
         true => assert_refused(&old(), "is the backing file of"),
         false => crate::daemon::skip("the mark of a frozen image", "no extended attributes in this folder"),
+    }
+}
+
+/// Runs the command that a snapshot has printed in a shell, and more options.
+pub(crate) fn paste(printed: &str, control: &str) -> Daemon {
+    let begin = printed.find("paravane serve").expect("a command is printed");
+    let end = printed.find("\nor in its file:").expect("keys follow");
+    let folder = Path::new(env!("CARGO_BIN_EXE_paravane")).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let more = without_sandbox().unwrap_or_default();
+    let script = format!("exec {} --control '{control}' {more}", &printed[begin..end]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script]).env("PATH", path).env_remove("NOTIFY_SOCKET").env_remove("RUST_LOG");
+    let mut daemon = Daemon::spawn(&mut command);
+    daemon.wait_for("ready");
+    daemon
+}
+
+/// Takes a snapshot for people.
+pub(crate) fn printed(control: &str, device: &str, overlay: &str) -> String {
+    let output = take(control, &["snapshot", device, overlay, "--pause-limit", "30s"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_printed_command_is_pasted_into_a_shell() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path("it's $HOME")).unwrap();
+    let (image, socket) = (folder.image("it's $HOME/a very long name of an image.img"), folder.text("a b"));
+    let control = folder.text("control");
+    let options = "--queues 2 --queue-size 128 --engine threads --on-full error --slow 1s --no-packed --workers 2 \
+                   --poll-us 7 --ops-per-second 100000 --burst-ops 5000 --bytes-per-second 1G --store-timeout 9";
+    let daemon = Daemon::start(
+        &[
+            &["blk", "--name", "vm0", "--image", &image, "--socket", &socket, "--control", &control],
+            &options.split_whitespace().collect::<Vec<_>>()[..],
+        ]
+        .concat(),
+    );
+    let told = status(&control)["devices"][0]["serial"].clone();
+    let wish = Wish { packed: false, event_idx: true, queues: 2, depth: 4 };
+    let mut model = vec![0; SIZE];
+    let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
+    driver.exercise(&mut model, 100, &mut Random::new(1));
+    let text = printed(&control, "vm0", &folder.text("it's $HOME/1.qcow2"));
+    driver.exercise(&mut model, 100, &mut Random::new(2));
+    drop(driver);
+    assert!(daemon.end().0.success());
+    for option in options.split("--").filter(|option| !option.is_empty()) {
+        let value = option.trim().replace("1G", &(1_u64 << 30).to_string());
+        assert!(text.contains(&format!("--{value}")), "{value:?} is not in {text}");
+    }
+
+    let daemon = paste(&text, &control);
+    let mut driver = Driver::connect(Path::new(&socket), wish).unwrap();
+    driver.exercise(&mut model, 100, &mut Random::new(3));
+    let device = status(&control)["devices"][0].clone();
+    assert_eq!((&device["name"], &device["serial"]), (&"vm0".into(), &told), "{device}");
+    assert_eq!(device["queues"].as_array().unwrap().len(), 2);
+    // The next snapshot prints the same options.
+    let again = printed(&control, "vm0", &folder.text("it's $HOME/2.qcow2"));
+    let options =
+        |text: &str| text[text.find(" --serial").unwrap()..text.find("\nor in").unwrap()].to_owned();
+    assert_eq!(options(&again), options(&text));
+    drop(driver);
+    assert!(daemon.end().0.success());
+}
+
+#[test]
+fn a_guest_keeps_the_serial_number_that_it_was_told() {
+    let folder = Folder::new();
+    let (image, control) = (folder.image("a very long name of an image.img"), folder.text("control"));
+    let overlay = folder.text("1.qcow2");
+    let keys = |serial: &str| {
+        let backing = format!("raw:{image}");
+        disk("vm", &(Chain::on(overlay.clone(), backing).keys() + serial))
+    };
+    let holder = folder.text("hold");
+    let _holder = {
+        let mut command = paravane();
+        let mut holder = Daemon::spawn(command.args(["hold", "--socket", &holder]).args(without_sandbox()));
+        holder.wait_for("ready");
+        holder
+    };
+    let file = folder.write("d.toml", &disk("vm", &Chain::new(image.clone()).keys()));
+    let arguments = ["--config", &file, "--control", &control, "--holder", &holder];
+    let mut daemon = Daemon::start(&arguments);
+    let told = || status(&control)["devices"][0]["serial"].as_str().unwrap().to_owned();
+    let serial = told();
+    assert!(serial.starts_with("a very long-") && serial.len() == 20, "{serial}");
+    let mut driver = Driver::connect(&folder.path("vm.sock"), load::wish(false, true, 2)).unwrap();
+    let (mut model, mut random) = (vec![0; SIZE], Random::new(1));
+    driver.exercise(&mut model, 100, &mut random);
+    snapshot(&control, "vm", &overlay);
+    assert_eq!(told(), serial);
+    // Files that name it, and that do not.
+    for line in [String::new(), format!("serial = {serial:?}\n")] {
+        folder.write("d.toml", &keys(&line));
+        daemon.signal(Signal::HUP);
+        daemon.wait_for("reloaded: 1 unchanged, 0 removed, 0 added, 0 failed");
+    }
+    folder.write("d.toml", &keys(""));
+    let mut command = paravane();
+    let mut new =
+        Daemon::spawn(command.arg("serve").args(arguments).arg("--take-over").args(without_sandbox()));
+    new.wait_for("ready");
+    assert!(daemon.wait().0.success());
+    assert_eq!(told(), serial, "after a take-over");
+    driver.exercise(&mut model, 100, &mut random);
+    // Killed: the session is kept.
+    new.signal(Signal::KILL);
+    new.wait_for_end();
+    let daemon = Daemon::start(&arguments);
+    driver.exercise(&mut model, 100, &mut random);
+    assert_eq!(told(), serial, "after a kill");
+    drop(driver);
+    let end = Instant::now() + PATIENCE;
+    while status(&control)["devices"][0]["connected"] == true {
+        assert!(Instant::now() < end, "the session goes on");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(daemon.end().0.success());
+    // Without a guest, the name of the overlay counts, unless the file has the serial number.
+    for (line, wanted) in [(String::new(), "1.qcow2"), (format!("serial = {serial:?}\n"), &serial)] {
+        folder.write("d.toml", &keys(&line));
+        let daemon = Daemon::start(&arguments);
+        assert_eq!(told(), wanted);
+        assert!(daemon.end().0.success());
     }
 }
 

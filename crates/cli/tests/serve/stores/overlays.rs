@@ -6,7 +6,7 @@ use crate::driver::{Driver, Random};
 use crate::full::{Small, fill};
 use crate::images::qemu_img;
 use crate::load::{self, DISKS, SIZE, wish};
-use crate::snapshot::{Chain, snapshot};
+use crate::snapshot::{Chain, paste, printed, snapshot};
 
 /// An overlay of a file on a server, which qemu-img reads, too. Returns its `--backing`.
 fn overlay(server: &Folder, base: &str, size: usize, top: &str) -> String {
@@ -159,4 +159,51 @@ fn snapshots_are_taken_of_overlays_whose_base_is_on_a_server() {
     }
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
+}
+
+/// A disk at a URL, and one with a URL among its layers: what a snapshot prints starts them again.
+#[test]
+fn the_command_after_a_snapshot_names_servers() {
+    let test = "the_command_after_a_snapshot_names_servers";
+    if !has("nbdkit", "nbdkit", test) {
+        return;
+    }
+    let folder = Folder::new();
+    std::fs::write(folder.path("base.img"), vec![0; SIZE]).unwrap();
+    let _server = Nbdkit::start(&folder, &[]);
+    let (socket, control) = (folder.text("a.sock"), folder.text("control"));
+    let url = format!("nbd+unix:///base.img?socket={}", folder.text("nbd.sock"));
+    let served = ["blk", "--name", "vm", "--image", &url, "--socket", &socket, "--control", &control];
+    let mut daemon = Daemon::start(&served);
+    let (mut model, mut random) = (vec![0; SIZE], Random::new(3));
+    for number in 1..=2 {
+        let overlay = folder.text(&format!("{number}.qcow2"));
+        let mut driver = Driver::connect(socket.as_ref(), wish(false, true, 1)).unwrap();
+        driver.exercise(&mut model, 50, &mut random);
+        let serial = status(&control)["devices"][0]["serial"].clone();
+        assert_eq!(serial, "base.img");
+        let text = printed(&control, "vm", &overlay);
+        driver.exercise(&mut model, 50, &mut random);
+        drop(driver);
+        assert!(daemon.end().0.success());
+        assert!(text.contains(&format!("'raw:{url}'")), "{text}");
+        daemon = paste(&text, &control);
+        assert_eq!(status(&control)["devices"][0]["serial"], serial);
+    }
+    let mut driver = Driver::connect(socket.as_ref(), wish(false, true, 1)).unwrap();
+    driver.exercise(&mut model, 50, &mut random);
+    drop(driver);
+    assert!(daemon.end().0.success());
+    // The header names the server, too.
+    let disk = |arguments: &[&str]| {
+        let output = paravane().arg("disk").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = folder.text("1.qcow2");
+    assert!(disk(&["info", &first]).contains(&format!("{url:?}, format \"raw\"")));
+    let backing = format!("raw:{url}");
+    disk(&["commit", &folder.text("2.qcow2"), "--backing", &format!("qcow2:{first}"), "--backing", &backing]);
+    disk(&["commit", &first, "--backing", &backing]);
+    assert!(std::fs::read(folder.path("base.img")).unwrap() == model);
 }
