@@ -242,7 +242,7 @@ pub(crate) struct LimitArgs {
 
 /// Serve a disk
 ///
-/// The image is locked while it is served (see --no-lock). Its format is the one given by --format,
+/// The image is locked while it is served (see --no-lock), also against programs of QEMU. Its format is the one given by --format,
 /// never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub(crate) struct BlkArgs {
@@ -295,7 +295,10 @@ pub(crate) struct BlkArgs {
     /// For images at a URL, except in Ceph. The daemon connects again meanwhile.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) store_timeout: Option<u32>,
-    /// Serial number, at most 20 ASCII characters [default: from the file name of the image]
+    /// Serial number, at most 20 ASCII characters [default: from the name of the image]
+    ///
+    /// The default is the file name, export or object name if it fits, else 11 characters of it and a
+    /// hash. A guest that runs keeps what it was told.
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,
     /// Number of queues [default: 1]

@@ -158,3 +158,36 @@ fn the_serial_is_the_identifier() {
     let answer = rig.request(blk::T_GET_ID, 0, &[], 19);
     assert_eq!((answer.status, answer.used), (blk::S_IOERR, 1));
 }
+
+#[test]
+fn a_guest_that_runs_keeps_the_serial_that_it_was_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rather more than twenty bytes");
+    std::fs::write(&path, [0; 512]).unwrap();
+    let open = |serial: Option<&str>| {
+        Blk::open(BlkConfig { serial: serial.map(Into::into), ..BlkConfig::new(&path) }).unwrap()
+    };
+    let disk = open(None);
+    let id = disk.identity();
+    assert!(id.starts_with(b"rather more-") && !id.contains(&0));
+    assert_eq!(disk.snapshots().serial().as_bytes(), id);
+    drop(disk);
+    let told = *b"vm0.img\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    for (serial, noted, wanted) in [
+        // A version that did not note it, and cut names.
+        (None, None, b"rather more than twe"),
+        (None, Some(&told[..]), &told),
+        (Some("given"), Some(&told[..]), &told),
+        (Some("twenty-characters-xx"), None, b"twenty-characters-xx"),
+        // Of another kind of device.
+        (Some("twenty-characters-xx"), Some(&[1; 6][..]), b"twenty-characters-xx"),
+    ] {
+        let mut disk = open(serial);
+        disk.keep_identity(noted);
+        assert_eq!(disk.identity(), wanted);
+        let snapshots = disk.snapshots();
+        let mut rig = Rig::new(disk);
+        assert_eq!(rig.request(blk::T_GET_ID, 0, &[], 20).data, wanted);
+        assert_eq!(snapshots.serial().as_bytes(), wanted.split(|byte| *byte == 0).next().unwrap());
+    }
+}
