@@ -23,9 +23,9 @@ pub(super) struct InfoArgs {
     /// Format of the image [default: what its header suggests]
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Compare the layers with those that the images name, as FORMAT:LOCATION; repeat per layer, top first
+    /// Backing file as FORMAT:LOCATION, to be compared; repeat per layer, top first
     ///
-    /// Fails with status 2 if they differ.
+    /// Fails with status 2 if the image names another one.
     #[arg(long, value_name = "FORMAT:LOCATION")]
     backing: Vec<Backing>,
     /// Print the report as a JSON object
