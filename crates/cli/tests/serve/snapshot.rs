@@ -182,6 +182,13 @@ fn a_chain_of_twenty_snapshots_is_one_disk() {
             let report = snapshot(&control, "vm0", &overlay);
             assert_eq!(report["backing"].as_array().unwrap().len(), chain.snapshots(), "{report}");
             pauses.push(report["pause_us"].as_f64().unwrap());
+            if number == 1 {
+                // The frozen image is backed up while the daemon has it open.
+                let copy = folder.text("copy.img");
+                qemu_img(&["convert", "-f", "raw", "-O", "raw", chain.top(), &copy]);
+                qemu_img(&["convert", "-U", "-f", "raw", "-O", "raw", chain.top(), &copy]);
+                assert!(std::fs::read(copy).unwrap() == std::fs::read(chain.top()).unwrap());
+            }
             chain.put(overlay);
             if client.is_finished() {
                 break;

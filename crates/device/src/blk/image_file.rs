@@ -307,7 +307,10 @@ impl ImageFile {
         let block = u64::from(limits.block).max(SECTOR);
         let physical_block = u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL);
         let source = Source::Store(store);
-        if let Some(like) = magic::resembles(opening.format, |into, at| source.read_at(into, at)) {
+        // Servers of images that nobody writes to may take long to answer.
+        if !opening.read_only
+            && let Some(like) = magic::resembles(opening.format, |into, at| source.read_at(into, at))
+        {
             magic::warn(&path, like);
         }
         Ok(Self {

@@ -79,7 +79,9 @@ fn leads_to(name: &str, overlay: &Path, layer: &LayerSource) -> bool {
         LayerSource::Path(path) => path,
         LayerSource::Store(store) => {
             let own = store.status().location;
-            return named_location(name) == named_location(&own);
+            // Snapshots of earlier versions recorded a URL as a path in the daemon's folder.
+            let is_early = name.starts_with('/') && Path::new(name).ends_with(&own);
+            return is_early || named_location(name) == named_location(&own);
         }
     };
     let protocols = ["file:", "host_device:"];

@@ -231,6 +231,10 @@ fn an_overlay_on_a_base_in_a_store_keeps_the_base() {
     let config = BlkConfig { backing, ..qcow2_tests::disk(&top) };
     // The header names the file below the store.
     assert!(matches!(Blk::open(config.clone()), Err(OpenError::Layer { .. })));
+    // As snapshots named it once.
+    let early =
+        qcow2_tests::create_on(&folder, "early.qcow2", "/run/test:/host/vm0".as_ref(), "raw", DISK as u64);
+    drop(Blk::open(BlkConfig { path: early, ..config.clone() }).unwrap());
     let disk = Blk::open(BlkConfig { force_layers: true, ..config }).unwrap();
     let mut rig = Rig::new(disk);
     assert_eq!(rig.read(0, DISK), pattern(DISK, 5));
