@@ -25,6 +25,7 @@ mod owner;
 mod packed_device;
 mod packed_driver;
 mod pci;
+pub mod power_loss;
 mod split_device;
 mod split_driver;
 mod vhost_user;

@@ -1,0 +1,143 @@
+//! Images at the start of a run.
+use super::kind::{Base, Extra, Format, Kind};
+use super::stamp::{self, SECTOR};
+use paravane_test_support::{Random, qemu_img};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The number of the write that made the base, and that which made the image.
+const BASE: u64 = 1;
+const IMAGE: u64 = 2;
+
+/// An image, and what it reads as.
+#[derive(Clone, Debug)]
+pub(super) struct Made {
+    /// Bytes of the image.
+    pub(super) image: Vec<u8>,
+    /// Bytes of the file below it, in its format.
+    pub(super) base: Option<Vec<u8>>,
+    /// What the disk reads as.
+    pub(super) disk: Arc<Vec<u8>>,
+    /// What the base reads as.
+    pub(super) base_disk: Arc<Vec<u8>>,
+}
+
+/// Makes an image of a kind. Needs `qemu-img`, unless it is raw.
+///
+/// Files that the image names are in `folder`.
+pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String> {
+    let mut random = Random::new(seed);
+    let size = kind.size as usize;
+    let base_disk = match kind.base {
+        Base::None => Vec::new(),
+        // Shorter than the disk in some runs.
+        _ => {
+            let len = if random.once_in(3) { size / 4 * 3 } else { size };
+            content(kind, vec![0; len], BASE, 60, &mut random)
+        }
+    };
+    let mut below = base_disk.clone();
+    below.resize(size, 0);
+    let disk = content(kind, below, IMAGE, kind.filled, &mut random);
+    let (base_disk, disk) = (Arc::new(base_disk), Arc::new(disk));
+    let Format::Qcow2 { .. } = kind.format else {
+        return Ok(Made { image: disk.to_vec(), base: None, disk, base_disk });
+    };
+    let base = match kind.base {
+        Base::None => None,
+        Base::Raw => Some(base_disk.to_vec()),
+        Base::Qcow2 => {
+            write(folder, "base.raw", &base_disk)?;
+            run(folder, &["convert", "-f", "raw", "-O", "qcow2", "base.raw", "base.qcow2"])?;
+            Some(read(folder, "base.qcow2")?)
+        }
+    };
+    if let (Some(base), Base::Raw) = (&base, kind.base) {
+        write(folder, "base.raw", base)?;
+    }
+    write(folder, "disk.raw", &disk)?;
+    convert(kind, folder)?;
+    let image = read(folder, "image.qcow2")?;
+    Ok(Made { image, base, disk, base_disk })
+}
+
+fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
+    let Format::Qcow2 { version, cluster, refcount_bits } = kind.format else { return Ok(()) };
+    let lazy = if kind.extra == Extra::LazyRefcounts { ",lazy_refcounts=on" } else { "" };
+    let compat = if version == 2 { "0.10" } else { "1.1" };
+    let options = format!("compat={compat},cluster_size={cluster},refcount_bits={refcount_bits}{lazy}");
+    let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-o", &options];
+    if kind.extra == Extra::Compressed {
+        arguments.push("-c");
+    }
+    let name = match kind.base {
+        Base::None => None,
+        Base::Raw => Some(("raw", folder.join("base.raw"))),
+        Base::Qcow2 => Some(("qcow2", folder.join("base.qcow2"))),
+    };
+    let name = name.as_ref().map(|(format, path)| (*format, path.display().to_string()));
+    if let Some((format, path)) = &name {
+        arguments.extend(["-F", format, "-B", path]);
+    }
+    arguments.extend(["disk.raw", "image.qcow2"]);
+    run(folder, &arguments)?;
+    match kind.extra {
+        Extra::Snapshot => run(folder, &["snapshot", "-c", "before", "image.qcow2"]),
+        Extra::Bitmap => run(folder, &["bitmap", "--add", "image.qcow2", "changes"]),
+        _ => Ok(()),
+    }
+}
+
+/// Gives a part of the clusters content, in runs.
+fn content(kind: &Kind, mut disk: Vec<u8>, write: u64, percent: usize, random: &mut Random) -> Vec<u8> {
+    let cluster = (kind.cluster() as usize).min(64 << 10);
+    let mut start = 0;
+    while start < disk.len() {
+        let len = cluster * (1 + random.below(8));
+        let end = (start + len).min(disk.len());
+        if random.below(100) < percent {
+            stamp::fill(&mut disk[start..end], write, (start / SECTOR) as u64);
+        }
+        start = end;
+    }
+    disk
+}
+
+pub(super) fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
+    fs::write(folder.join(name), bytes).map_err(|error| format!("{name}: {error}"))
+}
+
+fn read(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
+    fs::read(folder.join(name)).map_err(|error| format!("{name}: {error}"))
+}
+
+/// Runs `qemu-img`; names of files in `folder` are made whole.
+fn run(folder: &Path, arguments: &[&str]) -> Result<(), String> {
+    let whole = |argument: &&str| match *argument {
+        name @ ("base.raw" | "base.qcow2" | "disk.raw" | "image.qcow2") => {
+            folder.join(name).display().to_string()
+        }
+        other => other.to_owned(),
+    };
+    let arguments: Vec<_> = arguments.iter().map(whole).collect();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let output = qemu_img(&arguments);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("qemu-img {arguments:?}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+/// The errors that `qemu-img check` finds in an image, other than leaks.
+pub(super) fn qemu_check(folder: &Path, image: &[u8]) -> Result<Option<String>, String> {
+    write(folder, "check.qcow2", image)?;
+    let path = folder.join("check.qcow2");
+    let output = qemu_img(&["check", "-f", "qcow2", &path.display().to_string()]);
+    // 0: clean; 3: leaks only.
+    if matches!(output.status.code(), Some(0 | 3)) {
+        return Ok(None);
+    }
+    let text = [output.stderr, output.stdout].concat();
+    Ok(Some(String::from_utf8_lossy(&text).lines().take(4).collect::<Vec<_>>().join("; ")))
+}
