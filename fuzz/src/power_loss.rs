@@ -24,22 +24,24 @@
 //! | `kind`, `make` | the kinds of disks, and their images |
 //! | `crash` | the states after a crash |
 //! | `check` | refcounts of a qcow2 image |
-//! | `life`, `explore` | a life of a disk; runs, states and findings |
+//! | `life`, `job` | a life of a disk; images that are made and merged |
+//! | `run`, `explore` | a run of one of them; all runs, and findings |
 mod check;
 mod crash;
 mod explore;
 mod guest;
+mod job;
 mod kind;
 mod life;
 mod log;
 mod machine;
 mod make;
 mod model;
+mod run;
 mod stamp;
 mod store;
 
-pub use explore::{Finding, Options, Report, Row, explore};
-pub use kind::{Kind, kinds};
+pub use explore::{Finding, Options, Report, Row, explore, names};
 
-/// Kinds of disks that survive: names begin with one of these. The tests hold them to it.
+/// What survives: names that begin with one of these. The test holds them to it.
 pub const SURVIVE: &[&str] = &["raw"];

@@ -1,7 +1,7 @@
 //! Explores the states that a power loss or a SIGKILL can leave of disk images.
 //!
 //! `cargo run -p paravane-fuzz --bin power-loss -- --filter qcow2 --states 10000`
-use paravane_fuzz::power_loss::{Options, Report, explore, kinds};
+use paravane_fuzz::power_loss::{Options, Report, explore, names};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn options() -> Option<Options> {
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).as_deref() == Some("--list") {
-        kinds().iter().for_each(|kind| println!("{}", kind.name()));
+        names().iter().for_each(|name| println!("{name}"));
         return ExitCode::SUCCESS;
     }
     let Some(options) = options() else {

@@ -1,10 +1,9 @@
 //! Runs, states and findings.
-use super::check::{Checked, check};
 use super::crash::{self, Bounds, State};
-use super::kind::{Extra, Format, Kind, kinds};
-use super::life::{Beginning, Life, Setting};
-use super::log::Action;
-use super::make::{Made, make, qemu_check, write};
+use super::job::{Job, jobs};
+use super::kind::{Kind, kinds};
+use super::log::{self, Event};
+use super::make::write;
 use super::model::Crash;
 use paravane_test_support::Random;
 use std::fmt;
@@ -94,6 +93,32 @@ pub struct Row {
     pub qemu: u64,
 }
 
+/// What is explored.
+#[derive(Clone, Debug)]
+enum Subject {
+    Disk(Kind),
+    Job(Job),
+}
+
+impl Subject {
+    fn all() -> Vec<Self> {
+        kinds().into_iter().map(Self::Disk).chain(jobs().into_iter().map(Self::Job)).collect()
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Disk(kind) => &kind.name,
+            Self::Job(job) => &job.name,
+        }
+    }
+}
+
+/// Names of all kinds of disks and jobs.
+#[must_use]
+pub fn names() -> Vec<String> {
+    Subject::all().iter().map(|subject| subject.name().to_owned()).collect()
+}
+
 /// What was found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -140,18 +165,17 @@ impl fmt::Display for Report {
 /// # Errors
 /// The host lacks `qemu-img`, or room for temporary files.
 pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<Report, String> {
-    let all = kinds();
-    let exact = all.iter().any(|kind| kind.name == options.filter);
-    let chosen: Vec<_> = all
-        .into_iter()
-        .filter(|kind| if exact { kind.name == options.filter } else { kind.name.contains(&options.filter) })
-        .collect();
+    let all = Subject::all();
+    let filter = &*options.filter;
+    let exact = all.iter().any(|subject| subject.name() == filter);
+    let is_chosen = |name: &str| if exact { name == filter } else { name.contains(filter) };
+    let chosen: Vec<_> = all.into_iter().filter(|subject| is_chosen(subject.name())).collect();
     if chosen.is_empty() {
         return Err(format!("no kind has {:?} in its name", options.filter));
     }
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let mut report = Report::default();
-    report.rows.extend(chosen.iter().map(|kind| Row { kind: kind.name.clone(), ..Row::default() }));
+    report.rows.extend(chosen.iter().map(|one| Row { kind: one.name().to_owned(), ..Row::default() }));
     let start = Instant::now();
     let is_over = |report: &Report| {
         options.states.is_some_and(|states| report.states() >= states)
@@ -161,12 +185,16 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
         if options.runs.is_some_and(|runs| run >= runs) {
             break;
         }
-        for (place, kind) in chosen.iter().enumerate() {
+        for (place, subject) in chosen.iter().enumerate() {
             if is_over(&report) {
                 return Ok(report);
             }
             let seed = options.seed + run;
-            let (row, findings) = Run::new(kind, seed, options, folder.path()).run()?;
+            let run = Run::new(subject.name(), seed, options, folder.path());
+            let (row, findings) = match subject {
+                Subject::Disk(kind) => run.disk(kind)?,
+                Subject::Job(job) => run.job(job)?,
+            };
             let total = &mut report.rows[place];
             total.runs += 1;
             total.power += row.power;
@@ -191,69 +219,65 @@ fn sort(what: &str) -> String {
     what.split(':').next().unwrap_or_default().chars().filter(|one| !one.is_ascii_digit()).collect()
 }
 
-/// One run: a guest's life, and states after it.
-struct Run<'a> {
-    kind: &'a Kind,
-    seed: u64,
-    options: &'a Options,
-    folder: &'a Path,
-    random: Random,
-    row: Row,
-    findings: Vec<Finding>,
-    left: usize,
+/// One run: a guest's life or a job, and states after it.
+pub(super) struct Run<'a> {
+    pub(super) name: &'a str,
+    pub(super) seed: u64,
+    pub(super) options: &'a Options,
+    pub(super) folder: &'a Path,
+    pub(super) random: Random,
+    pub(super) row: Row,
+    pub(super) findings: Vec<Finding>,
+    /// States that are left to try.
+    pub(super) left: usize,
 }
 
 impl<'a> Run<'a> {
-    fn new(kind: &'a Kind, seed: u64, options: &'a Options, folder: &'a Path) -> Self {
-        let name = kind.name.bytes().fold(seed, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-        let (row, findings) = (Row::default(), Vec::new());
+    fn new(name: &'a str, seed: u64, options: &'a Options, folder: &'a Path) -> Self {
+        let mixed = name.bytes().fold(seed, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
         Self {
-            kind,
+            name,
             seed,
             options,
             folder,
-            random: Random::new(name),
-            row,
-            findings,
+            random: Random::new(mixed),
+            row: Row::default(),
+            findings: Vec::new(),
             left: options.states_of_run,
         }
     }
 
-    fn run(mut self) -> Result<(Row, Vec<Finding>), String> {
-        let made: Made = make(self.kind, self.random.u64(), self.folder)?;
-        let mut setting = Setting::new(self.kind, &made, &mut self.random);
-        setting.behaviour.forgets_flushes = self.options.forgets_flushes;
-        let batches = 4 + self.random.below(28);
-        let beginning =
-            Beginning { image: setting.image(), before: None, stamp: 16, batches, seed: self.random.u64() };
-        match setting.live(beginning) {
-            Ok(life) => {
-                if let Err(what) = self.closed(&life) {
-                    self.found(what);
-                }
-                self.crashes(&setting, &life, 1)?;
-            }
-            Err(what) => self.found(what),
-        }
-        Ok((self.row, self.findings))
-    }
-
-    fn found(&mut self, what: String) {
+    pub(super) fn found(&mut self, what: String) {
         self.row.wrong += 1;
         let state = self.row.power + self.row.kill;
-        self.findings.push(Finding { kind: self.kind.name.clone(), seed: self.seed, state, what });
+        self.findings.push(Finding { kind: self.name.to_owned(), seed: self.seed, state, what });
     }
 
-    /// Tries states of a life, until the run has had its share.
-    fn crashes(&mut self, setting: &Setting<'_>, life: &Life, depth: u32) -> Result<(), String> {
-        let end = life.events.last().map_or(0, |event| event.at + 2);
+    /// Saves the images of a finding, if they are to be kept.
+    pub(super) fn keep(&self, start: &[u8], events: &[Event], crashed: &[u8]) -> Result<(), String> {
+        let Some(folder) = &self.options.keep else { return Ok(()) };
+        let name = format!("{}-{}-{}", self.name, self.seed, self.row.power + self.row.kill);
+        std::fs::create_dir_all(folder).map_err(|error| error.to_string())?;
+        write(folder, &format!("{name}.before"), start)?;
+        write(folder, &format!("{name}.crashed"), crashed)?;
+        write(folder, &format!("{name}.log"), log::text(events).as_bytes())
+    }
+
+    /// Calls `each` with states that a crash at random moments can leave: at most `most`.
+    pub(super) fn states(
+        &mut self,
+        events: &[Event],
+        most: usize,
+        each: &mut dyn FnMut(&mut Self, &State) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let end = events.last().map_or(0, |event| event.at + 2);
         let bounds = Bounds { all_of: self.options.bound, random: 6 };
-        let mut left = if depth == 1 { self.left } else { 3 };
+        let mut left = most;
         while left > 0 && self.left > 0 {
             let at = 1 + self.random.below(end as usize) as u64;
             let mut states = match self.random.below(4) {
-                0 => crash::kill(&life.events, at, &mut self.random),
-                _ => crash::power(&life.events, at, bounds, &mut self.random),
+                0 => crash::kill(events, at, &mut self.random),
+                _ => crash::power(events, at, bounds, &mut self.random),
             };
             while !states.is_empty() && left > 0 && self.left > 0 {
                 let state = states.swap_remove(self.random.below(states.len()));
@@ -262,104 +286,9 @@ impl<'a> Run<'a> {
                     Crash::Power => self.row.power += 1,
                     Crash::Kill => self.row.kill += 1,
                 }
-                self.state(setting, life, &state, depth)?;
+                each(self, &state)?;
             }
         }
         Ok(())
     }
-
-    fn state(&mut self, setting: &Setting<'_>, life: &Life, state: &State, depth: u32) -> Result<(), String> {
-        let image = state.bytes(&life.start, &life.events);
-        let looked = self.random.once_in(self.options.qemu);
-        if let Err(what) = self.try_state(setting, life, state, (&image, looked, depth))? {
-            if let Some(folder) = &self.options.keep {
-                let name = format!("{}-{}-{}", self.kind.name, self.seed, self.row.power + self.row.kill);
-                std::fs::create_dir_all(folder).map_err(|error| error.to_string())?;
-                write(folder, &format!("{name}.before"), &life.start)?;
-                write(folder, &format!("{name}.crashed"), &image)?;
-                write(folder, &format!("{name}.log"), log(life).as_bytes())?;
-            }
-            let life_of = if depth > 1 { format!(" of life {depth}") } else { String::new() };
-            self.found(format!("{what}\n  after a {}{life_of}", state.describe(&life.events)));
-        }
-        Ok(())
-    }
-
-    /// Checks a state. The inner error is what is wrong with it.
-    fn try_state(
-        &mut self,
-        setting: &Setting<'_>,
-        life: &Life,
-        state: &State,
-        (image, looked, depth): (&[u8], bool, u32),
-    ) -> Result<Result<(), String>, String> {
-        if let Err(what) = self.checked(image, life, true) {
-            return Ok(Err(what));
-        }
-        if looked && self.kind.format != Format::Raw {
-            self.row.qemu += 1;
-            if let Some(errors) = qemu_check(self.folder, image)?
-                && self.kind.extra != Extra::LazyRefcounts
-            {
-                return Ok(Err(format!("qemu-img check finds errors: {errors}")));
-            }
-        }
-        let moment = life.model.crash(state.at, state.crash);
-        let beginning = Beginning {
-            image: image.to_vec(),
-            before: Some((&life.model, moment)),
-            stamp: life.stamp + 1000,
-            batches: 1 + self.random.below(8),
-            seed: self.random.u64(),
-        };
-        let next = match setting.live(beginning) {
-            Ok(next) => next,
-            Err(what) => return Ok(Err(what)),
-        };
-        if let Err(what) = self.closed(&next) {
-            return Ok(Err(format!("in the next life, {what}")));
-        }
-        if depth < 3 && self.random.once_in(4) {
-            self.crashes(setting, &next, depth + 1)?;
-        }
-        Ok(Ok(()))
-    }
-
-    /// Checks an image that was closed.
-    fn closed(&self, life: &Life) -> Result<(), String> {
-        self.checked(&life.end, life, false).map_err(|what| format!("after it was closed, {what}"))
-    }
-
-    fn checked(&self, image: &[u8], life: &Life, is_crashed: bool) -> Result<(), String> {
-        if self.kind.format == Format::Raw {
-            return Ok(());
-        }
-        let Checked { error, is_dirty, has_valid_bitmaps } = check(image)?;
-        let may_be_dirty = is_crashed && self.kind.extra == Extra::LazyRefcounts;
-        match error {
-            Some(_) if is_dirty && may_be_dirty => {}
-            Some(error) => return Err(format!("the refcounts are wrong: {error}")),
-            None if is_dirty && !may_be_dirty => return Err("the image is marked dirty".into()),
-            None => {}
-        }
-        let writes = |event: &super::log::Event| matches!(event.action, Action::Change { .. });
-        if has_valid_bitmaps && image != life.start && life.events.iter().any(writes) {
-            return Err("the bitmaps claim to be valid, and the disk has changed".into());
-        }
-        Ok(())
-    }
-}
-
-/// The log of a life, for a reader.
-fn log(life: &Life) -> String {
-    let mut text = String::new();
-    for (number, event) in life.events.iter().enumerate() {
-        let what = match &event.action {
-            Action::Change { change, durable: true } => format!("{change}, durable"),
-            Action::Change { change, .. } => change.to_string(),
-            Action::Flush { begun } => format!("flush, asked for at {begun}"),
-        };
-        text += &format!("{number}: tick {}: {what}\n", event.at);
-    }
-    text
 }

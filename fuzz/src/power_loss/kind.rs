@@ -37,7 +37,7 @@ pub(super) enum Extra {
 
 /// A kind of disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub(super) struct Kind {
     pub(super) name: String,
     pub(super) format: Format,
     pub(super) base: Base,
@@ -96,12 +96,6 @@ impl Kind {
         Self { filled, ..self }
     }
 
-    /// Name, for filters.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Bytes of a cluster, or of a block where the format has none.
     pub(super) fn cluster(&self) -> u64 {
         match self.format {
@@ -109,17 +103,10 @@ impl Kind {
             Format::Qcow2 { cluster, .. } => cluster,
         }
     }
-
-    /// Whether `qemu-img` makes it.
-    #[must_use]
-    pub fn needs_qemu_img(&self) -> bool {
-        self.format != Format::Raw
-    }
 }
 
 /// All kinds.
-#[must_use]
-pub fn kinds() -> Vec<Kind> {
+pub(super) fn kinds() -> Vec<Kind> {
     let v2 = |cluster| Kind::qcow2(2, cluster, 16);
     let v3 = |cluster| Kind::qcow2(3, cluster, 16);
     let (k4, k64, m2) = (4 * KIB, 64 * KIB, 2 * MIB);

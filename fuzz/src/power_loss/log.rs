@@ -122,3 +122,17 @@ fn fill(bytes: &mut [u8], offset: u64, len: u64, byte: u8) {
     let (start, end) = ((offset as usize).min(bytes.len()), ((offset + len) as usize).min(bytes.len()));
     bytes[start..end].fill(byte);
 }
+
+/// The log, for a reader.
+pub(super) fn text(events: &[Event]) -> String {
+    let mut text = String::new();
+    for (number, event) in events.iter().enumerate() {
+        let what = match &event.action {
+            Action::Change { change, durable: true } => format!("{change}, durable"),
+            Action::Change { change, .. } => change.to_string(),
+            Action::Flush { begun } => format!("flush, asked for at {begun}"),
+        };
+        text += &format!("{number}: tick {}: {what}\n", event.at);
+    }
+    text
+}

@@ -1,0 +1,132 @@
+//! One run of a kind of disk, or of a job.
+use super::check::{Checked, check};
+use super::crash::State;
+use super::explore::{Finding, Row, Run};
+use super::job::Job;
+use super::kind::{Extra, Format, Kind};
+use super::life::{Beginning, Life, Setting};
+use super::log::{Action, Event};
+use super::make::{make, qemu_check};
+
+type Ran = Result<(Row, Vec<Finding>), String>;
+
+impl Run<'_> {
+    /// A guest uses a disk.
+    pub(super) fn disk(mut self, kind: &Kind) -> Ran {
+        let made = make(kind, self.random.u64(), self.folder)?;
+        let mut setting = Setting::new(kind, &made, &mut self.random);
+        setting.behaviour.forgets_flushes = self.options.forgets_flushes;
+        let batches = 4 + self.random.below(28);
+        let beginning =
+            Beginning { image: setting.image(), before: None, stamp: 16, batches, seed: self.random.u64() };
+        match setting.live(beginning) {
+            Ok(life) => {
+                if let Err(what) = closed(kind, &life) {
+                    self.found(what);
+                }
+                self.crashes(&setting, &life, 1)?;
+            }
+            Err(what) => self.found(what),
+        }
+        Ok((self.row, self.findings))
+    }
+
+    /// A job without a guest.
+    pub(super) fn job(mut self, job: &Job) -> Ran {
+        let done = match job.run(&mut self.random, self.folder, self.options.forgets_flushes)? {
+            Ok(done) => done,
+            Err(what) => {
+                self.found(what);
+                return Ok((self.row, self.findings));
+            }
+        };
+        self.states(&done.events, self.left, &mut |run, state| {
+            let image = state.bytes(&done.start, &done.events);
+            if let Err(what) = done.verify(&image, state.at >= done.end) {
+                run.keep(&done.start, &done.events, &image)?;
+                run.found(format!("{what}\n  after a {}", state.describe(&done.events)));
+            }
+            Ok(())
+        })?;
+        Ok((self.row, self.findings))
+    }
+
+    /// Tries states of a life, until the run has had its share.
+    fn crashes(&mut self, setting: &Setting<'_>, life: &Life, depth: u32) -> Result<(), String> {
+        let most = if depth == 1 { self.left } else { 3 };
+        self.states(&life.events, most, &mut |run, state| {
+            let image = state.bytes(&life.start, &life.events);
+            if let Err(what) = run.state(setting, life, state, (&image, depth))? {
+                run.keep(&life.start, &life.events, &image)?;
+                let life_of = if depth > 1 { format!(" of life {depth}") } else { String::new() };
+                run.found(format!("{what}\n  after a {}{life_of}", state.describe(&life.events)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Checks a state, and lives on. The inner error is what is wrong with it.
+    fn state(
+        &mut self,
+        setting: &Setting<'_>,
+        life: &Life,
+        state: &State,
+        (image, depth): (&[u8], u32),
+    ) -> Result<Result<(), String>, String> {
+        let kind = setting.kind;
+        if let Err(what) = checked(kind, image, life, true) {
+            return Ok(Err(what));
+        }
+        if self.random.once_in(self.options.qemu) && kind.format != Format::Raw {
+            self.row.qemu += 1;
+            if let Some(errors) = qemu_check(self.folder, image)?
+                && kind.extra != Extra::LazyRefcounts
+            {
+                return Ok(Err(format!("qemu-img check finds errors: {errors}")));
+            }
+        }
+        let moment = life.model.crash(state.at, state.crash);
+        let beginning = Beginning {
+            image: image.to_vec(),
+            before: Some((&life.model, moment)),
+            stamp: life.stamp + 1000,
+            batches: 1 + self.random.below(8),
+            seed: self.random.u64(),
+        };
+        let next = match setting.live(beginning) {
+            Ok(next) => next,
+            Err(what) => return Ok(Err(what)),
+        };
+        if let Err(what) = closed(kind, &next) {
+            return Ok(Err(format!("in the next life, {what}")));
+        }
+        if depth < 3 && self.random.once_in(4) {
+            self.crashes(setting, &next, depth + 1)?;
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Checks an image that was closed.
+fn closed(kind: &Kind, life: &Life) -> Result<(), String> {
+    checked(kind, &life.end, life, false).map_err(|what| format!("after it was closed, {what}"))
+}
+
+fn checked(kind: &Kind, image: &[u8], life: &Life, is_crashed: bool) -> Result<(), String> {
+    if kind.format == Format::Raw {
+        return Ok(());
+    }
+    let Checked { error, is_dirty, has_valid_bitmaps } = check(image)?;
+    let may_be_dirty = is_crashed && kind.extra == Extra::LazyRefcounts;
+    match error {
+        Some(_) if is_dirty && may_be_dirty => {}
+        Some(error) => return Err(format!("the refcounts are wrong: {error}")),
+        None if is_dirty && !may_be_dirty => return Err("the image is marked dirty".into()),
+        None => {}
+    }
+    let writes = |event: &Event| matches!(event.action, Action::Change { .. });
+    if has_valid_bitmaps && image != life.start && life.events.iter().any(writes) {
+        return Err("the bitmaps claim to be valid, and the disk has changed".into());
+    }
+    Ok(())
+}
