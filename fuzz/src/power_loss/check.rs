@@ -41,6 +41,43 @@ pub(super) fn check(image: &[u8]) -> Result<Checked, String> {
     })
 }
 
+/// Reads the disk of the first internal snapshot, without compressed clusters.
+///
+/// `disk` has what it reads as; where the image has nothing, `base` has it.
+///
+/// # Errors
+/// It reads as something else.
+pub(super) fn compare_snapshot(image: &[u8], base: &[u8], disk: &[u8]) -> Result<(), String> {
+    let walk = Walk::new(image).ok_or("the header is not that of a qcow2 image")?;
+    let entry = walk.u64(64);
+    let (l1, entries) = (walk.u64(entry), u64::from(walk.u32(entry + 8)));
+    let per_table = walk.cluster / 8;
+    let none = vec![0; walk.cluster as usize];
+    let part = |bytes: &[u8], start: usize| {
+        let mut part = none.clone();
+        let there = bytes.get(start..bytes.len().min(start + none.len())).unwrap_or_default();
+        part[..there.len()].copy_from_slice(there);
+        part
+    };
+    for number in 0..(disk.len() as u64).div_ceil(walk.cluster) {
+        let start = (number * walk.cluster) as usize;
+        let l2 = match number / per_table {
+            table if table < entries => walk.u64(l1 + table * 8) & OFFSET,
+            _ => return Err("the L1 table of the snapshot is short".into()),
+        };
+        let entry = if l2 == 0 { 0 } else { walk.u64(l2 + number % per_table * 8) };
+        let found = match entry & OFFSET {
+            _ if entry & ZERO != 0 => none.clone(),
+            0 => part(base, start),
+            offset => part(image, offset as usize),
+        };
+        if found != part(disk, start) {
+            return Err(format!("the internal snapshot has changed: cluster {number} of its disk"));
+        }
+    }
+    Ok(())
+}
+
 struct Walk<'a> {
     image: &'a [u8],
     version: u32,

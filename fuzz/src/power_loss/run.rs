@@ -1,12 +1,12 @@
 //! One run of a kind of disk, or of a job.
-use super::check::{Checked, check};
+use super::check::{Checked, check, compare_snapshot};
 use super::crash::State;
 use super::explore::{Finding, Row, Run};
 use super::job::Job;
 use super::kind::{Extra, Format, Kind};
 use super::life::{Beginning, Life, Setting};
 use super::log::{Action, Event};
-use super::make::{make, qemu_check};
+use super::make::{Made, make, qemu_check};
 
 type Ran = Result<(Row, Vec<Finding>), String>;
 
@@ -21,7 +21,7 @@ impl Run<'_> {
             Beginning { image: setting.image(), before: None, stamp: 16, batches, seed: self.random.u64() };
         match setting.live(beginning) {
             Ok(life) => {
-                if let Err(what) = closed(kind, &life) {
+                if let Err(what) = closed(kind, &made, &life) {
                     self.found(what);
                 }
                 self.crashes(&setting, &life, 1)?;
@@ -74,16 +74,8 @@ impl Run<'_> {
         (image, depth): (&[u8], u32),
     ) -> Result<Result<(), String>, String> {
         let kind = setting.kind;
-        if let Err(what) = checked(kind, image, life, true) {
+        if let Err(what) = self.image((kind, setting.made), image, life)? {
             return Ok(Err(what));
-        }
-        if self.random.once_in(self.options.qemu) && kind.format != Format::Raw {
-            self.row.qemu += 1;
-            if let Some(errors) = qemu_check(self.folder, image)?
-                && kind.extra != Extra::LazyRefcounts
-            {
-                return Ok(Err(format!("qemu-img check finds errors: {errors}")));
-            }
         }
         let moment = life.model.crash(state.at, state.crash);
         let beginning = Beginning {
@@ -97,7 +89,7 @@ impl Run<'_> {
             Ok(next) => next,
             Err(what) => return Ok(Err(what)),
         };
-        if let Err(what) = closed(kind, &next) {
+        if let Err(what) = closed(kind, setting.made, &next) {
             return Ok(Err(format!("in the next life, {what}")));
         }
         if depth < 3 && self.random.once_in(4) {
@@ -105,14 +97,41 @@ impl Run<'_> {
         }
         Ok(Ok(()))
     }
+
+    /// Checks an image after a crash; some of them by `qemu-img`, too.
+    fn image(
+        &mut self,
+        (kind, made): (&Kind, &Made),
+        image: &[u8],
+        life: &Life,
+    ) -> Result<Result<(), String>, String> {
+        let checked = checked((kind, made), image, life, true);
+        if kind.format == Format::Raw || !self.random.once_in(self.options.qemu) {
+            return Ok(checked);
+        }
+        self.row.qemu += 1;
+        let found = qemu_check(self.folder, image)?;
+        Ok(match (checked, found) {
+            (Ok(()), Some(errors)) if kind.extra != Extra::LazyRefcounts => {
+                Err(format!("qemu-img check finds errors: {errors}"))
+            }
+            (Err(what), None) if what.starts_with(REFCOUNTS) => {
+                Err(format!("the explorer finds errors that qemu-img check does not: {what}"))
+            }
+            (checked, _) => checked,
+        })
+    }
 }
+
+/// How errors begin that `qemu-img check` finds, too.
+const REFCOUNTS: &str = "the refcounts are wrong";
 
 /// Checks an image that was closed.
-fn closed(kind: &Kind, life: &Life) -> Result<(), String> {
-    checked(kind, &life.end, life, false).map_err(|what| format!("after it was closed, {what}"))
+fn closed(kind: &Kind, made: &Made, life: &Life) -> Result<(), String> {
+    checked((kind, made), &life.end, life, false).map_err(|what| format!("after it was closed, {what}"))
 }
 
-fn checked(kind: &Kind, image: &[u8], life: &Life, is_crashed: bool) -> Result<(), String> {
+fn checked((kind, made): (&Kind, &Made), image: &[u8], life: &Life, is_crashed: bool) -> Result<(), String> {
     if kind.format == Format::Raw {
         return Ok(());
     }
@@ -120,7 +139,7 @@ fn checked(kind: &Kind, image: &[u8], life: &Life, is_crashed: bool) -> Result<(
     let may_be_dirty = is_crashed && kind.extra == Extra::LazyRefcounts;
     match error {
         Some(_) if is_dirty && may_be_dirty => {}
-        Some(error) => return Err(format!("the refcounts are wrong: {error}")),
+        Some(error) => return Err(format!("{REFCOUNTS}: {error}")),
         None if is_dirty && !may_be_dirty => return Err("the image is marked dirty".into()),
         None => {}
     }
@@ -128,5 +147,8 @@ fn checked(kind: &Kind, image: &[u8], life: &Life, is_crashed: bool) -> Result<(
     if has_valid_bitmaps && image != life.start && life.events.iter().any(writes) {
         return Err("the bitmaps claim to be valid, and the disk has changed".into());
     }
-    Ok(())
+    match kind.extra {
+        Extra::Snapshot => compare_snapshot(image, &made.base_disk, &made.disk),
+        _ => Ok(()),
+    }
 }
