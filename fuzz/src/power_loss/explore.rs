@@ -214,9 +214,9 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
     Ok(report)
 }
 
-/// The sort of a finding: its text up to the first colon, without numbers.
+/// The sort of a finding: its text up to the first colon or the end of the line, without numbers.
 fn sort(what: &str) -> String {
-    what.split(':').next().unwrap_or_default().chars().filter(|one| !one.is_ascii_digit()).collect()
+    what.split([':', '\n']).next().unwrap_or_default().chars().filter(|one| !one.is_ascii_digit()).collect()
 }
 
 /// One run: a guest's life or a job, and states after it.

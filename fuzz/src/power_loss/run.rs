@@ -140,7 +140,8 @@ fn checked((kind, made): (&Kind, &Made), image: &[u8], life: &Life, is_crashed: 
     match error {
         Some(_) if is_dirty && may_be_dirty => {}
         Some(error) => return Err(format!("{REFCOUNTS}: {error}")),
-        None if is_dirty && !may_be_dirty => return Err("the image is marked dirty".into()),
+        // After a crash, the mark tells the next writer of it.
+        None if is_dirty && !is_crashed => return Err("the image is marked dirty".into()),
         None => {}
     }
     let writes = |event: &Event| matches!(event.action, Action::Change { .. });
