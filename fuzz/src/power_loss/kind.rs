@@ -59,7 +59,7 @@ impl Kind {
 
     fn qcow2(version: u32, cluster: u64, refcount_bits: u32) -> Self {
         // Room for many clusters, and for tables to grow where they are small.
-        let size = (24 * cluster).clamp(MIB, 12 * MIB);
+        let size = (24 * cluster).clamp(MIB, 7 * MIB);
         let text = if cluster < MIB { format!("{}", cluster) } else { format!("{}M", cluster / MIB) };
         let text = if (KIB..MIB).contains(&cluster) { format!("{}K", cluster / KIB) } else { text };
         let name = format!("qcow2-v{version}-{text}-r{refcount_bits}");

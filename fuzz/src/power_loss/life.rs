@@ -1,7 +1,7 @@
 //! One life of a disk: opened, used by a guest, closed.
 use super::guest::{Guest, Habits};
 use super::kind::{Base, Extra, Format, Kind};
-use super::log::{Clock, Event};
+use super::log::{Clock, Event, resize};
 use super::machine::Machine;
 use super::make::Made;
 use super::model::{Model, Moment};
@@ -78,11 +78,12 @@ impl Setting<'_> {
         let is_qcow2 = self.kind.format != Format::Raw;
         if is_qcow2 && !self.behaviour.grows {
             // Room for all clusters twice, and for tables.
-            let room = image.len() as u64 + self.kind.size * 2 + 16 * self.kind.cluster() + (1 << 20);
-            image.resize(room as usize, 0);
+            let room = image.len() as u64 + self.kind.size * 2 + 4 * self.kind.cluster() + (1 << 20);
+            resize(&mut image, room as usize);
         }
         let block = (self.behaviour.block as usize).max(SECTOR);
-        image.resize(image.len().next_multiple_of(block), 0);
+        let len = image.len().next_multiple_of(block);
+        resize(&mut image, len);
         image
     }
 

@@ -88,7 +88,7 @@ impl Change {
             (Self::Discard { offset, len, garbage }, _) => {
                 fill(bytes, *offset, *len, if *garbage { GARBAGE } else { 0 });
             }
-            (Self::Size(size), _) => bytes.resize(*size as usize, 0),
+            (Self::Size(size), _) => resize(bytes, *size as usize),
         }
     }
 
@@ -116,6 +116,15 @@ impl std::fmt::Display for Change {
 fn write(bytes: &mut [u8], offset: usize, data: &[u8]) {
     let (start, end) = (offset.min(bytes.len()), (offset + data.len()).min(bytes.len()));
     bytes[start..end].copy_from_slice(&data[..end - start]);
+}
+
+/// Sets the length. What is new is zero.
+pub(super) fn resize(bytes: &mut Vec<u8>, len: usize) {
+    // Vec::resize goes byte by byte without optimization.
+    match len.checked_sub(bytes.len()) {
+        Some(more) => bytes.extend_from_slice(&vec![0; more]),
+        None => bytes.truncate(len),
+    }
 }
 
 fn fill(bytes: &mut [u8], offset: u64, len: u64, byte: u8) {

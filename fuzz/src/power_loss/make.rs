@@ -1,5 +1,6 @@
 //! Images at the start of a run.
 use super::kind::{Base, Extra, Format, Kind};
+use super::log::resize;
 use super::stamp::{self, SECTOR};
 use paravane_test_support::{Random, qemu_img};
 use std::fs;
@@ -38,7 +39,7 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
         }
     };
     let mut below = base_disk.clone();
-    below.resize(size, 0);
+    resize(&mut below, size);
     let disk = content(kind, below, IMAGE, kind.filled, &mut random);
     let (base_disk, disk) = (Arc::new(base_disk), Arc::new(disk));
     let Format::Qcow2 { .. } = kind.format else {
