@@ -24,7 +24,7 @@
 //! | `kind`, `make` | the kinds of disks, and their images |
 //! | `crash` | the states after a crash |
 //! | `check` | refcounts of a qcow2 image |
-//! | `life`, `job` | a life of a disk; images that are made and merged |
+//! | `life`, `job`, `record` | a life of a disk; images that are made and merged; the holder's record file |
 //! | `run`, `explore` | a run of one of them; all runs, and findings |
 mod check;
 mod crash;
@@ -37,6 +37,7 @@ mod log;
 mod machine;
 mod make;
 mod model;
+mod record;
 mod run;
 mod stamp;
 mod store;
@@ -44,4 +45,4 @@ mod store;
 pub use explore::{Finding, Options, Report, Row, explore, names};
 
 /// What survives: names that begin with one of these. The test holds them to it.
-pub const SURVIVE: &[&str] = &["raw"];
+pub const SURVIVE: &[&str] = &["raw", "commit-qcow2-to-raw", "record-file"];

@@ -2,6 +2,7 @@
 //!
 //! - [`skip()`]: reports a test that cannot run on this host.
 //! - [`Random`]: reproducible pseudorandom numbers.
+//! - [`torn()`]: a file after a power loss.
 //! - [`copy_program()`]: copies a program to a place where another user may execute it.
 //! - [`qemu_img()`]: runs `qemu-img`, which images that are locked for a moment do not fail.
 //! - [`CephCluster`]: the cluster that `scripts/ceph-one` makes, and its OSD.
@@ -12,6 +13,7 @@ mod program;
 mod qemu_img;
 mod random;
 mod skip;
+mod torn;
 
 pub use ceph::{CephCluster, KilledOsd, StoppedOsd};
 pub use interrupts::{NoInterrupt, RecordedMessages};
@@ -19,3 +21,4 @@ pub use program::copy_program;
 pub use qemu_img::qemu_img;
 pub use random::Random;
 pub use skip::skip;
+pub use torn::torn;

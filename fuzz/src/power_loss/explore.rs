@@ -5,6 +5,7 @@ use super::kind::{Kind, kinds};
 use super::log::{self, Event};
 use super::make::write;
 use super::model::Crash;
+use super::record;
 use paravane_test_support::Random;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -98,22 +99,26 @@ pub struct Row {
 enum Subject {
     Disk(Kind),
     Job(Job),
+    /// The record file of a holder.
+    Record,
 }
 
 impl Subject {
     fn all() -> Vec<Self> {
-        kinds().into_iter().map(Self::Disk).chain(jobs().into_iter().map(Self::Job)).collect()
+        let disks = kinds().into_iter().map(Self::Disk);
+        disks.chain(jobs().into_iter().map(Self::Job)).chain([Self::Record]).collect()
     }
 
     fn name(&self) -> &str {
         match self {
             Self::Disk(kind) => &kind.name,
             Self::Job(job) => &job.name,
+            Self::Record => record::NAME,
         }
     }
 }
 
-/// Names of all kinds of disks and jobs.
+/// Names of all kinds of disks, jobs and files.
 #[must_use]
 pub fn names() -> Vec<String> {
     Subject::all().iter().map(|subject| subject.name().to_owned()).collect()
@@ -194,6 +199,7 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
             let (row, findings) = match subject {
                 Subject::Disk(kind) => run.disk(kind)?,
                 Subject::Job(job) => run.job(job)?,
+                Subject::Record => run.record(),
             };
             let total = &mut report.rows[place];
             total.runs += 1;

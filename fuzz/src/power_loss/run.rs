@@ -7,6 +7,7 @@ use super::kind::{Extra, Format, Kind};
 use super::life::{Beginning, Life, Setting};
 use super::log::{Action, Event};
 use super::make::{Made, make, qemu_check};
+use super::record;
 
 type Ran = Result<(Row, Vec<Finding>), String>;
 
@@ -49,6 +50,17 @@ impl Run<'_> {
             Ok(())
         })?;
         Ok((self.row, self.findings))
+    }
+
+    /// The writer of a record file is killed.
+    pub(super) fn record(mut self) -> (Row, Vec<Finding>) {
+        let (kills, found) = match record::run(&mut self.random, self.left) {
+            Ok(kills) => (kills, None),
+            Err((kills, what)) => (kills, Some(what)),
+        };
+        self.row.kill += kills as u64;
+        found.into_iter().for_each(|what| self.found(what));
+        (self.row, self.findings)
     }
 
     /// Tries states of a life, until the run has had its share.

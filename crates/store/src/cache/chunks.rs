@@ -442,6 +442,58 @@ mod tests {
         assert_eq!(left, [0; 4096], "data without an entry is removed");
     }
 
+    /// What an object holds, in each version of it.
+    fn content(layout: Layout, key: u8, chunk: u64) -> Vec<u8> {
+        (0..layout.len(chunk)).map(|at| (at / 300 + at) as u8 ^ key ^ chunk as u8).collect()
+    }
+
+    #[test]
+    fn a_power_loss_leaves_no_wrong_chunk() {
+        use paravane_test_support::{Random, torn};
+        let layout = Layout::new(11 * 4096 + 700, 4096).unwrap();
+        let (data, map) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let bytes = |file: &File| {
+            let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            bytes
+        };
+        let mut random = Random::new(1);
+        let (mut found, mut lost) = (0, 0);
+        for _ in 0..300 {
+            // What the disk may hold of both files: nothing is ever flushed.
+            let mut versions = (vec![bytes(&data)], vec![bytes(&map)]);
+            let key = random.below(4).min(1) as u8;
+            let clone = |file: &File| file.try_clone().unwrap();
+            let chunks = Chunks::in_files(layout, clone(&data), clone(&map), [key; 32]).unwrap();
+            for chunk in 0..layout.count() {
+                let (had, mut loaded) = (chunks.has(chunk), Vec::new());
+                match chunks.load(chunk, &mut loaded) {
+                    true => assert!(loaded == content(layout, key, chunk), "chunk {chunk} is wrong"),
+                    false => lost += usize::from(had),
+                }
+                found += usize::from(chunks.has(chunk));
+            }
+            for _ in 0..random.below(12) {
+                match random.once_in(4) {
+                    true => drop(chunks.evict()),
+                    false => {
+                        let chunk = random.below(layout.count() as usize) as u64;
+                        let _ = chunks.keep(chunk, &content(layout, key, chunk), false);
+                    }
+                }
+                versions.0.push(bytes(&data));
+                versions.1.push(bytes(&map));
+            }
+            drop(chunks);
+            for (file, versions) in [(&data, &versions.0), (&map, &versions.1)] {
+                let crashed = torn(versions, &mut random);
+                file.set_len(0).unwrap();
+                file.write_all_at(&crashed, 0).unwrap();
+            }
+        }
+        assert!(found > 100 && lost > 100, "{found} found, {lost} lost");
+    }
+
     #[test]
     fn readers_notice_an_eviction_under_them() {
         let layout = Layout::new(4 * 65_536, 65_536).unwrap();
