@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const USAGE: &str = "usage: power-loss [--filter KIND] [--states N] [--seconds S] [--runs N] [--seed N]
-                  [--states-of-run N] [--bound N] [--qemu N] [--keep FOLDER]
+                  [--first yes|no] [--states-of-run N] [--bound N] [--qemu N] [--keep FOLDER]
        power-loss --list
 
   --filter KIND      kinds with KIND in their names, or the kind KIND [all]
   --states N         stop after N states [10000, unless --seconds or --runs is there]
   --seconds S        stop after S seconds
+  --first yes        stop after the first finding [no]
   --runs N           stop after N runs of each kind
   --seed N           seed of the first run; the next one has N + 1 [1]
   --states-of-run N  states of a run [60]
@@ -32,6 +33,7 @@ fn options() -> Option<Options> {
             "--states" => options.states = Some(value.parse().ok()?),
             "--seconds" => options.time = Some(Duration::from_secs(value.parse().ok()?)),
             "--runs" => options.runs = Some(value.parse().ok()?),
+            "--first" => options.first = value == "yes",
             "--seed" => options.seed = value.parse().ok()?,
             "--states-of-run" => options.states_of_run = value.parse().ok()?,
             "--bound" => options.bound = value.parse().ok().filter(|bound| *bound <= 16)?,

@@ -22,6 +22,8 @@ pub struct Options {
     pub states: Option<u64>,
     /// Ends after this time.
     pub time: Option<Duration>,
+    /// Ends with the first finding.
+    pub first: bool,
     /// Ends after this many runs of each kind.
     pub runs: Option<u64>,
     /// States of a run, with those of the lives after it.
@@ -43,6 +45,7 @@ impl Default for Options {
             seed: 1,
             states: None,
             time: None,
+            first: false,
             runs: None,
             states_of_run: 60,
             bound: 4,
@@ -183,7 +186,8 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
     report.rows.extend(chosen.iter().map(|one| Row { kind: one.name().to_owned(), ..Row::default() }));
     let start = Instant::now();
     let is_over = |report: &Report| {
-        options.states.is_some_and(|states| report.states() >= states)
+        options.first && !report.findings.is_empty()
+            || options.states.is_some_and(|states| report.states() >= states)
             || options.time.is_some_and(|time| start.elapsed() >= time)
     };
     for run in 0.. {
