@@ -69,6 +69,32 @@ fn unflushed(events: &[Event], at: u64) -> Vec<usize> {
     events.iter().enumerate().filter(|(_, event)| is_loose(event)).map(|(number, _)| number).collect()
 }
 
+/// A moment for a crash.
+///
+/// Half of them follow a change of any place with the same odds, however rarely it changes.
+pub(super) fn moment(events: &[Event], random: &mut Random) -> u64 {
+    let end = events.last().map_or(0, |event| event.at + 2);
+    let place = |event: &Event| match &event.action {
+        Action::Change { change: Change::Write { offset, .. }, .. } => Some(offset / SECTOR as u64),
+        Action::Change { change: Change::Size(_), .. } => Some(u64::MAX),
+        _ => None,
+    };
+    if random.once_in(2) {
+        let mut places: Vec<_> = events.iter().filter_map(place).collect();
+        places.sort_unstable();
+        places.dedup();
+        if !places.is_empty() {
+            let one = Some(places[random.below(places.len())]);
+            let there: Vec<_> = events.iter().filter(|event| place(event) == one).collect();
+            // At once, or some events later.
+            return there[random.below(there.len())].at
+                + 1
+                + random.below(2) as u64 * random.below(24) as u64;
+        }
+    }
+    1 + random.below(end as usize) as u64
+}
+
 /// How many states of one moment are tried.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -95,12 +121,13 @@ pub(super) fn power(events: &[Event], at: u64, bounds: Bounds, random: &mut Rand
         states.push(state(&mut |_| Kept::None));
         for _ in 0..bounds.random {
             let one = random.below(count);
-            // One missing, one kept, any, the first ones: what each kind of missing order needs.
-            let (kind, odds) = (random.below(4), 2 + random.below(6) as u32);
+            // One missing, one or the last kept, any, the first ones: what each missing order needs.
+            let (kind, odds) = (random.below(5), 2 + random.below(6) as u32);
             let mut keeps = |place: usize| match kind {
                 0 => whole(place != one),
                 1 => whole(place == one),
                 2 => whole(!random.once_in(odds)),
+                3 => whole(place + 1 == count),
                 _ => whole(place <= one),
             };
             states.push(state(&mut keeps));

@@ -280,11 +280,10 @@ impl<'a> Run<'a> {
         most: usize,
         each: &mut dyn FnMut(&mut Self, &State) -> Result<(), String>,
     ) -> Result<(), String> {
-        let end = events.last().map_or(0, |event| event.at + 2);
         let bounds = Bounds { all_of: self.options.bound, random: 6 };
         let mut left = most;
         while left > 0 && self.left > 0 {
-            let at = 1 + self.random.below(end as usize) as u64;
+            let at = crash::moment(events, &mut self.random);
             let mut states = match self.random.below(4) {
                 0 => crash::kill(events, at, &mut self.random),
                 _ => crash::power(events, at, bounds, &mut self.random),

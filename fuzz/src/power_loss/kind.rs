@@ -33,6 +33,8 @@ pub(super) enum Extra {
     Compressed,
     /// The disk changes its size.
     Resizes,
+    /// The disk is full but for its end, and so is the refcount table.
+    Full,
 }
 
 /// A kind of disk.
@@ -75,6 +77,7 @@ impl Kind {
             Extra::Bitmap => "-bitmap",
             Extra::Compressed => "-compressed",
             Extra::Resizes => "-resizes",
+            Extra::Full => "-full",
         };
         Self { name: self.name + what, extra, ..self }
     }
@@ -90,10 +93,6 @@ impl Kind {
 
     fn of_size(self, size: u64) -> Self {
         Self { size, ..self }
-    }
-
-    fn filled(self, filled: usize) -> Self {
-        Self { filled, ..self }
     }
 
     /// Bytes of a cluster, or of a block where the format has none.
@@ -123,16 +122,15 @@ pub(super) fn kinds() -> Vec<Kind> {
     kinds.extend([512, k4, k64].map(|cluster| v3(cluster).with(Extra::Snapshot)));
     kinds.extend([512, k64].map(|cluster| v2(cluster).with(Extra::Snapshot)));
     kinds.push(v3(k4).over(Base::Raw).with(Extra::Snapshot));
-    for extra in [Extra::LazyRefcounts, Extra::Bitmap, Extra::Compressed, Extra::Resizes] {
+    for extra in [Extra::LazyRefcounts, Extra::Bitmap, Extra::Compressed] {
         kinds.extend([512, k64].map(|cluster| v3(cluster).with(extra)));
     }
-    kinds.push(v2(512).with(Extra::Resizes));
+    kinds.push(v3(k64).with(Extra::Resizes));
+    // The L1 table grows by a cluster.
+    kinds.extend([v2(512), v3(512)].map(|kind| kind.with(Extra::Resizes).of_size(2 * MIB - 256 * KIB)));
     kinds.push(v3(k4).over(Base::Qcow2).with(Extra::Resizes));
     // The refcount table is almost full: it grows, and its blocks lie in what they count.
-    let full = |bits, size| Kind::qcow2(3, 512, bits).of_size(size).filled(90);
-    kinds.extend(
-        [full(64, 2 * MIB + 64 * KIB), full(16, 8 * MIB + 256 * KIB)]
-            .map(|kind| Kind { name: kind.name.clone() + "-full", ..kind }),
-    );
+    let full = |bits, size| Kind::qcow2(3, 512, bits).with(Extra::Full).of_size(size);
+    kinds.extend([full(64, 2 * MIB + 384 * KIB), full(16, 8 * MIB + 256 * KIB)]);
     kinds
 }

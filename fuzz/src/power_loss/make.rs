@@ -40,7 +40,10 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
     };
     let mut below = base_disk.clone();
     resize(&mut below, size);
-    let disk = content(kind, below, IMAGE, kind.filled, &mut random);
+    let disk = match kind.extra {
+        Extra::Full => full(below),
+        _ => content(kind, below, IMAGE, kind.filled, &mut random),
+    };
     let (base_disk, disk) = (Arc::new(base_disk), Arc::new(disk));
     let Format::Qcow2 { .. } = kind.format else {
         return Ok(Made { image: disk.to_vec(), base: None, disk, base_disk });
@@ -88,6 +91,15 @@ fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
         Extra::Bitmap => run(folder, &["bitmap", "--add", "image.qcow2", "changes"]),
         _ => Ok(()),
     }
+}
+
+/// Fills a disk with clusters of 512 bytes until its tables take it to a multiple of 2 MiB.
+fn full(mut disk: Vec<u8>) -> Vec<u8> {
+    let end = disk.len() / (2 << 20) * (2 << 20);
+    // An L2 table for 64 clusters, and a count of 8 bytes at most for each.
+    let data = end / 66 * 64 - (20 << 10);
+    stamp::fill(&mut disk[..data], IMAGE, 0);
+    disk
 }
 
 /// Gives a part of the clusters content, in runs.
