@@ -84,8 +84,11 @@ impl Image {
             direct,
             ..
         } = file;
-        // A format frees clusters for itself, whatever is below.
-        let discard_block = if qcow2.is_some() { physical_block } else { discard_block };
+        // A format frees whole clusters.
+        let discard_block = match &qcow2 {
+            Some(qcow2) => qcow2.cluster().max(discard_block),
+            None => discard_block,
+        };
         Self {
             qcow2,
             source,
@@ -115,12 +118,12 @@ impl Image {
     /// The image as a backing file.
     pub(super) fn as_base(&self) -> io::Result<Base> {
         match &self.qcow2 {
-            Some(qcow2) => qcow2.base(),
-            None if self.direct.is_none() => Base::raw(&self.source, &self.path),
+            Some(qcow2) => Ok(qcow2.base()),
+            None if self.direct.is_none() => Base::raw(&self.source),
             // Reads of an overlay have any alignment. The other description is not one for direct I/O.
             // A thread that reads by it keeps the process, and so does not betray that it is gone.
             None => match self.guards.process() {
-                Some(file) => Base::raw(&Source::File(file.try_clone()?), &self.path),
+                Some(file) => Base::raw(&Source::File(file.try_clone()?)),
                 None => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     "direct I/O on a file system without locks has no snapshots",
@@ -162,6 +165,9 @@ impl Image {
         let mut unsynced = unsynced.lock().unwrap_or_else(PoisonError::into_inner);
         if *unsynced {
             image.sync()?;
+            if let Some(qcow2) = &image.qcow2 {
+                qcow2.finish()?;
+            }
             *unsynced = false;
         }
         Ok(())

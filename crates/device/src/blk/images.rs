@@ -165,7 +165,7 @@ pub fn create(place: &LayerSource, new: &NewImage) -> Result<(), ImageError> {
             Ok(_) => source.set_size(*size),
             Err(error) => Err(error),
         },
-        NewImage::Qcow2(new) => write_tables(&source, &path, new),
+        NewImage::Qcow2(new) => write_tables(&source, new),
     };
     made.and_then(|()| source.sync()).map_err(|source| ImageError::Io {
         path,

@@ -65,7 +65,7 @@ impl Overlay {
             let source = Source::File(file.try_clone()?);
             let backing = Some(BackingName { name: name.to_owned(), format: base.format });
             let new = NewQcow2 { size: base.size, cluster_size: CLUSTER_SIZE, backing };
-            qcow2::create(&source, path, &new)
+            qcow2::create(&source, &new)
         };
         fill().map_err(|source| {
             let _ = std::fs::remove_file(path);

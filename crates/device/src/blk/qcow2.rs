@@ -1,63 +1,83 @@
-//! qcow2 images, through the crate imago, which no other module names.
+//! qcow2 images: our own reader and writer of the format.
 //!
 //! ```text
 //!   job --its clusters are known and allocated----> guest memory <-> image file, in place
-//!    '----else--> worker of the pool -> imago -> image file, and its backing files (read-only)
+//!    '----else--> worker of the pool -> tables -> image file, and its backing files (read-only)
 //!                    '-- guest memory <-> a buffer of the worker
 //! ```
-//! **Data in place.** What lies in clusters that are allocated to the disk alone is read and
-//! overwritten without imago, which would need a copy: at the offset in the file that
-//! [`cluster_map`] has. All else goes through imago: new clusters, copies on write, zeroes,
-//! compressed clusters, backing files, writes that go through to the disk, and all tables. A
+//! | file | content |
+//! |---|---|
+//! | `header`, `recorded` | the header: checked, or described |
+//! | `entry` | entries of tables (pure) |
+//! | `io` | all reads and writes of the format, and syncs that are shared |
+//! | `slices`, `map`, `counts` | cached pieces of tables; L1 and L2 tables; refcounts |
+//! | `tables` | what an open image knows, and the order in which clusters change hands |
+//! | `allocate`, `write`, `unmap` | the changes |
+//! | `layer`, `compressed` | reads, through the layers below |
+//! | `refcounts`, `rebuild` | checks when an image is opened for writing |
+//! | `create`, `whole` | new images; disks without a guest |
+//!
+//! **A loss of power costs what was not flushed, and nothing else.** What is written, and in which order,
+//! is in [`tables`]. Every cluster that a table names is counted before, durably; a table names data only
+//! when the old or the new content is there, durably. So each moment's disk is an image without errors,
+//! but for clusters that are counted and not used. The header's dirty mark says that there may be such:
+//! the next writer checks them.
+//!
+//! **Completed requests survive the process.** Tables are written to the file before a request
+//! completes, so a killed process loses nothing that its driver has seen completed. Until a flush, the
+//! data is in the host's page cache only.
+//!
+//! **Data in place.** What lies in clusters that are allocated to the disk alone is read and overwritten
+//! without a copy: at the offset in the file that [`cluster_map`] has. All else goes through a worker. A
 //! cluster of the map stays where it is while [`Qcow2::tables`] is locked, shared or not, or while it is
 //! listed as [in use](in_use): whoever frees or zeroes clusters locks the tables exclusively, first takes
-//! the clusters off the map, and then leaves alone what is in use. Writing data in place changes no
-//! table, so there is nothing that a kill could leave half done.
+//! the clusters off the map, and then leaves alone what is in use.
 //!
 //! **A name in an image opens nothing.** An image has the names of its backing file and external
 //! data file, and a guest that can write to the image can change them (as a guest did in
 //! CVE-2026-27211). Only files that the operator names are opened, in the formats that the operator
 //! names.
-//!
-//! **Completed requests survive the process.** Tables that a request has changed are written before
-//! it completes, so a killed process loses nothing that its driver has seen completed. Until a
-//! flush, the data is in the host's page cache only.
-//!
-//! The format's code runs on bytes that a hostile guest may have written. If it panics, the image
-//! is disabled: every request fails. A stack overflow cannot be caught; [`refcounts`] and
-//! [`storage`](mod@storage) explain how imago 0.2.6 can be led to one, and how that is prevented.
-mod bytes;
+mod allocate;
 mod cluster_map;
+mod compressed;
+mod counts;
 mod create;
+mod entry;
 mod header;
 mod in_use;
+mod io;
+mod layer;
+mod map;
+mod rebuild;
 mod recorded;
 mod refcounts;
-mod storage;
+mod slices;
+mod tables;
+mod unmap;
 mod whole;
+mod write;
 
+use self::io::Io;
 use super::image_file::{ImageFile, Opening};
 use super::pieces::{cut, gather, scatter};
 use super::source::Source;
 use super::{Format, Layer, LayerSource, OpenError};
-use bytes::Bytes;
 use cluster_map::ClusterMap;
+use counts::Counts;
+use entry::{Entry, Place, Shape};
 use header::Header;
-use imago::format::PreallocateMode;
-use imago::raw::Raw;
-use imago::{FormatAccess, Mapping, StorageOpenOptions};
 use in_use::{InUse, Part};
+use layer::{Below, Core};
+use map::Map;
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
 use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use storage::Storage;
+use tables::Tables;
+use unmap::Unmap;
 
 pub(super) use create::create;
 pub use create::{BackingName, NewQcow2};
@@ -67,20 +87,20 @@ pub use recorded::{Layout, Recorded};
 pub use refcounts::{ClusterRole, RefcountError};
 pub use whole::Extent;
 
-type Access = FormatAccess<Storage>;
+type Result<T> = std::io::Result<T>;
 type Alone<'a> = RwLockWriteGuard<'a, ()>;
-type Driver = imago::qcow2::Qcow2<Storage, Arc<Access>>;
+type Shared<'a> = RwLockReadGuard<'a, ()>;
 
 /// Most bytes of one step: the size of a worker's buffer.
 ///
 /// The rest of a request follows in further steps.
 const AT_ONCE: usize = 1 << 20;
 
-/// Bytes of zeroes that are written at once.
-const ZEROES: u64 = 64 << 10;
-
 /// Clusters that are looked up at once.
 const LOOKED_UP: u64 = 64;
+
+/// Offset of the autoclear features in the header.
+const AUTOCLEAR: u64 = 88;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -91,31 +111,15 @@ thread_local! {
 /// An open image.
 #[derive(Debug)]
 pub(super) struct Qcow2 {
-    /// Locked exclusively while clusters are freed, which nothing may use then.
-    ///
-    /// `Some` until it is dropped.
-    ///
     /// Shared with the overlay of a frozen image, which only reads.
-    access: Option<RwLock<Arc<Access>>>,
-    /// Shared: data is in place, or written to allocated clusters. Exclusive: tables change.
-    ///
-    /// Locked after `access`.
-    ///
-    /// imago writes refcounts before the tables that they count. But if other requests change both
-    /// in between, a killed process leaves clusters that are in use and counted as free.
+    core: Arc<Core>,
+    /// Shared: data moves, and clusters are allocated. Exclusive: clusters are unmapped, or those that
+    /// were become free.
     tables: RwLock<()>,
-    /// Bytes of a cluster.
-    cluster: u64,
     /// Clusters that are accessed in place. `None`: none are.
     clusters: Option<ClusterMap>,
     /// Ranges of the disk that transfers in flight access in place.
     in_use: InUse,
-    /// Tables that a request has changed may not be in the file: writing them has failed.
-    ///
-    /// The next change writes them, and until then no write is done without one.
-    unwritten: AtomicBool,
-    /// imago has panicked.
-    broken: AtomicBool,
     /// Message of the last error, if it has no number.
     reason: Mutex<Option<String>>,
     /// The store of the image, unless it is a file, which grows by writes.
@@ -126,48 +130,35 @@ pub(super) struct Qcow2 {
 
 impl Qcow2 {
     /// Opens `image` with its backing files, top first.
-    pub(super) fn open(image: &ImageFile, layers: &[Layer]) -> Result<Self, OpenError> {
-        Self::open_with(image, Some(layers))
+    pub(super) fn open(image: &ImageFile, layers: &[Layer]) -> std::result::Result<Self, OpenError> {
+        let mut files = Vec::new();
+        let core = open(image, Some(layers), &mut files)?;
+        Ok(Self::new(image, core, files))
     }
 
     /// Opens `image` without the backing file that it may have.
     ///
     /// What the image itself does not hold reads as zeroes.
-    pub(super) fn open_alone(image: &ImageFile) -> Result<Self, OpenError> {
-        Self::open_with(image, None)
-    }
-
-    fn open_with(image: &ImageFile, layers: Option<&[Layer]>) -> Result<Self, OpenError> {
-        let mut files = Vec::new();
-        let opened = catch_unwind(AssertUnwindSafe(|| {
-            open(image, layers, &mut files).map(|(driver, cluster)| (Access::new(driver), cluster))
-        }));
-        let (access, cluster) = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
-        Ok(Self::new(image, access, cluster, files))
+    pub(super) fn open_alone(image: &ImageFile) -> std::result::Result<Self, OpenError> {
+        Ok(Self::new(image, open(image, None, &mut Vec::new())?, Vec::new()))
     }
 
     /// Opens `image` as an overlay of an image that is open.
-    pub(super) fn over(image: &ImageFile, base: Base) -> Result<Self, OpenError> {
-        let opened = catch_unwind(AssertUnwindSafe(|| {
-            let (mut driver, cluster) = open_driver(image)?;
-            driver.set_backing(Some(base.0));
-            Ok((Access::new(driver), cluster))
-        }));
-        let (access, cluster) = opened.unwrap_or_else(|_| Err(unusable(&image.path, panicked())))?;
-        Ok(Self::new(image, access, cluster, Vec::new()))
+    pub(super) fn over(image: &ImageFile, base: Base) -> std::result::Result<Self, OpenError> {
+        let (mut core, _) = open_core(image)?;
+        core.below = Some(base.0);
+        core.has_backing = true;
+        Ok(Self::new(image, core, Vec::new()))
     }
 
-    fn new(image: &ImageFile, access: Access, cluster: u64, layers: Vec<ImageFile>) -> Self {
+    fn new(image: &ImageFile, core: Core, layers: Vec<ImageFile>) -> Self {
         Self {
-            cluster,
             clusters: has_small_blocks(&image.source)
-                .then(|| ClusterMap::new(cluster, access.size()))
+                .then(|| ClusterMap::new(core.shape.cluster(), core.size()))
                 .flatten(),
             in_use: InUse::default(),
-            access: Some(RwLock::new(Arc::new(access))),
+            core: Arc::new(core),
             tables: RwLock::default(),
-            unwritten: AtomicBool::new(false),
-            broken: AtomicBool::new(false),
             reason: Mutex::default(),
             store: image.source.store().cloned(),
             _layers: layers,
@@ -177,46 +168,44 @@ impl Qcow2 {
     /// The image as a backing file.
     ///
     /// It may be written to until the overlay is used, and not after.
-    pub(super) fn base(&self) -> io::Result<Base> {
-        Ok(Base(self.read()?.clone()))
+    pub(super) fn base(&self) -> Base {
+        Base(Below::Qcow2(self.core.clone()))
+    }
+
+    /// Ends writing: the image is as if it had been closed.
+    pub(super) fn finish(&self) -> Result<()> {
+        let _alone = self.alone();
+        self.core.close(false)
     }
 
     /// Sectors of the disk.
     pub(super) fn sectors(&self) -> u64 {
-        self.read().map_or(0, |access| access.size() / SECTOR)
+        self.core.size() / SECTOR
     }
 
     /// Sets the size of the disk in bytes.
-    pub(super) fn resize(&self, size: u64) -> io::Result<()> {
-        self.guarded(|| {
-            let (mut access, _alone) = self.remap(0, u64::MAX)?;
-            let busy = |what| io::Error::new(io::ErrorKind::ResourceBusy, what);
-            if self.split(size, u64::MAX - size).iter().any(|part| part.is_used) {
-                return Err(busy("requests beyond the new end are in flight; try again"));
-            }
-            let access =
-                Arc::get_mut(&mut access).ok_or_else(|| busy("a snapshot is being made; try again"))?;
-            access.resize(size, PreallocateMode::None)?;
-            access.flush()?;
-            access.sync()
-        })
+    pub(super) fn resize(&self, size: u64) -> Result<()> {
+        let _alone = self.remap(0, u64::MAX);
+        if self.split(size, u64::MAX - size).iter().any(|part| part.is_used) {
+            let what = "requests beyond the new end are in flight; try again";
+            return Err(std::io::Error::new(std::io::ErrorKind::ResourceBusy, what));
+        }
+        self.core.resize(size)
     }
 
     /// Does a job and answers as io_uring would.
     ///
     /// `file` does jobs of the image file, in the same way; offsets are the file's.
     pub(super) fn perform(&self, job: Job, file: impl Fn(Job) -> i32) -> i32 {
-        let done = self.guarded(|| {
-            self.look_up(job);
-            match self.in_place(job, file) {
-                Some(result) => Ok(result),
-                None => self.try_perform(job),
-            }
-        });
+        self.look_up(job);
+        let done = match self.in_place(job, file) {
+            Some(result) => Ok(result),
+            None => self.try_perform(job),
+        };
         done.unwrap_or_else(|error| {
             let (number, reason) = match (error.kind(), error.raw_os_error()) {
                 (_, Some(number)) => (number, None),
-                (io::ErrorKind::Unsupported, None) => (libc::EOPNOTSUPP, None),
+                (std::io::ErrorKind::Unsupported, None) => (libc::EOPNOTSUPP, None),
                 (_, None) => (libc::EIO, Some(error.to_string())),
             };
             *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
@@ -282,11 +271,6 @@ impl Qcow2 {
     /// A transfer that may be done in place, with the tables locked.
     fn may_be_in_place(&self, job: Job) -> Option<InPlace<'_>> {
         let (pieces, offset) = transfer(job)?;
-        // Relaxed: see `guarded`. A write that misses `unwritten` runs at the time of the failure.
-        let writes = matches!(job, Job::Write { .. });
-        if self.broken.load(Ordering::Relaxed) || writes && self.unwritten.load(Ordering::Relaxed) {
-            return None;
-        }
         let clusters = self.clusters.as_ref()?;
         let unchanged = self.tables.try_read().ok()?;
         // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
@@ -297,10 +281,9 @@ impl Qcow2 {
 
     /// Enters the clusters of a transfer into the map, if they can be accessed in place.
     ///
-    /// It is not worth a wait. An error may be that of a neighbour, which the job does not concern.
+    /// Never waits for a change. Ignores errors: they may concern a cluster that the job does not touch.
     fn look_up(&self, job: Job) {
         let (Some((pieces, offset)), Some(clusters)) = (transfer(job), &self.clusters) else { return };
-        let Ok(access) = self.read() else { return };
         let Ok(_unchanged) = self.tables.try_read() else { return };
         // SAFETY: as in `in_place`.
         let end = offset.saturating_add(total(unsafe { pieces.slices() }));
@@ -311,16 +294,14 @@ impl Qcow2 {
                 continue;
             }
             let from = at & !(clusters.cluster() - 1);
-            match access.get_mapping(from, LOOKED_UP * clusters.cluster()) {
-                Ok((Mapping::Raw { writable: true, offset: host, .. }, len @ 1..)) => {
-                    // The end of the disk may lie within a cluster.
-                    let whole = len.next_multiple_of(clusters.cluster());
-                    // A store fails writes beyond its end, where imago grows it first.
-                    if self.store.as_ref().is_some_and(|store| host.saturating_add(whole) > store.size()) {
+            match self.core.lookup(from, LOOKED_UP * clusters.cluster()) {
+                Ok((Entry::Data(Place { host, is_own: true }), len)) => {
+                    // A store fails writes beyond its end.
+                    if self.store.as_ref().is_some_and(|store| host.saturating_add(len) > store.size()) {
                         return;
                     }
-                    clusters.insert(from, host, whole);
-                    at = from + whole;
+                    clusters.insert(from, host, len);
+                    at = from + len;
                 }
                 _ => return,
             }
@@ -332,14 +313,15 @@ impl Qcow2 {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn try_perform(&self, job: Job) -> io::Result<i32> {
+    fn try_perform(&self, job: Job) -> Result<i32> {
         match job {
             Job::Read { pieces, offset } => BUFFER.with_borrow_mut(|buffer| {
                 // SAFETY: the pieces and their memory are valid until the outcome is reaped
                 // (Engine::push), and it has not even been posted.
                 let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
-                self.read()?.read(&mut *buffer, offset)?;
+                let _unchanged = self.shared();
+                self.core.read(buffer, offset)?;
                 // SAFETY: as above; they are mapped for writing, since it is a read.
                 unsafe { scatter(buffer, pieces) };
                 Ok(buffer.len() as i32)
@@ -356,56 +338,33 @@ impl Qcow2 {
                 }
                 Ok(buffer.len() as i32)
             }),
-            Job::Flush => self.sync(),
-            Job::Discard { offset, len } => {
-                let (access, _alone) = self.remap(offset, len)?;
-                // What is in use stays: a discard is a hint.
-                for Part { range, .. } in self.split(offset, len).into_iter().filter(|part| !part.is_used) {
-                    // SAFETY: no mapping exists: requests hold the locks that `remap` has or use
-                    // other clusters, and an overlay that is being prepared reads nothing.
-                    unsafe { access.discard_to_any_unsafe(range.start, range.end - range.start) }?;
-                }
-                self.write_tables(&access)?;
-                Ok(0)
-            }
-            Job::Zeroes { offset, len, unmap: true } => {
-                let (access, _alone) = self.remap(offset, len)?;
-                // SAFETY: as above.
-                let discard = |offset, len| unsafe { access.discard_to_zero_unsafe(offset, len) };
-                self.zero_with(&access, (offset, len), discard)?;
-                self.write_tables(&access)?;
-                Ok(0)
-            }
-            Job::Zeroes { offset, len, unmap: false } => {
-                self.change_tables(|access| {
-                    self.forget(offset, len);
-                    self.zero_with(access, (offset, len), |offset, len| access.write_zeroes(offset, len))
-                })?;
-                Ok(0)
-            }
+            Job::Flush => self.sync().map(|()| 0),
+            Job::Discard { offset, len } => self.discard(offset, len).map(|()| 0),
+            Job::Zeroes { offset, len, unmap } => self.zero_range(offset, len, unmap).map(|()| 0),
         }
     }
 
-    /// Zeroes a range that is not on the map: by `zero`, and by writes where clusters are in use.
-    ///
-    /// `tables` is locked exclusively.
-    fn zero_with(
-        &self,
-        access: &Access,
-        (offset, len): (u64, u64),
-        zero: impl Fn(u64, u64) -> io::Result<()>,
-    ) -> io::Result<()> {
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        let _alone = self.remap(offset, len);
+        // What is in use stays: a discard is a hint.
+        for Part { range, .. } in self.split(offset, len).into_iter().filter(|part| !part.is_used) {
+            // The end of the disk is that of its last cluster, too.
+            let end = if range.end >= self.core.size() { u64::MAX } else { range.end };
+            let end = end.min(self.core.shape.round_up(self.core.size()));
+            self.core.unmap(range.start, end.saturating_sub(range.start), Unmap::Discard)?;
+        }
+        Ok(())
+    }
+
+    fn zero_range(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
+        let _alone = self.remap(offset, len);
+        let entered = |from, host| self.enter(from, host);
         for Part { range, is_used } in self.split(offset, len) {
-            if !is_used {
-                zero(range.start, range.end - range.start)?;
-                continue;
-            }
-            let zeroes = vec![0; (range.end - range.start).min(ZEROES) as usize];
-            let mut at = range.start;
-            while at < range.end {
-                let now = (range.end - at).min(ZEROES);
-                access.write(&zeroes[..now as usize], at)?;
-                at += now;
+            let len = range.end - range.start;
+            match (is_used, unmap) {
+                (true, _) => self.core.write_zeroes(range.start, len, &entered)?,
+                (false, true) => self.core.zero(range.start, len, &entered)?,
+                (false, false) => self.core.zero_in_place(range.start, len, &entered)?,
             }
         }
         Ok(())
@@ -413,101 +372,63 @@ impl Qcow2 {
 
     /// Splits a range that is not on the map by what is in use. `tables` is locked exclusively.
     fn split(&self, offset: u64, len: u64) -> Vec<Part> {
-        self.in_use.split(offset..offset.saturating_add(len), self.cluster)
+        self.in_use.split(offset..offset.saturating_add(len), self.core.shape.cluster())
     }
 
-    fn write_data(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        let access = self.read()?;
-        let unchanged = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        // Relaxed: the lock orders.
-        let written = !self.unwritten.load(Ordering::Relaxed);
-        if written && is_allocated(&access, offset, data.len() as u64)? {
-            return access.write(data, offset);
+    fn write_data(&self, data: &[u8], offset: u64) -> Result<()> {
+        let shared = self.shared();
+        self.core.write(data, offset, &|from, host| self.enter(from, host))?;
+        drop(shared);
+        let is_long = self.core.tables().pending.is_long();
+        if is_long { self.sync() } else { Ok(()) }
+    }
+
+    /// Enters a new cluster into the map. `tables` is locked.
+    fn enter(&self, from: u64, host: u64) {
+        if let Some(clusters) = &self.clusters {
+            clusters.insert(from, host, clusters.cluster());
         }
-        drop((unchanged, access));
-        self.change_tables(|access| access.write(data, offset))
     }
 
-    /// Runs an operation that changes tables, and writes them to the file.
-    ///
-    /// It does not wait for the disk.
-    ///
-    /// imago keeps tables in memory until a flush. If the process is killed before, completed
-    /// writes would be lost.
-    fn change_tables(&self, run: impl FnOnce(&Access) -> io::Result<()>) -> io::Result<()> {
-        let access = self.read()?;
-        let _alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        let done = run(&access);
-        // Also after an error: what is done of the change must not wait for the next one.
-        let written = self.write_tables(&access);
-        done.and(written)
-    }
-
-    /// Writes changed tables to the file.
-    fn write_tables(&self, access: &Access) -> io::Result<()> {
-        // Relaxed: `tables` is locked exclusively.
-        self.unwritten.store(true, Ordering::Relaxed);
-        access.flush()?;
-        self.unwritten.store(false, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Takes the image for a change that frees clusters of `len` bytes at `offset` of the disk.
-    fn remap(&self, offset: u64, len: u64) -> io::Result<(RwLockWriteGuard<'_, Arc<Access>>, Alone<'_>)> {
-        let access = self.write()?;
-        let alone = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        self.forget(offset, len);
-        Ok((access, alone))
-    }
-
-    /// Takes clusters off the map. `tables` is locked exclusively.
-    fn forget(&self, offset: u64, len: u64) {
+    /// Takes the image for a change that unmaps clusters of `len` bytes at `offset` of the disk.
+    fn remap(&self, offset: u64, len: u64) -> Alone<'_> {
+        let alone = self.alone();
         if let Some(clusters) = &self.clusters {
             clusters.forget(offset, len);
         }
+        alone
     }
 
-    fn sync(&self) -> io::Result<i32> {
-        self.change_tables(|_| Ok(()))?;
-        self.read()?.sync()?;
-        Ok(0)
-    }
-
-    /// Runs the format's code.
-    fn guarded<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        // Relaxed: a thread that does not see it yet at most panics, too.
-        if self.broken.load(Ordering::Relaxed) {
-            return Err(panicked());
+    /// Makes all writes durable, and frees clusters whose mappings are removed durably then.
+    fn sync(&self) -> Result<()> {
+        let is_empty = self.core.tables().pending.is_empty();
+        if is_empty {
+            return self.core.sync();
         }
-        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-            self.broken.store(true, Ordering::Relaxed);
-            Err(panicked())
-        })
+        let pending = {
+            // Whoever has found an old mapping has done with it then.
+            let _alone = self.alone();
+            std::mem::take(&mut self.core.tables().pending)
+        };
+        self.core.sync()?;
+        self.core.release(pending)
     }
 
-    // A poisoned lock belongs to an image that is disabled.
+    // Nothing is half done under a poisoned lock: it protects nothing in memory.
 
-    fn read(&self) -> io::Result<RwLockReadGuard<'_, Arc<Access>>> {
-        let access = self.access.as_ref().ok_or_else(panicked)?;
-        Ok(access.read().unwrap_or_else(PoisonError::into_inner))
+    fn shared(&self) -> Shared<'_> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> io::Result<RwLockWriteGuard<'_, Arc<Access>>> {
-        let access = self.access.as_ref().ok_or_else(panicked)?;
-        Ok(access.write().unwrap_or_else(PoisonError::into_inner))
+    fn alone(&self) -> Alone<'_> {
+        self.tables.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Qcow2 {
     fn drop(&mut self) {
-        let access = self.access.take();
-        if *self.broken.get_mut() {
-            // Dropping it would write its remaining state, which may be inconsistent.
-            std::mem::forget(access);
-        } else if catch_unwind(AssertUnwindSafe(|| drop(access))).is_err() {
-            tracing::error!(
-                "cannot write the tables of a qcow2 image while closing it; run `qemu-img check`"
-            );
+        if let Err(error) = self.core.close(true) {
+            tracing::error!(%error, "cannot close a qcow2 image; the next start checks its refcounts");
         }
     }
 }
@@ -525,7 +446,7 @@ struct InPlace<'a> {
 
 /// Whether the image is read and written in blocks that are no larger than a sector.
 ///
-/// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, imago reads and
+/// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, [`Io`] reads and
 /// writes whole ones, which must not be written in place at the same time.
 fn has_small_blocks(source: &Source) -> bool {
     source.store().is_none_or(|store| u64::from(store.limits().block) <= SECTOR)
@@ -548,20 +469,6 @@ fn with_pieces(job: Job, list: &mut [HostSlice]) -> Job {
         Job::Write { offset, durable, .. } => Job::Write { pieces, offset, durable },
         other => other,
     }
-}
-
-/// Whether the whole range can be written without changing a table.
-fn is_allocated(access: &Access, mut offset: u64, mut len: u64) -> io::Result<bool> {
-    while len > 0 {
-        match access.get_mapping(offset, len)? {
-            (Mapping::Raw { writable: true, .. }, found @ 1..) => {
-                offset += found;
-                len = len.saturating_sub(found);
-            }
-            _ => return Ok(false),
-        }
-    }
-    Ok(true)
 }
 
 /// The pieces and the offset of a transfer that may be done in place.
@@ -592,68 +499,74 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
 
 /// An image as the backing file of an overlay.
 #[derive(Debug)]
-pub(super) struct Base(Arc<Access>);
+pub(super) struct Base(Below);
 
 impl Base {
     /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: &Source, path: &Path) -> io::Result<Self> {
-        let storage = Storage::new(bytes(source, path, false)?, 0, Arc::default());
-        Ok(Self(Arc::new(Access::new(Raw::open_image(storage, false)?))))
+    pub(super) fn raw(source: &Source) -> Result<Self> {
+        Below::raw(source.try_clone()?).map(Self)
     }
 
     /// Size of the disk in bytes.
-    pub(super) fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> Result<u64> {
         self.0.size()
     }
 }
 
-/// Opens an image and its backing files. Returns the size of its clusters, too.
+/// Opens an image and its backing files.
 ///
 /// Without `layers`, the image is opened without the backing file that it may have.
 fn open(
     image: &ImageFile,
     layers: Option<&[Layer]>,
     files: &mut Vec<ImageFile>,
-) -> Result<(Driver, u64), OpenError> {
+) -> std::result::Result<Core, OpenError> {
     let path = &image.path;
-    let (mut driver, cluster) = open_driver(image)?;
-    let Some(layers) = layers else {
-        driver.set_backing(None);
-        return Ok((driver, cluster));
-    };
-    match (driver.implicit_backing_file(), layers.split_first()) {
-        (None, None) => driver.set_backing(None),
-        (Some(_), Some((layer, rest))) => {
-            let access = open_backing(layer, rest, files)?;
-            driver.set_backing(Some(Arc::new(access)));
-        }
-        (Some(name), None) => {
-            return Err(OpenError::Backing { path: path.to_owned(), name: name.clone() });
-        }
+    let (mut core, backing) = open_core(image)?;
+    let Some(layers) = layers else { return Ok(core) };
+    match (backing, layers.split_first()) {
+        (None, None) => {}
+        (Some(_), Some((layer, rest))) => core.below = Some(open_backing(layer, rest, files)?),
+        (Some(name), None) => return Err(OpenError::Backing { path: path.to_owned(), name }),
         (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
     }
-    Ok((driver, cluster))
+    Ok(core)
 }
 
-/// Opens an image without its backing files.
-fn open_driver(image: &ImageFile) -> Result<(Driver, u64), OpenError> {
-    let (path, writable) = (&image.path, !image.read_only);
+/// Opens an image without its backing files. Returns the name of its backing file, too.
+fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<String>), OpenError> {
+    let (path, is_writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.source)
         .map_err(|source| OpenError::Header { path: path.clone(), source: Box::new(source) })?;
     if header.data_file {
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
-    if writable {
-        refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, &header)
-            .map_err(|source| OpenError::Refcounts { path: path.clone(), source })?;
+    let io = image.source.try_clone().and_then(Io::new).map_err(failed)?;
+    let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
+    let counts = match is_writable {
+        true => Some(prepare_writing(image, &header, &io)?),
+        false => None,
+    };
+    let map = Map::read(&image.source, &header).map_err(failed)?;
+    let tables = Tables::new(map, counts, shape.cluster());
+    let core = Core::new(io, shape, &header, tables);
+    Ok((core, header.backing))
+}
+
+/// Checks what a writer relies on, and clears what it does not keep up to date.
+fn prepare_writing(image: &ImageFile, header: &Header, io: &Io) -> std::result::Result<Counts, OpenError> {
+    let path = &image.path;
+    let failed = |source| unusable(path, source);
+    let wrong = |source| OpenError::Refcounts { path: path.clone(), source };
+    refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, header).map_err(wrong)?;
+    let mut counts = Counts::read(&image.source, header).map_err(failed)?;
+    if header.is_dirty() {
+        rebuild::rebuild(&image.source, path, header, (io, &mut counts)).map_err(wrong)?;
     }
-    let sealed = Arc::new(AtomicBool::new(false));
-    let storage = storage(image, header.cluster(), sealed.clone()).map_err(failed)?;
-    let mut driver = Driver::open_image(storage, writable).map_err(failed)?;
-    if writable && header.autoclear != 0 {
-        // Opening the image has cleared them. That must be on disk before the first write.
-        image.source.sync().map_err(failed)?;
+    if header.autoclear != 0 {
+        // That must be on disk before the first write.
+        io.write(&[0; 8], AUTOCLEAR).and_then(|()| io.sync()).map_err(failed)?;
         if header.has_bitmaps() {
             tracing::warn!(
                 path = %path.display(),
@@ -661,53 +574,32 @@ fn open_driver(image: &ImageFile) -> Result<(Driver, u64), OpenError> {
             );
         }
     }
-    // Relaxed: no other thread has the image yet.
-    sealed.store(true, Ordering::Relaxed);
-    driver.set_data_file(None);
-    Ok((driver, header.cluster()))
+    Ok(counts)
 }
 
 /// Opens a backing file.
-fn open_backing(layer: &Layer, rest: &[Layer], files: &mut Vec<ImageFile>) -> Result<Access, OpenError> {
+fn open_backing(
+    layer: &Layer,
+    rest: &[Layer],
+    files: &mut Vec<ImageFile>,
+) -> std::result::Result<Below, OpenError> {
     let opening = Opening { format: layer.format, read_only: true, lock: true, direct: false, frozen: false };
     let image = match &layer.source {
         LayerSource::Path(path) => ImageFile::open(path, opening)?,
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,
     };
-    let access = match layer.format {
-        Format::Qcow2 => Access::new(open(&image, Some(rest), files)?.0),
+    let below = match layer.format {
+        Format::Qcow2 => Below::Qcow2(Arc::new(open(&image, Some(rest), files)?)),
         Format::Raw if rest.is_empty() => {
-            let failed = |source| unusable(&image.path, source);
-            let storage = storage(&image, 0, Arc::default()).map_err(failed)?;
-            Access::new(Raw::open_image(storage, false).map_err(failed)?)
+            let raw = image.source.try_clone().and_then(Below::raw);
+            raw.map_err(|source| unusable(&image.path, source))?
         }
         Format::Raw => return Err(OpenError::NoBacking { path: image.path }),
     };
     files.push(image);
-    Ok(access)
+    Ok(below)
 }
 
-fn storage(image: &ImageFile, first: u64, sealed: Arc<AtomicBool>) -> io::Result<Storage> {
-    let bytes = bytes(&image.source, &image.path, !image.read_only)?;
-    Ok(Storage::new(bytes, first, sealed))
-}
-
-fn bytes(source: &Source, path: &Path, writable: bool) -> io::Result<Bytes> {
-    Ok(match source.try_clone()? {
-        Source::File(file) => {
-            let options = StorageOpenOptions::new().write(writable).filename(path);
-            Bytes::File(imago::file::File::from_open_file(file, options)?)
-        }
-        Source::Store(store) => Bytes::Store(store.into()),
-    })
-}
-
-fn unusable(path: &Path, source: io::Error) -> OpenError {
+fn unusable(path: &Path, source: std::io::Error) -> OpenError {
     OpenError::Qcow2 { path: path.to_owned(), source }
-}
-
-fn panicked() -> io::Error {
-    io::Error::other(
-        "the image is disabled: the qcow2 code has panicked on it; run `qemu-img check` on the image",
-    )
 }

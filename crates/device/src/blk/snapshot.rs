@@ -160,7 +160,7 @@ impl Snapshots {
         let path = file.path.clone();
         let _kept = self.current.keep_size();
         let below = base.as_base().map_err(SnapshotError::Image)?;
-        let below_size = below.size();
+        let below_size = below.size().map_err(SnapshotError::Image)?;
         let qcow2 = Qcow2::over(&file, below)?;
         let image = Arc::new(Image::overlay(file, qcow2, base.clone())?);
         let config = BlkConfig { engine: self.overlay_engine(&base), ..BlkConfig::new(&path) };

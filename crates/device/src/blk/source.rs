@@ -100,13 +100,22 @@ impl Source {
         Ok(())
     }
 
-    /// Makes a range read as zeroes, and frees it where that can be.
+    /// Makes a range read as zeroes. `unmap`: frees it where that can be.
     ///
     /// # Errors
     /// EOPNOTSUPP: only writes can.
-    pub(super) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         // SAFETY: the job has no memory.
-        moved(unsafe { self.perform(Job::Zeroes { offset, len, unmap: true }) }).map(drop)
+        moved(unsafe { self.perform(Job::Zeroes { offset, len, unmap }) }).map(drop)
+    }
+
+    /// Frees a range, whose content is undefined afterwards.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: it cannot be freed.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        // SAFETY: the job has no memory.
+        moved(unsafe { self.perform(Job::Discard { offset, len }) }).map(drop)
     }
 
     /// Makes all writes durable.

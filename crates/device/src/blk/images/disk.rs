@@ -172,7 +172,7 @@ impl Disk {
         let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
             _ if len == 0 => Ok(()),
             Some(qcow2) => qcow2.zero(offset, len),
-            None => match self.image.source.zero(offset, len) {
+            None => match self.image.source.zero(offset, len, true) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     write_zeroes(&self.image.source, offset, len)
                 }

@@ -1,10 +1,7 @@
 //! The header of a qcow2 image: its tables, and a check of its features.
 //!
-//! The crate imago opens images whose header it does not fully understand. It ignores the
-//! encryption method, so an encrypted image would be served, and written, as plain. It also
-//! rewrites the header of a writable image before it checks the incompatible features. So every
-//! header is checked here first, including those of backing files, and a refused image is not
-//! changed. Fields are those of docs/interop/qcow2.rst of QEMU.
+//! Every header is checked before anything else is read, including those of backing files, and a
+//! refused image is not changed. Fields are those of docs/interop/qcow2.rst of QEMU.
 use super::super::source::Source;
 use std::fmt;
 use std::io;
@@ -29,9 +26,6 @@ pub enum HeaderError {
     /// Header extension for LUKS in an image with `crypt_method` 0.
     #[error("has a header extension for LUKS, but is not marked as encrypted; the image is corrupt")]
     CryptoHeader,
-    /// Incompatible feature bit 0: refcounts may be wrong.
-    #[error("is marked dirty: its last writer did not close it; `qemu-img check -r all` repairs it")]
-    Dirty,
     /// Incompatible feature bit 1.
     #[error("is marked corrupt; `qemu-img check -r all` repairs it")]
     Corrupt,
@@ -53,6 +47,9 @@ pub enum HeaderError {
     /// A header extension ends outside of the first cluster.
     #[error("has a header extension that does not fit into the first cluster")]
     Extension,
+    /// The name of the backing file is too long, or lies outside of the first cluster.
+    #[error("has a backing file name that is longer than 1023 bytes or does not fit into the first cluster")]
+    BackingName,
     /// `size` is more than tables of a supported size can map.
     #[error("has a size of {0} bytes, more than an L1 table of 32 MiB can map")]
     Size(u64),
@@ -110,16 +107,26 @@ pub(super) const BITMAPS: u64 = 1 << 0;
 /// Header extensions.
 pub(super) const END: u32 = 0;
 const CRYPTO_HEADER: u32 = 0x0537_be77;
-/// Most entries of a table, as in imago and QEMU, and limit of its offset.
+pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
+const FEATURE_NAMES: u32 = 0x6803_f857;
+/// Most entries of a table, as in QEMU, and limit of its offset.
 ///
 /// For the L1 table and the refcount table.
-const MAX_ENTRIES: u64 = 4 << 20;
-const MAX_OFFSET: u64 = 1 << 56;
+pub(super) const MAX_ENTRIES: u64 = 4 << 20;
+pub(super) const MAX_OFFSET: u64 = 1 << 56;
+/// Longest name of a backing file in bytes.
+pub(super) const MAX_NAME: u32 = 1023;
 pub(super) const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 
 /// A supported header.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Header {
+    pub(super) version: u32,
+    /// Size of the disk in bytes.
+    pub(super) size: u64,
+    /// Name of the backing file, if there is one.
+    pub(super) backing: Option<String>,
     /// log2 of the bytes of a cluster.
     pub(super) cluster_bits: u32,
     /// log2 of the bits of a refcount.
@@ -130,8 +137,14 @@ pub(super) struct Header {
     pub(super) refcount_table: (u64, u64),
     /// The data is in an external file.
     pub(super) data_file: bool,
+    /// Incompatible features.
+    pub(super) incompatible: u64,
     /// Features that a writer must clear if it does not know them.
     pub(super) autoclear: u64,
+    /// Offset and number of internal snapshots.
+    pub(super) snapshots: (u64, u32),
+    /// A header extension may own clusters that no table names.
+    pub(super) has_other_owners: bool,
 }
 
 impl Header {
@@ -159,11 +172,9 @@ impl Header {
         if incompatible & CORRUPT != 0 {
             return Err(HeaderError::Corrupt);
         }
-        if incompatible & DIRTY != 0 {
-            return Err(HeaderError::Dirty);
-        }
-        if incompatible & !DATA_FILE != 0 {
-            return Err(HeaderError::Features(Features(incompatible & !DATA_FILE)));
+        let known = DATA_FILE | DIRTY;
+        if incompatible & !known != 0 {
+            return Err(HeaderError::Features(Features(incompatible & !known)));
         }
         if !CLUSTER_BITS.contains(&cluster_bits) {
             return Err(HeaderError::ClusterBits(cluster_bits));
@@ -191,14 +202,31 @@ impl Header {
         };
         let l1_table = table("an L1 table", long(40), word(36).into())?;
         let refcount_table = table("a refcount table", long(48), u64::from(word(56)) << cluster_bits >> 3)?;
-        check_extensions(file, length.into(), long(8), cluster)?;
-        let data_file = incompatible & DATA_FILE != 0;
-        Ok(Self { cluster_bits, refcount_order, l1_table, refcount_table, data_file, autoclear })
+        let has_other_owners = check_extensions(file, length.into(), long(8), cluster)?;
+        Ok(Self {
+            version: word(4),
+            size,
+            backing: backing_name(file, long(8), word(16), cluster)?,
+            cluster_bits,
+            refcount_order,
+            l1_table,
+            refcount_table,
+            data_file: incompatible & DATA_FILE != 0,
+            incompatible,
+            autoclear,
+            snapshots: (long(64), word(60)),
+            has_other_owners,
+        })
     }
 
     /// Bytes of a cluster.
     pub(super) fn cluster(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// Whether refcounts may be wrong: the last writer has not closed the image.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.incompatible & DIRTY != 0
     }
 
     /// Whether the image has valid dirty bitmaps.
@@ -207,24 +235,38 @@ impl Header {
     }
 }
 
+/// The name of the backing file, at `offset` with `len` bytes; 0: there is none.
+fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Option<String>, HeaderError> {
+    if offset == 0 || len == 0 {
+        return Ok(None);
+    }
+    if len > MAX_NAME || offset.checked_add(len.into()).is_none_or(|end| end > cluster) {
+        return Err(HeaderError::BackingName);
+    }
+    let mut name = vec![0; len as usize];
+    read(file, &mut name, offset)?;
+    Ok(Some(String::from_utf8_lossy(&name).into_owned()))
+}
+
 /// Checks for header extensions that must not be ignored.
 ///
 /// From `start` to the backing file's name or the cluster's end.
 ///
-/// The format allows unknown ones to be ignored.
-fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) -> Result<(), HeaderError> {
+/// The format allows unknown ones to be ignored. Returns whether one may own clusters.
+fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) -> Result<bool, HeaderError> {
     // At most 2 MiB. Bytes beyond the end of the file are zeroes, which is the end mark.
     let mut first = vec![0; cluster as usize];
     read(file, &mut first, 0)?;
     let end = if backing_name == 0 { cluster } else { backing_name.min(cluster) } as usize;
-    let mut at = start as usize;
+    let (mut at, mut has_owners) = (start as usize, false);
     while let Some((head, _)) = first.get(at..end).and_then(<[u8]>::split_first_chunk::<8>) {
         let [kind, len] =
             [&head[..4], &head[4..]].map(|word| word.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
         match kind {
             END => break,
             CRYPTO_HEADER => return Err(HeaderError::CryptoHeader),
-            _ => {}
+            BACKING_FORMAT | FEATURE_NAMES => {}
+            _ => has_owners = true,
         }
         // At most 2^32 + 7 beyond what lies in the first cluster.
         let next = (at + 8).saturating_add((len as usize).saturating_add(7) & !7);
@@ -233,7 +275,7 @@ fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) 
         }
         at = next;
     }
-    Ok(())
+    Ok(has_owners)
 }
 
 /// Reads up to the end of the file, and returns the number of bytes.

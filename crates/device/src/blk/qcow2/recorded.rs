@@ -3,18 +3,13 @@
 //! Nothing is checked but what reading takes: a disk is opened by [`super::header`].
 use super::super::source::Source;
 use super::header::{
-    BITMAPS, CLUSTER_BITS, COMPRESSION_TYPE, CORRUPT, DATA_FILE, DIRTY, END, EXTENDED_L2, Header, KNOWN_LEN,
-    MAGIC, V2_LEN, V3_LEN, read,
+    BACKING_FORMAT, BITMAPS, BITMAPS_EXTENSION, CLUSTER_BITS, COMPRESSION_TYPE, CORRUPT, DATA_FILE, DIRTY,
+    END, EXTENDED_L2, Header, KNOWN_LEN, MAGIC, MAX_NAME, V2_LEN, V3_LEN, read,
 };
 use std::io;
 
 /// Compatible feature: refcounts may be written late.
 const LAZY_REFCOUNTS: u64 = 1 << 0;
-/// Header extensions.
-const BACKING_FORMAT: u32 = 0xe279_2aca;
-const BITMAPS_EXTENSION: u32 = 0x2385_2875;
-/// Longest name of a backing file in bytes.
-const MAX_NAME: u32 = 1023;
 
 /// What a qcow2 header says. A guest may have written it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,20 +7,15 @@
 //! A writer allocates clusters whose count is 0. So clusters in use must have a count. Two cases
 //! matter:
 //!
-//! - A **corrupt image** may count its own header as free. imago 0.2.6 then allocates cluster 0,
-//!   perhaps for a refcount block. But an entry 0 in the refcount table means that there is no
-//!   block, so imago would allocate the same one again, recursively, until the stack overflows.
-//!   Such an image is refused here, and [`Storage`](super::storage::Storage) prevents that an open
-//!   image becomes one.
-//! - A **killed process** leaves tables that are in use and not counted: imago enters a new L2
-//!   table into the L1 table at once, and writes the refcount block with the next flush. The next
+//! - A **corrupt image** may count its own tables as free, which would then become a guest's data. Such
+//!   an image is refused here.
+//! - A **killed process** of Paravane 0.1 may have left tables that are in use and not counted. The next
 //!   writer would reallocate the table's cluster. Tables that nothing else uses are counted here.
 //!
-//! Data clusters are not checked (their L2 entries are written after their counts), so the check is
-//! cheap: it reads the refcount table, the L1 table, and a count for each cluster that they name.
-//! An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
-//! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB, as in
-//! imago.
+//! The check is cheap: it reads the refcount table, the L1 table, and a count for each cluster that they
+//! name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
+//! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB. Data clusters are
+//! checked by [`super::rebuild`], if the last writer has not closed the image.
 use super::super::source::Source;
 use super::header::{Header, read};
 use std::io;
@@ -59,9 +54,21 @@ pub enum RefcountError {
         /// Use of the cluster.
         role: ClusterRole,
     },
+    /// A cluster has more uses than it counts, which nothing but a full check may repair.
+    #[error(
+        "cluster {cluster} is used {uses} times, but has refcount {count}; `qemu-img check -r all` repairs it"
+    )]
+    Uses {
+        /// Number of the cluster in the file.
+        cluster: u64,
+        /// Number of entries that name it.
+        uses: u64,
+        /// Its refcount.
+        count: u64,
+    },
 }
 
-/// Use of a cluster for the image's own structures.
+/// Use of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ClusterRole {
@@ -75,6 +82,8 @@ pub enum ClusterRole {
     L1Table,
     /// An L2 table.
     L2Table,
+    /// Data, or a table of an internal snapshot.
+    Data,
 }
 
 impl std::fmt::Display for ClusterRole {
@@ -85,6 +94,7 @@ impl std::fmt::Display for ClusterRole {
             Self::RefcountBlock => "a refcount block",
             Self::L1Table => "the L1 table",
             Self::L2Table => "an L2 table",
+            Self::Data => "data",
         })
     }
 }
