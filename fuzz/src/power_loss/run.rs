@@ -148,9 +148,9 @@ fn checked((kind, made): (&Kind, &Made), image: &[u8], life: &Life, is_crashed: 
         return Ok(());
     }
     let Checked { error, is_dirty, has_valid_bitmaps } = check(image)?;
-    let may_be_dirty = is_crashed && kind.extra == Extra::LazyRefcounts;
     match error {
-        Some(_) if is_dirty && may_be_dirty => {}
+        // What QEMU has left to repair.
+        Some(_) if is_dirty && is_crashed && kind.extra == Extra::LazyRefcounts => {}
         Some(error) => return Err(format!("{REFCOUNTS}: {error}")),
         // After a crash, the mark tells the next writer of it.
         None if is_dirty && !is_crashed => return Err("the image is marked dirty".into()),

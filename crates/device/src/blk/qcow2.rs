@@ -549,7 +549,7 @@ fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<String>), O
         false => None,
     };
     let map = Map::read(&image.source, &header).map_err(failed)?;
-    let tables = Tables::new(map, counts, shape.cluster());
+    let tables = Tables::new(map, counts, shape);
     let core = Core::new(io, shape, &header, tables);
     Ok((core, header.backing))
 }
@@ -561,7 +561,7 @@ fn prepare_writing(image: &ImageFile, header: &Header, io: &Io) -> std::result::
     let wrong = |source| OpenError::Refcounts { path: path.clone(), source };
     refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, header).map_err(wrong)?;
     let mut counts = Counts::read(&image.source, header).map_err(failed)?;
-    if header.is_dirty() {
+    if header.is_dirty() || header.version < 3 && rebuild::is_quick(&image.source, header).map_err(failed)? {
         rebuild::rebuild(&image.source, path, header, (io, &mut counts)).map_err(wrong)?;
     }
     if header.autoclear != 0 {

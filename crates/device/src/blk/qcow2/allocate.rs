@@ -77,6 +77,8 @@ impl Core {
             let tables = &mut *tables;
             let limit = self.limit()?;
             let Some(counts) = &mut tables.counts else { return Err(io::ErrorKind::PermissionDenied.into()) };
+            let counted = counts.table().1 << counts.block_bits();
+            let limit = if tables.is_table_full { limit.min(counted) } else { limit };
             let runs = counts.find(&self.io, want, tables.first_free..limit, least)?;
             let Some(end) = runs.iter().map(|run| run.end).max() else {
                 return Err(io::Error::from_raw_os_error(libc::ENOSPC));
@@ -102,7 +104,13 @@ impl Core {
                 }
                 return Ok(runs);
             }
-            self.add_blocks(tables, &missing, &runs)?;
+            match self.add_blocks(tables, &missing, &runs) {
+                // The table cannot grow: what it counts now is to be used.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && !tables.is_table_full => {
+                    tables.is_table_full = true;
+                }
+                added => added?,
+            }
         }
     }
 
@@ -144,12 +152,12 @@ impl Core {
         self.io.sync()
     }
 
-    /// Moves the refcount table to a larger place, behind all clusters that it counts and all that there are.
+    /// Moves the refcount table to a larger place, behind all clusters that it counts.
     fn grow_refcount_table(&self, tables: &mut Tables) -> io::Result<()> {
         let Some(counts) = &mut tables.counts else { return Err(io::ErrorKind::PermissionDenied.into()) };
         let (bits, block_bits) = (self.shape.cluster_bits, counts.block_bits());
         let (old_offset, old_entries) = counts.table();
-        let first = self.first_behind(counts)?;
+        let first = old_entries << block_bits;
         let (mut blocks, mut table) = (1, 1);
         loop {
             let entries = (first >> block_bits) + blocks;
@@ -183,16 +191,18 @@ impl Core {
         Ok(())
     }
 
-    /// The first cluster behind all that there are and all that are counted, where a block begins.
-    fn first_behind(&self, counts: &Counts) -> io::Result<u64> {
-        let counted = counts.table().1 << counts.block_bits();
-        let in_file = self.io.size()?.div_ceil(self.shape.cluster());
-        let mut first = in_file.next_multiple_of(1 << counts.block_bits());
-        // Blocks may count clusters beyond the end.
-        while first < counted && counts.block(counts.block_of(first))?.is_some() {
-            first += 1 << counts.block_bits();
+    /// The first cluster that `blocks` missing blocks in a row would count; the table may end before.
+    ///
+    /// Without a block, all that it would count is free.
+    fn first_uncounted(&self, counts: &Counts, blocks: u64) -> io::Result<u64> {
+        let (mut first, mut number) = (0, 0);
+        while number < counts.table().1 && number - first < blocks {
+            if counts.block(number)?.is_some() {
+                first = number + 1;
+            }
+            number += 1;
         }
-        Ok(first)
+        Ok(first << counts.block_bits())
     }
 
     /// Writes blocks that count themselves and `len` clusters behind them; the first one is at `first`.
@@ -230,14 +240,15 @@ impl Core {
         done
     }
 
-    /// Allocates more clusters in a row than a block leaves, at the end of the file.
+    /// Allocates more clusters in a row than a block leaves, where none are counted.
     fn allocate_behind(&self, len: u64) -> io::Result<u64> {
         let mut tables = self.tables();
         let tables = &mut *tables;
         loop {
             let Some(counts) = &mut tables.counts else { return Err(io::ErrorKind::PermissionDenied.into()) };
             let (bits, block_bits) = (self.shape.cluster_bits, counts.block_bits());
-            let (first, blocks) = (self.first_behind(counts)?, blocks_for(len, block_bits));
+            let blocks = blocks_for(len, block_bits);
+            let first = self.first_uncounted(counts, blocks)?;
             if (first >> block_bits) + blocks > counts.table().1 {
                 self.grow_refcount_table(tables)?;
                 continue;

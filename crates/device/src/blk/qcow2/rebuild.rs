@@ -1,4 +1,4 @@
-//! Checks and repairs all refcounts of an image that its last writer has not closed.
+//! Checks and repairs all refcounts of an image that its last writer may not have closed.
 //!
 //! ```text
 //!   all tables -> uses of each cluster, for a window of the file at a time -> compared with the counts
@@ -6,7 +6,8 @@
 //! ```
 //! The order in which this crate writes leaves only the second kind. The first is left by QEMU with
 //! `lazy_refcounts`. An image of 1 TiB in clusters of 64 KiB has 128 MiB of L2 tables, all of which are
-//! read. The memory for a window is limited.
+//! read. The memory for a window is limited. Version 2 has no mark, so its images are checked at each
+//! start, if that is quick.
 use super::super::source::Source;
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
@@ -19,6 +20,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// Most bytes of L2 tables that are read at each start: those of 128 GiB in clusters of 64 KiB.
+const QUICK: u64 = 16 << 20;
 /// Clusters of a window: 32 MiB of memory.
 const WINDOW: u64 = 16 << 20;
 /// Time between two log lines.
@@ -54,6 +57,14 @@ struct Repaired {
     freed: u64,
 }
 
+/// Whether the check takes no longer than a start may.
+pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
+    let (offset, entries) = header.l1_table;
+    let tables = read_table(source, offset, entries)?.into_iter().filter(|raw| raw & OFFSET != 0).count() as u64;
+    let snapshots = u64::from(header.snapshots.1) + 1;
+    Ok(tables.saturating_mul(snapshots).saturating_mul(header.cluster()) <= QUICK)
+}
+
 /// Checks and repairs all refcounts.
 ///
 /// # Errors
@@ -68,11 +79,13 @@ pub(super) fn rebuild(
     let clusters = source.size()?.div_ceil(shape.cluster());
     let mut image =
         Image { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
-    tracing::info!(
-        path = %path.display(),
-        clusters,
-        "the last writer of a qcow2 image has not closed it; checking its refcounts"
-    );
+    if header.is_dirty() {
+        tracing::info!(
+            path = %path.display(),
+            clusters,
+            "the last writer of a qcow2 image has not closed it; checking its refcounts"
+        );
+    }
     image.find_tables(counts)?;
     let (mut repaired, mut from) = (Repaired::default(), 0);
     while from < clusters {
@@ -83,12 +96,14 @@ pub(super) fn rebuild(
         window.repair(io, counts, !header.has_other_owners, &mut repaired)?;
     }
     io.sync()?;
-    tracing::warn!(
-        path = %path.display(),
-        counted = repaired.counted,
-        freed = repaired.freed,
-        "the refcounts of a qcow2 image that was not closed are checked and repaired"
-    );
+    if header.is_dirty() || repaired.counted + repaired.freed > 0 {
+        tracing::warn!(
+            path = %path.display(),
+            counted = repaired.counted,
+            freed = repaired.freed,
+            "the refcounts of a qcow2 image that was not closed are checked and repaired"
+        );
+    }
     Ok(())
 }
 

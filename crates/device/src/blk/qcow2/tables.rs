@@ -11,6 +11,7 @@
 //! yet shows zeroes, which is what was there before. A cluster is free again only when the removal of
 //! its mapping is durable.
 use super::counts::Counts;
+use super::entry::Shape;
 use super::map::Map;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -36,19 +37,24 @@ pub(super) struct Tables {
     pub(super) is_filling: bool,
     /// Clusters of the disk that are being allocated.
     pub(super) allocating: Vec<Range<u64>>,
+    /// The refcount table has no room to grow in a storage of a fixed size.
+    pub(super) is_table_full: bool,
     /// No cluster of the file before this one is free.
     pub(super) first_free: u64,
 }
 
 impl Tables {
-    pub(super) fn new(map: Map, counts: Option<Counts>, cluster: u64) -> Self {
+    pub(super) fn new(map: Map, counts: Option<Counts>, shape: Shape) -> Self {
+        // Version 2 has no mark that would have the next start look for leaks.
+        let most = if shape.version < 3 { FIRST_RESERVE } else { MOST_RESERVE };
         Self {
             map,
             counts,
-            reserve: Reserve::new(cluster),
+            reserve: Reserve::new(shape.cluster(), most),
             pending: Pending::default(),
             is_filling: false,
             allocating: Vec::new(),
+            is_table_full: false,
             first_free: 0,
         }
     }
@@ -70,8 +76,8 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
-    fn new(cluster: u64) -> Self {
-        let most = (MOST_RESERVE / cluster).clamp(1, MOST_CLUSTERS);
+    fn new(cluster: u64, most: u64) -> Self {
+        let most = (most / cluster).clamp(1, MOST_CLUSTERS);
         Self { runs: VecDeque::new(), len: 0, next: (FIRST_RESERVE / cluster).clamp(1, most), most }
     }
 
@@ -152,7 +158,7 @@ mod tests {
     #[test]
     fn the_reserve_grows_up_to_its_limit() {
         for cluster in [512, 65536, 2 << 20] {
-            let mut reserve = Reserve::new(cluster);
+            let mut reserve = Reserve::new(cluster, MOST_RESERVE);
             let mut most = 0;
             for _ in 0..20 {
                 let next = reserve.next(1);
