@@ -16,6 +16,7 @@ mod mapped;
 mod model;
 mod open;
 mod qcow2;
+mod qcow2_kinds;
 mod resize;
 mod snapshot;
 mod stores;

@@ -202,7 +202,7 @@ impl Header {
         };
         let l1_table = table("an L1 table", long(40), word(36).into())?;
         let refcount_table = table("a refcount table", long(48), u64::from(word(56)) << cluster_bits >> 3)?;
-        let has_other_owners = check_extensions(file, length.into(), long(8), cluster)?;
+        let has_other_owners = check_extensions(file, (length.into(), long(8)), cluster, autoclear)?;
         Ok(Self {
             version: word(4),
             size,
@@ -253,7 +253,12 @@ fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Op
 /// From `start` to the backing file's name or the cluster's end.
 ///
 /// The format allows unknown ones to be ignored. Returns whether one may own clusters.
-fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) -> Result<bool, HeaderError> {
+fn check_extensions(
+    file: &Source,
+    (start, backing_name): (u64, u64),
+    cluster: u64,
+    autoclear: u64,
+) -> Result<bool, HeaderError> {
     // At most 2 MiB. Bytes beyond the end of the file are zeroes, which is the end mark.
     let mut first = vec![0; cluster as usize];
     read(file, &mut first, 0)?;
@@ -266,6 +271,8 @@ fn check_extensions(file: &Source, start: u64, backing_name: u64, cluster: u64) 
             END => break,
             CRYPTO_HEADER => return Err(HeaderError::CryptoHeader),
             BACKING_FORMAT | FEATURE_NAMES => {}
+            // Whoever has cleared the feature has given the bitmaps up.
+            BITMAPS_EXTENSION if autoclear & BITMAPS == 0 => {}
             _ => has_owners = true,
         }
         // At most 2^32 + 7 beyond what lies in the first cluster.

@@ -60,7 +60,8 @@ struct Repaired {
 /// Whether the check takes no longer than a start may.
 pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
     let (offset, entries) = header.l1_table;
-    let tables = read_table(source, offset, entries)?.into_iter().filter(|raw| raw & OFFSET != 0).count() as u64;
+    let tables =
+        read_table(source, offset, entries)?.into_iter().filter(|raw| raw & OFFSET != 0).count() as u64;
     let snapshots = u64::from(header.snapshots.1) + 1;
     Ok(tables.saturating_mul(snapshots).saturating_mul(header.cluster()) <= QUICK)
 }
