@@ -38,7 +38,16 @@ pub(super) fn choose_engine(
         (EngineChoice::Threads, _) => threads(None),
         (EngineChoice::Immediate, _) => immediate(image, present),
         (EngineChoice::Auto, _) if image.qcow2.is_some() && image.in_memory => {
-            EngineKind::Threads { pool: pool(AtOnce::InFile(mapped(image, None))), why: None }
+            let mapped = mapped(image, None);
+            if let (Some(qcow2), Some(mapped)) = (&image.qcow2, &mapped) {
+                let mapped = Arc::downgrade(mapped);
+                qcow2.on_free(move |range| {
+                    if let Some(mapped) = mapped.upgrade() {
+                        mapped.forget(range);
+                    }
+                });
+            }
+            EngineKind::Threads { pool: pool(AtOnce::InFile(mapped)), why: None }
         }
         (EngineChoice::Auto, _) if image.in_memory => immediate(image, present),
         (_, Ok(_)) => over(EngineKind::Uring { registers: config.registered_buffers }),

@@ -172,6 +172,11 @@ impl Qcow2 {
         Base(Below::Qcow2(self.core.clone()))
     }
 
+    /// Sets what is called with a range of the file before it is freed, once.
+    pub(super) fn on_free(&self, call: impl Fn(std::ops::Range<u64>) + Send + Sync + 'static) {
+        self.core.io.on_free(call);
+    }
+
     /// Ends writing: the image is as if it had been closed.
     pub(super) fn finish(&self) -> Result<()> {
         let _alone = self.alone();

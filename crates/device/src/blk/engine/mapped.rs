@@ -12,8 +12,8 @@
 //! zeroes, which is what a system call would read, too; a missing one, to a system call.
 //!
 //! Of a qcow2 image, the clusters that are known are accessed in the same way, at their places in the
-//! file. imago writes to the file by system calls, and data that it has written is not noted as
-//! present until it is written again.
+//! file. Workers write new clusters by system calls, and such data is not noted as present until it is
+//! written again.
 //!
 //! If the file shrinks, an access detects that (see [`FileView`]). From then on all jobs are system
 //! calls, which fail properly.
@@ -52,6 +52,11 @@ impl Mapped {
             None => PresentPages::find(image.file()?, len)?,
         };
         Ok(Self { view, present })
+    }
+
+    /// A range of the file is about to be freed.
+    pub(in crate::blk) fn forget(&self, range: std::ops::Range<u64>) {
+        self.present.note(range, false);
     }
 
     /// Does a transfer by copying, if possible.

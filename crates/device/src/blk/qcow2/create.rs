@@ -63,7 +63,7 @@ impl Plan {
     }
 
     fn per_block(&self) -> u64 {
-        self.cluster * 8 >> ORDER
+        (self.cluster * 8) >> ORDER
     }
 
     fn first_block(&self) -> u64 {

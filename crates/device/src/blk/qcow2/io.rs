@@ -2,10 +2,12 @@
 //!
 //! Reads beyond the end are zeroes. Many threads that ask for [`Io::sync`] at the same time share one.
 use super::super::source::Source;
+use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 /// Bytes of zeroes that are written at once, where the storage cannot zero.
 const ZEROES: u64 = 256 << 10;
@@ -23,6 +25,18 @@ pub(super) struct Io {
     /// Locked while a block is read, changed and written.
     partial: Mutex<()>,
     syncs: Syncs,
+    /// Called before bytes are freed.
+    on_free: OnFree,
+}
+
+/// What is called with a range of the file before it is freed.
+#[derive(Default)]
+struct OnFree(OnceLock<Box<dyn Fn(Range<u64>) + Send + Sync>>);
+
+impl fmt::Debug for OnFree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OnFree").finish_non_exhaustive()
+    }
 }
 
 impl Io {
@@ -35,7 +49,19 @@ impl Io {
             Source::Store(store) => (u64::from(store.limits().block).max(1), false, false),
         };
         let (is_fixed, partial) = (AtomicBool::new(is_fixed), Mutex::default());
-        Ok(Self { source, block, is_file, is_fixed, partial, syncs: Syncs::default() })
+        let (syncs, on_free) = (Syncs::default(), OnFree::default());
+        Ok(Self { source, block, is_file, is_fixed, partial, syncs, on_free })
+    }
+
+    /// Sets what is called with a range before it is freed, once.
+    pub(super) fn on_free(&self, call: impl Fn(Range<u64>) + Send + Sync + 'static) {
+        let _ = self.on_free.0.set(Box::new(call));
+    }
+
+    fn before_free(&self, offset: u64, len: u64) {
+        if let Some(call) = self.on_free.0.get() {
+            call(offset..offset.saturating_add(len));
+        }
     }
 
     /// Size in bytes.
@@ -107,6 +133,7 @@ impl Io {
 
     /// Makes whole clusters read as zeroes; `unmap`: frees them where the storage can.
     pub(super) fn zero(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.before_free(offset, len);
         match self.source.zero(offset, len, unmap) {
             Err(error) if is_unable(&error) => {}
             done => return done,
@@ -123,6 +150,7 @@ impl Io {
 
     /// Frees whole clusters that nothing uses, where the storage can.
     pub(super) fn free(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.before_free(offset, len);
         match self.source.zero(offset, len, true) {
             Err(error) if is_unable(&error) => match self.source.discard(offset, len) {
                 Err(error) if is_unable(&error) => Ok(()),

@@ -9,7 +9,7 @@
 //!
 //! - A **corrupt image** may count its own tables as free, which would then become a guest's data. Such
 //!   an image is refused here.
-//! - A **killed process** of Paravane 0.1 may have left tables that are in use and not counted. The next
+//! - A **killed process** of an earlier version may have left tables that are in use and not counted. The next
 //!   writer would reallocate the table's cluster. Tables that nothing else uses are counted here.
 //!
 //! The check is cheap: it reads the refcount table, the L1 table, and a count for each cluster that they

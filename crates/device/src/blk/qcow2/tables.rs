@@ -163,7 +163,7 @@ mod tests {
             for _ in 0..20 {
                 let next = reserve.next(1);
                 most = most.max(next);
-                reserve.add(vec![0..next]);
+                reserve.add(std::iter::once(0..next).collect());
                 assert_eq!(reserve.len(), next);
                 for number in 0..next {
                     assert_eq!(reserve.take(), Some(number));

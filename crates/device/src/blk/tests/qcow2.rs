@@ -448,7 +448,7 @@ fn an_image_whose_tables_are_not_counted_is_not_written_to() {
         drop(rig);
         check(path);
     };
-    // No block at all: imago would make one over the header, and again.
+    // No block at all.
     let image = Anatomy::of(&filled(&folder));
     let table = image.refcount_table();
     let image = image.put(table, &[0; 8]);
