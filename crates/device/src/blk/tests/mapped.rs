@@ -304,3 +304,20 @@ fn a_disk_on_a_shared_thread_copies_a_little_at_a_time() {
     assert_eq!(takes(false), [32, 32]);
     assert!(takes(true)[1..].iter().all(|taken| *taken == 2), "{:?}", takes(true));
 }
+
+#[test]
+fn a_sparse_image_of_any_size_takes_bounded_memory() {
+    for bytes in [1 << 50, 1 << 60, i64::MAX as u64 / 512 * 512] {
+        let memory = File::from(memfd_create(c"image", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(bytes).unwrap();
+        let unlocked = Blk::prepare(BlkConfig::new(path(&memory))).unwrap();
+        let disk = unlocked.lock().unwrap().unwrap();
+        assert_eq!(disk.size(), bytes);
+        let mut rig = Rig::new(disk);
+        for sector in [0, bytes / 1024, bytes / 512 - 8] {
+            assert_eq!(rig.status(blk::T_OUT, sector, &pattern(4096, sector)), blk::S_OK);
+            assert_eq!(rig.read(sector, 4096), pattern(4096, sector));
+        }
+        assert!(taken(&memory) < 64, "{} kB", taken(&memory));
+    }
+}
