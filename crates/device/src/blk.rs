@@ -10,7 +10,7 @@
 //!    takes it through its system calls by a RequestTable        in_flight.rs
 //!    makes them by an Engine: io_uring, threads, or at once;    engine/
 //!       an image that is no file has a store with its queues    source.rs
-//!       direct I/O: alignment and bounce buffers                direct.rs
+//!       direct I/O: alignment and bounce buffers                direct.rs, whole_blocks.rs
 //!       registered buffers: the map of guest memory             engine/registered.rs
 //!
 //! StorageErrors: counts of failed requests, the last one        errors.rs
@@ -58,6 +58,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod wake;
+mod whole_blocks;
 
 use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
@@ -188,9 +189,12 @@ pub struct BlkConfig {
     /// image is always locked, since its tables are read when it is opened.
     pub lock: bool,
     /// Bypasses the host's page cache (O_DIRECT) [`false`]. For raw images.
-    ///
-    /// Drivers see a block size that the file accepts.
     pub direct: bool,
+    /// Block in bytes that drivers are told: a power of two from 512 to 4096.
+    ///
+    /// \[512; with `direct` what the file accepts for reads; in a store, what its server accepts\].
+    /// A guest finds nothing on a disk whose block size has changed: keep it with the disk.
+    pub block_size: Option<u32>,
     /// Registers guest memory with io_uring, which saves page look-ups [`false`].
     ///
     /// Useful with `direct`. **Pins all guest memory**, once for each queue (RLIMIT_MEMLOCK). The
@@ -231,6 +235,7 @@ impl BlkConfig {
             read_only: false,
             lock: true,
             direct: false,
+            block_size: None,
             registered_buffers: false,
             queues: 1,
             queue_size: 256,
@@ -247,7 +252,8 @@ impl BlkConfig {
             return Err(OpenError::DirectOfFormat { path: self.path.clone() });
         }
         let lock = self.lock || format == Format::Qcow2;
-        Ok(Opening { format, read_only, lock, direct, frozen: false })
+        let block = self.block_size.map(u64::from);
+        Ok(Opening { format, read_only, lock, direct, frozen: false, block })
     }
 }
 
@@ -302,6 +308,44 @@ pub enum OpenError {
         /// Block size in bytes: 512, or the alignment that direct I/O demands.
         block: u64,
     },
+    /// A raw image in a store does not end at a block.
+    #[error(
+        "{}: size of {size} bytes is not a multiple of {block}; have the server round it up (`nbdkit \
+         --filter=truncate ... round-up={block}`), or use a copy in a file",
+        path.display()
+    )]
+    StoreSize {
+        /// Location of the image.
+        path: PathBuf,
+        /// Size of the store in bytes.
+        size: u64,
+        /// Block size in bytes.
+        block: u64,
+    },
+    /// The disk of a format does not end at a block.
+    #[error(
+        "{}: disk of {size} bytes is not a multiple of its block size, {block}; use another block size, or \
+         `qemu-img resize`",
+        path.display()
+    )]
+    DiskSize {
+        /// Path of the image.
+        path: PathBuf,
+        /// Size of the disk in bytes.
+        size: u64,
+        /// Block size in bytes.
+        block: u64,
+    },
+    /// [`BlkConfig::block_size`] that the image cannot have.
+    #[error("{}: block size of {block} bytes; the image takes a power of two from {least} to 4096", path.display())]
+    Block {
+        /// Path of the image.
+        path: PathBuf,
+        /// Block size in bytes.
+        block: u64,
+        /// Least block size in bytes.
+        least: u64,
+    },
     /// The file system lacks direct I/O, or demands more than 4096 bytes of alignment.
     #[error("{}: direct I/O (O_DIRECT) is not supported here: {source}; use the page cache", path.display())]
     Direct {
@@ -330,7 +374,7 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
-    /// The store takes no writes, and the disk is not to be read-only.
+    /// The store or block device takes no writes, and the disk is not to be read-only.
     #[error("{}: is read-only; serve it with --read-only", path.display())]
     ReadOnly {
         /// Location of the image.
@@ -589,6 +633,10 @@ impl Blk {
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
         full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
+        if current.image().source.store().is_some() {
+            let disk = Arc::downgrade(&current);
+            full.asked_by(move || disk.upgrade().is_some_and(|disk| disk.image().ask_size()));
+        }
         let (choice, limiter) = (config.engine, config.limiter);
         let disk = Self { current, choice, serial, queue_sizes, limiter, errors };
         if config.registered_buffers && !is_ring {

@@ -201,7 +201,7 @@ impl Nbd {
             }
         }
         let opened =
-            Opened { size: export.usable(), read_only, block: export.block, connections: wires.len() };
+            Opened { size: export.size, read_only, block: export.block, connections: wires.len() };
         let shared = Arc::new(Shared::new(options, opened));
         let channels = wires.into_iter().map(|(wire, export)| {
             let dialer = dialer.clone();
@@ -308,9 +308,14 @@ impl Store for Nbd {
         self.shared.size()
     }
 
+    fn end(&self) -> u64 {
+        self.shared.end()
+    }
+
     fn refresh(&self) -> io::Result<u64> {
         let (_, export) = self.dialer.dial(Purpose::Look)?;
-        let (known, now) = (self.shared.size(), export.usable());
+        let (known, now) = (self.shared.size(), export.size);
+        self.shared.note_end(now);
         if let Some(why) = export.differs(&self.shared.opened()) {
             return Err(io::Error::other(why));
         }

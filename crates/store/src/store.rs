@@ -39,6 +39,13 @@ pub trait Store: Debug + Send + Sync {
     /// Size in bytes, by the latest that is known of the store. Never blocks.
     fn size(&self) -> u64;
 
+    /// Bytes up to the end that the server named last [[`Store::size`]]. Never blocks.
+    ///
+    /// Less than the size if the store has shrunk: requests beyond fail there.
+    fn end(&self) -> u64 {
+        self.size()
+    }
+
     /// Asks the store for its size. May block.
     ///
     /// # Errors

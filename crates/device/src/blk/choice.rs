@@ -31,6 +31,9 @@ pub(super) fn choose_engine(
     // A format has workers, too.
     let over = |below| match image.qcow2 {
         Some(_) => EngineKind::Clusters { below: Box::new(below), pool: pool(AtOnce::Never) },
+        None if image.larger_block().is_some() => {
+            EngineKind::WholeBlocks { below: Box::new(below), pool: pool(AtOnce::Never) }
+        }
         None => below,
     };
     Ok(match (config.engine, engine::probe()) {
@@ -73,5 +76,6 @@ fn name(engine: &EngineKind) -> String {
         EngineKind::Threads { why: None, .. } => "threads".into(),
         EngineKind::Threads { why: Some(why), .. } => format!("threads (io_uring: {why})"),
         EngineKind::Clusters { below, .. } => name(below) + ", threads",
+        EngineKind::WholeBlocks { below, .. } => name(below),
     }
 }

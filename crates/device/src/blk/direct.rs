@@ -1,7 +1,8 @@
 //! Direct I/O (O_DIRECT): alignment of a file, and bounce buffers.
 //!
 //! ```text
-//!   request --offset or length is not aligned--> I/O error: the driver was told the block size
+//!   request --part of a block of the disk------> I/O error: the driver was told the block size
+//!      '----part of a block of the file--------> whole blocks are read and written (whole_blocks.rs)
 //!      '----memory is not aligned--------------> bounce buffer, up to 64 KiB at a time  <-> guest memory
 //!      '----all is aligned---------------------> guest memory
 //! ```
@@ -38,6 +39,9 @@ pub(super) struct Alignment {
     pub(super) memory: u64,
     /// Of file offsets and lengths.
     pub(super) block: u64,
+    /// The same for reads, which may be less: a file system that shares blocks between files copies
+    /// them when they are written, and whole.
+    pub(super) read_block: u64,
 }
 
 impl Alignment {
@@ -54,7 +58,7 @@ impl Alignment {
 
     fn is_usable(&self) -> bool {
         let fits = |n: u64| n.is_power_of_two() && n <= MAX_BLOCK;
-        fits(self.memory) && fits(self.block)
+        fits(self.memory) && fits(self.block) && fits(self.read_block) && self.read_block <= self.block
     }
 
     /// Whether the file takes a transfer of these pieces.
@@ -66,18 +70,29 @@ impl Alignment {
     }
 }
 
+/// STATX_DIO_READ_ALIGN of linux/stat.h (Linux 6.14).
+const DIO_READ_ALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2_0000);
+
 /// The alignment that the kernel reports (Linux 6.1, most file systems).
 ///
 /// Zeroes: no direct I/O.
 fn reported(file: &File) -> io::Result<Option<Alignment>> {
-    let known = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+    let wanted = StatxFlags::DIOALIGN | DIO_READ_ALIGN;
+    let known = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted) {
         Ok(known) => known,
         Err(Errno::NOSYS) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    let block = u64::from(known.stx_dio_offset_align).max(paravane_spec::blk::SECTOR);
+    let reads = known.stx_mask & DIO_READ_ALIGN.bits() != 0 && known.stx_dio_read_offset_align != 0;
+    let read_block = match reads {
+        true => u64::from(known.stx_dio_read_offset_align).max(paravane_spec::blk::SECTOR),
+        false => block,
+    };
     Ok((known.stx_mask & StatxFlags::DIOALIGN.bits() != 0).then(|| Alignment {
         memory: known.stx_dio_mem_align.into(),
-        block: u64::from(known.stx_dio_offset_align).max(paravane_spec::blk::SECTOR),
+        block,
+        read_block,
     }))
 }
 
@@ -88,7 +103,10 @@ fn probed(file: &File) -> io::Result<Option<Alignment>> {
         // Aligned to this and to no more.
         let buffer = &mut room.as_mut_bytes()[align..2 * align];
         match file.read_at(buffer, align as u64) {
-            Ok(_) => return Ok(Some(Alignment { memory: align as u64, block: align as u64 })),
+            Ok(_) => {
+                let align = align as u64;
+                return Ok(Some(Alignment { memory: align, block: align, read_block: align }));
+            }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             Err(error) => return Err(error),
         }
@@ -171,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_is_aligned_needs_no_buffer() {
-        let alignment = Some(Alignment { memory: 4, block: 512 });
+        let alignment = Some(Alignment { memory: 4, block: 512, read_block: 512 });
         let needs =
             |pieces: &[HostSlice], alignment| Bounce::for_pieces(pieces, 512, alignment).unwrap().is_some();
         assert!(!needs(&[piece(0x1004, 512), piece(0x9ffc, 4096)], alignment));
@@ -186,9 +204,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(16384).unwrap();
         // Without O_DIRECT anything works, so the first try does.
-        assert_eq!(probed(file.as_file()).unwrap(), Some(Alignment { memory: 512, block: 512 }));
-        assert!(Alignment { memory: 4, block: 4096 }.is_usable());
-        assert!(!Alignment { memory: 0, block: 0 }.is_usable(), "which is how the kernel says no");
-        assert!(!Alignment { memory: 512, block: 65536 }.is_usable());
+        let alignment = |memory, block, read_block| Alignment { memory, block, read_block };
+        assert_eq!(probed(file.as_file()).unwrap(), Some(alignment(512, 512, 512)));
+        assert!(alignment(4, 4096, 512).is_usable());
+        assert!(!alignment(0, 0, 0).is_usable(), "which is how the kernel says no");
+        assert!(!alignment(512, 65536, 65536).is_usable());
+        assert!(!alignment(512, 512, 4096).is_usable());
     }
 }

@@ -16,6 +16,7 @@ mod mapped;
 mod registered;
 mod threads;
 mod uring;
+mod whole_blocks;
 
 pub(super) use mapped::Mapped;
 pub(super) use paravane_store::{Job, Outcome, Pieces};
@@ -46,6 +47,9 @@ pub(super) enum EngineKind {
     Store(Arc<dyn Store>),
     /// Of a qcow2 image: the engine of its file or store, and one pool for all queues.
     Clusters { below: Box<Self>, pool: Arc<Pool> },
+    /// Of a disk with smaller blocks than its file takes: the engine of the file, and one pool for all
+    /// queues.
+    WholeBlocks { below: Box<Self>, pool: Arc<Pool> },
 }
 
 impl EngineKind {
@@ -53,7 +57,7 @@ impl EngineKind {
     pub(super) fn is_ring(&self) -> bool {
         match self {
             Self::Uring { .. } => true,
-            Self::Clusters { below, .. } => below.is_ring(),
+            Self::Clusters { below, .. } | Self::WholeBlocks { below, .. } => below.is_ring(),
             Self::Immediate { .. } | Self::Threads { .. } | Self::Store(_) => false,
         }
     }
@@ -67,6 +71,7 @@ pub(super) enum Engine {
     Threads(threads::Threads),
     Store(Box<dyn StoreQueue>),
     Clusters(clusters::Clusters),
+    WholeBlocks(whole_blocks::WholeBlocks),
     #[cfg(test)]
     Held(held::Held),
 }
@@ -95,6 +100,9 @@ impl Engine {
             EngineKind::Clusters { below, pool } => {
                 Self::Clusters(clusters::Clusters::new(pool, below, image, jobs, event)?)
             }
+            EngineKind::WholeBlocks { below, pool } => {
+                Self::WholeBlocks(whole_blocks::WholeBlocks::new(pool, below, image, jobs, event)?)
+            }
         })
     }
 
@@ -103,6 +111,7 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.registers(),
             Self::Clusters(clusters) => clusters.below().registers(),
+            Self::WholeBlocks(blocks) => blocks.below().registers(),
             _ => false,
         }
     }
@@ -112,7 +121,7 @@ impl Engine {
         match self {
             Self::Immediate(_) => true,
             Self::Threads(threads) => threads.copies(),
-            Self::Uring(_) | Self::Store(_) | Self::Clusters(_) => false,
+            Self::Uring(_) | Self::Store(_) | Self::Clusters(_) | Self::WholeBlocks(_) => false,
             #[cfg(test)]
             Self::Held(_) => false,
         }
@@ -131,6 +140,7 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.follow(queue),
             Self::Clusters(clusters) => clusters.follow(queue),
+            Self::WholeBlocks(blocks) => blocks.follow(queue),
             _ => {}
         }
     }
@@ -138,7 +148,7 @@ impl Engine {
     /// A descriptor of its own, signalled as the event of [`Engine::new`] is by others.
     pub(super) fn own_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => None,
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => None,
             Self::Store(queue) => Some(queue.fd()),
             Self::Clusters(clusters) => clusters.own_fd(),
             #[cfg(test)]
@@ -152,7 +162,7 @@ impl Engine {
     /// The host refuses; nothing has changed.
     pub(super) fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
         match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => Ok(()),
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => Ok(()),
             Self::Store(queue) => queue.watch(epoll, token),
             Self::Clusters(clusters) => clusters.below_mut().watch(epoll, token),
             #[cfg(test)]
@@ -163,7 +173,7 @@ impl Engine {
     /// Ends [`Engine::watch`] with the same instance.
     pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
         match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => {}
+            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => {}
             Self::Store(queue) => queue.unwatch(epoll),
             Self::Clusters(clusters) => clusters.below_mut().unwatch(epoll),
             #[cfg(test)]
@@ -176,6 +186,7 @@ impl Engine {
         match self {
             Self::Uring(uring) => uring.quiet(),
             Self::Clusters(clusters) => clusters.quiet(),
+            Self::WholeBlocks(blocks) => blocks.quiet(),
             Self::Immediate(_) | Self::Threads(_) | Self::Store(_) => {}
             #[cfg(test)]
             Self::Held(_) => {}
@@ -192,6 +203,7 @@ impl Engine {
             Self::Threads(threads) => threads.listen(),
             Self::Store(queue) => queue.listen(),
             Self::Clusters(clusters) => clusters.listen(),
+            Self::WholeBlocks(blocks) => blocks.listen(),
             #[cfg(test)]
             Self::Held(held) => held.listen(),
         }
@@ -207,6 +219,7 @@ impl Engine {
             Self::Threads(threads) => threads.has_news(),
             Self::Store(queue) => queue.has_news(),
             Self::Clusters(clusters) => clusters.has_news(),
+            Self::WholeBlocks(blocks) => blocks.has_news(),
             #[cfg(test)]
             Self::Held(_) => None,
         }
@@ -217,6 +230,7 @@ impl Engine {
         match self {
             Self::Store(queue) => queue.is_worth_polling(),
             Self::Clusters(clusters) => clusters.below().is_worth_polling(),
+            Self::WholeBlocks(blocks) => blocks.below().is_worth_polling(),
             Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => true,
             #[cfg(test)]
             Self::Held(_) => true,
@@ -248,6 +262,8 @@ impl Engine {
             Self::Store(queue) => unsafe { queue.push(head, job) },
             // SAFETY: as above.
             Self::Clusters(clusters) => unsafe { clusters.push(head, job) },
+            // SAFETY: as above.
+            Self::WholeBlocks(blocks) => unsafe { blocks.push(head, job) },
             #[cfg(test)]
             Self::Held(held) => {
                 held.push(head, job);
@@ -273,6 +289,7 @@ impl Engine {
             }
             Self::Store(queue) => queue.submit(),
             Self::Clusters(clusters) => clusters.submit(),
+            Self::WholeBlocks(blocks) => blocks.submit(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.submit();
@@ -292,6 +309,7 @@ impl Engine {
             Self::Threads(threads) => threads.cancel(),
             Self::Store(queue) => queue.cancel(),
             Self::Clusters(clusters) => clusters.cancel(),
+            Self::WholeBlocks(blocks) => blocks.cancel(),
             #[cfg(test)]
             Self::Held(held) => held.cancel(),
         }
@@ -305,6 +323,7 @@ impl Engine {
             Self::Threads(threads) => threads.reap(outcomes),
             Self::Store(queue) => queue.reap(outcomes),
             Self::Clusters(clusters) => clusters.reap(outcomes),
+            Self::WholeBlocks(blocks) => blocks.reap(outcomes),
             #[cfg(test)]
             Self::Held(held) => held.reap(outcomes),
         }
@@ -327,6 +346,7 @@ impl Engine {
             }
             Self::Store(queue) => queue.wait(),
             Self::Clusters(clusters) => clusters.wait(),
+            Self::WholeBlocks(blocks) => blocks.wait(),
             #[cfg(test)]
             Self::Held(held) => {
                 held.wait();

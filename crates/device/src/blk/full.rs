@@ -5,6 +5,9 @@
 //!   later writes of its queue ------------> held          |
 //!   reads and flushes: served on                           '--done: the last one ends the state
 //! ```
+//! A server answers a write beyond the end of its store in the same way. So it is asked for the size of
+//! the store, and what is beyond the end fails.
+//!
 //! The driver sees requests that take long, and nothing else. One line in the log begins the state, and
 //! one ends it.
 use crate::LogDevice;
@@ -15,8 +18,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two attempts.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Attempts for each time that a store is asked for its size.
+const ASK_EVERY: u32 = 8;
 /// Stack of the thread that counts it.
-const STACK: usize = 128 << 10;
+///
+/// Asking a server takes name resolution and TLS.
+const STACK: usize = 1 << 20;
 
 /// What becomes of a write for which the host has no room (ENOSPC, EDQUOT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +59,11 @@ pub struct Full {
     state: Mutex<State>,
     ended: Condvar,
     disk: OnceLock<Retry>,
+    /// Asks the store of the image for its size. `true`: it has shrunk.
+    store: OnceLock<Retry>,
 }
 
-/// Has all queues try again. `false`: the disk is gone.
+/// Something to call. [`Full::disk`]: has all queues try again; `false`: the disk is gone.
 struct Retry(Box<dyn Fn() -> bool + Send + Sync>);
 
 impl fmt::Debug for Retry {
@@ -70,17 +79,31 @@ struct State {
     times: u64,
     /// A thread counts the time to the next attempt.
     retries: bool,
+    /// The log has a line that the disk is full.
+    is_logged: bool,
 }
 
 impl Full {
     pub(super) fn new(device: String, policy: OnFull) -> Arc<Self> {
         let (state, ended) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { device, policy, state, ended, disk: OnceLock::new() })
+        Arc::new(Self { device, policy, state, ended, disk: OnceLock::new(), store: OnceLock::new() })
     }
 
     /// Sets, once, what has all queues try again, and returns `false` when the disk is gone.
     pub(super) fn retried_by(&self, retry: impl Fn() -> bool + Send + Sync + 'static) {
         let _ = self.disk.set(Retry(Box::new(retry)));
+    }
+
+    /// Sets, once, what asks the store of the image for its size, and returns whether it has shrunk.
+    ///
+    /// It may block. Writes beyond the end of a store fail as if it were full.
+    pub(super) fn asked_by(&self, ask: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.store.set(Retry(Box::new(ask)));
+    }
+
+    /// Whether the store of the image has shrunk. Asks it.
+    fn has_shrunk(&self) -> bool {
+        self.store.get().is_some_and(|Retry(ask)| ask())
     }
 
     fn retry_all(&self) -> bool {
@@ -133,11 +156,21 @@ impl Full {
         }
         let error = io::Error::from_raw_os_error(error).to_string();
         state.times += 1;
-        let status = FullStatus { since: SystemTime::now(), requests: 1, error: error.clone() };
-        state.now = Some((status, Instant::now()));
-        drop(state);
-        tracing::error!(device = self.device, "disk full: writes wait for room: {error}");
+        state.now = Some((FullStatus { since: SystemTime::now(), requests: 1, error }, Instant::now()));
+        // A store is asked before: it may have shrunk instead.
+        if self.store.get().is_none() {
+            self.log(state);
+        }
         true
+    }
+
+    /// Logs that the disk is full, once.
+    fn log(&self, mut state: MutexGuard<'_, State>) {
+        let Some(error) = state.now.as_ref().map(|(status, _)| status.error.clone()) else { return };
+        if !std::mem::replace(&mut state.is_logged, true) {
+            drop(state);
+            tracing::error!(device = self.device, "disk full: writes wait for room: {error}");
+        }
     }
 
     /// Counts a request that waits no more.
@@ -150,8 +183,12 @@ impl Full {
             return;
         }
         let seconds = state.now.take().map_or(0.0, |(_, since)| since.elapsed().as_secs_f64());
+        let is_logged = std::mem::take(&mut state.is_logged);
         drop(state);
         self.ended.notify_all();
+        if !is_logged {
+            return;
+        }
         tracing::info!(device = self.device, "disk no longer full: no write waits, after {seconds:.1} s");
     }
 
@@ -161,16 +198,25 @@ impl Full {
         let run = move || {
             let _named = LogDevice::enter(device);
             let mut state = full.state();
-            while state.now.is_some() {
-                state = full.ended.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
-                if state.now.is_some() {
-                    // A queue may want the lock.
-                    drop(state);
-                    let is_there = full.retry_all();
-                    state = full.state();
-                    if !is_there {
-                        break;
-                    }
+            for attempt in 0.. {
+                // At once for the first time: what is beyond the end of a store does not wait.
+                if attempt > 0 || full.store.get().is_none() {
+                    state =
+                        full.ended.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                if state.now.is_none() {
+                    break;
+                }
+                // A queue may want the lock.
+                drop(state);
+                let has_shrunk = attempt % ASK_EVERY == 0 && full.has_shrunk();
+                if !has_shrunk {
+                    full.log(full.state());
+                }
+                let is_there = full.retry_all();
+                state = full.state();
+                if !is_there {
+                    break;
                 }
             }
             state.retries = false;

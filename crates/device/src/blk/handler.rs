@@ -301,14 +301,17 @@ impl Handler {
             }
             Next::Full(ready, failure) => {
                 let full = self.follower.full();
-                let may_wait =
-                    full.waits() && !self.hurries && !last && !is_outside(&self.image, failure.missed);
+                let is_outside = is_outside(&self.image, failure.missed);
+                let may_wait = full.waits() && !self.hurries && !last && !is_outside;
                 let number = failure.number().unwrap_or(libc::ENOSPC);
                 if may_wait && (ready.has_waited() || full.hold(number)) {
                     self.waiting.push_back(ready.wait());
                     return Ok(());
                 }
-                let reason = reason(&self.image, failure.cause);
+                let reason = match is_outside {
+                    true => Some("the image has shrunk and ends before the request".to_owned()),
+                    false => reason(&self.image, failure.cause),
+                };
                 self.errors.add(self.queue, failure.missed, failure.cause, reason);
                 (ready.end(), blk::S_IOERR, failure.read)
             }
@@ -369,11 +372,17 @@ fn leave(ended: &Ended<'_>, follower: &Follower) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Whether a request lies beyond the end of a block device, which answers as a full file does.
+/// Whether a request that found no room will find none: the image has shrunk.
+///
+/// A block device or server answers writes beyond its end as a full file system does.
 #[cold]
 fn is_outside(image: &Image, missed: Missed) -> bool {
     let end = missed.sector.map(|sector| (sector * blk::SECTOR).saturating_add(missed.bytes));
-    image.qcow2.is_none() && end.is_some_and(|end| image.is_device_shorter(end))
+    match &image.qcow2 {
+        None => end.is_some_and(|end| image.is_shorter(end)),
+        // Where it writes is not known.
+        Some(_) => image.has_shrunk(),
+    }
 }
 
 /// Message of a qcow2 image for an error without a number.

@@ -10,6 +10,7 @@ use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::{Base, Qcow2};
 use super::source::Source;
+use super::whole_blocks;
 use paravane_spec::blk::SECTOR;
 use paravane_store::Job;
 use std::fs::File;
@@ -42,8 +43,12 @@ pub(super) struct Image {
     pub(super) discard_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
-    /// Least block in bytes, if it is more than a sector: that of a disk which got an overlay.
-    least_block: u64,
+    /// Block in bytes that drivers are told.
+    block: u64,
+    /// Bytes of the file or store when it was opened.
+    file_size: u64,
+    /// Locked while a part of a block of the file is written.
+    part_of_block: Mutex<()>,
     /// The frozen image below an overlay that was made while the disk was served.
     base: Option<Frozen>,
 }
@@ -66,8 +71,11 @@ impl Image {
 
     /// Serves the disk that `qcow2` finds in the file.
     pub(super) fn through(file: ImageFile, qcow2: Qcow2) -> Result<Self, OpenError> {
-        match qcow2.sectors() {
+        let (sectors, block) = (qcow2.sectors(), file.block);
+        let size = sectors * SECTOR;
+        match sectors {
             0 => Err(OpenError::Empty { path: file.path }),
+            _ if size % block != 0 => Err(OpenError::DiskSize { path: file.path, size, block }),
             sectors => Ok(Self::new(file, Some(qcow2), sectors)),
         }
     }
@@ -82,7 +90,8 @@ impl Image {
             physical_block,
             discard_block,
             direct,
-            ..
+            block,
+            size: file_size,
         } = file;
         // A format frees whole clusters.
         let discard_block = match &qcow2 {
@@ -101,18 +110,20 @@ impl Image {
             physical_block,
             discard_block,
             direct,
-            least_block: SECTOR,
+            block,
+            file_size,
+            part_of_block: Mutex::default(),
             base: None,
         }
     }
 
     /// Serves the disk of `base`, with changes in an overlay that is open.
     pub(super) fn overlay(file: ImageFile, qcow2: Qcow2, base: Arc<Self>) -> Result<Self, OpenError> {
-        let (least_block, physical_block, discard_block) =
+        let (block, physical_block, discard_block) =
             (base.block(), base.physical_block, base.discard_block);
         let image = Self::through(file, qcow2)?;
         let base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
-        Ok(Self { least_block, physical_block, discard_block, base, ..image })
+        Ok(Self { block, physical_block, discard_block, base, ..image })
     }
 
     /// The image as a backing file.
@@ -141,11 +152,36 @@ impl Image {
             return -error.raw_os_error().unwrap_or(libc::EIO);
         }
         // SAFETY: the caller promises what is asked for.
-        let on_source = |job| unsafe { self.source.perform(job) };
+        let on_source = |job| unsafe { self.perform_on_source(job) };
         match &self.qcow2 {
             Some(qcow2) => qcow2.perform(job, on_source),
             None => on_source(job),
         }
+    }
+
+    /// # Safety
+    /// As [`Source::perform`].
+    unsafe fn perform_on_source(&self, job: Job) -> i32 {
+        // SAFETY: the caller promises what is asked for.
+        let result = unsafe { self.source.perform(job) };
+        match (result, self.larger_block(), self.source.file()) {
+            (result, Some(block), Some(file))
+                if result == -libc::EINVAL && matches!(job, Job::Read { .. } | Job::Write { .. }) =>
+            {
+                // SAFETY: the same.
+                let moved = unsafe { whole_blocks::perform(file, block, &self.part_of_block, job) };
+                match moved {
+                    Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
+                    Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+                }
+            }
+            (result, ..) => result,
+        }
+    }
+
+    /// Block in bytes that direct I/O on the file takes, if the disk has smaller ones.
+    pub(super) fn larger_block(&self) -> Option<u64> {
+        self.direct.map(|direct| direct.block).filter(|block| *block > self.block)
     }
 
     /// Makes all completed writes durable.
@@ -183,19 +219,35 @@ impl Image {
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
     }
 
-    /// Whether the image is a block device that ends before `end`.
-    pub(super) fn is_device_shorter(&self, end: u64) -> bool {
+    /// Whether the image is a block device or a store that ends before `end`.
+    ///
+    /// A file becomes longer by writes.
+    pub(super) fn is_shorter(&self, end: u64) -> bool {
         let is_device = |file: &File| file.metadata().is_ok_and(|file| file.file_type().is_block_device());
-        self.source.file().is_some_and(is_device) && self.source.size().is_ok_and(|size| size < end)
+        match &self.source {
+            Source::File(file) => is_device(file) && self.source.size().is_ok_and(|size| size < end),
+            Source::Store(store) => store.end() < end,
+        }
+    }
+
+    /// Whether the image is shorter than when it was opened, as far as is known.
+    pub(super) fn has_shrunk(&self) -> bool {
+        self.is_shorter(self.file_size)
+    }
+
+    /// Asks the server of a store for its size. May block. Returns [`Image::has_shrunk`].
+    pub(super) fn ask_size(&self) -> bool {
+        if let Source::Store(store) = &self.source
+            && let Err(error) = store.refresh()
+        {
+            tracing::debug!(path = %self.path.display(), %error, "the size of the image is unknown");
+        }
+        self.has_shrunk()
     }
 
     /// Block in bytes; requests are for whole blocks.
     pub(super) fn block(&self) -> u64 {
-        let of_store = match (&self.qcow2, self.source.store()) {
-            (None, Some(store)) => store.limits().block.into(),
-            _ => SECTOR,
-        };
-        self.direct.map_or(of_store.max(self.least_block), |direct| direct.block)
+        self.block
     }
 
     /// Size in sectors.
@@ -210,9 +262,10 @@ impl Image {
     /// A partial block at the end is left out.
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
-            Some(qcow2) => Ok(qcow2.sectors()),
-            None => self.source.size().map(|end| end / self.block() * (self.block() / SECTOR)),
+            Some(qcow2) => Ok(qcow2.sectors() * SECTOR),
+            None => self.source.size(),
         };
+        let found = found.map(|end| end / self.block * (self.block / SECTOR));
         *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
             found.as_ref().err().map(ToString::to_string);
         let sectors = found?;

@@ -1,6 +1,7 @@
 //! The file of an image: opened, checked and locked. Or another store, which was opened before.
 //!
 //! Nothing of this changes the file.
+mod block_device;
 mod lock;
 
 use super::direct::Alignment;
@@ -48,6 +49,8 @@ pub(super) struct ImageFile {
     pub(super) discard_block: u64,
     /// Alignment of direct I/O, if that is on.
     pub(super) direct: Option<Alignment>,
+    /// Block in bytes that drivers are told: a power of two from 512 to 4096.
+    pub(super) block: u64,
 }
 
 /// Descriptors that stay open with an image, and that no request uses.
@@ -236,7 +239,24 @@ pub(super) struct Opening {
     pub(super) direct: bool,
     /// Open the image for writing although it has the mark of an overlay, which is to be merged.
     pub(super) frozen: bool,
+    /// Block in bytes that drivers are told; `None`: the least that the file or store takes.
+    pub(super) block: Option<u64>,
 }
+
+impl Opening {
+    /// The block that drivers are told [`default`], where the image takes `least` or more.
+    fn block(&self, path: &Path, least: u64, default: u64) -> Result<u64, OpenError> {
+        match self.block {
+            Some(block) if !block.is_power_of_two() || !BLOCKS.contains(&block) || block < least => {
+                Err(OpenError::Block { path: path.to_owned(), block, least })
+            }
+            named => Ok(named.unwrap_or(default)),
+        }
+    }
+}
+
+/// Blocks in bytes that drivers know.
+const BLOCKS: std::ops::RangeInclusive<u64> = SECTOR..=4096;
 
 impl ImageFile {
     /// Opens the image at `path`, and locks it.
@@ -292,8 +312,6 @@ impl ImageFile {
     pub(super) fn over(store: Arc<dyn Store>, opening: Opening) -> Result<Self, OpenError> {
         let path = PathBuf::from(store.status().location);
         let (size, limits) = (store.size(), store.limits());
-        // Requests are for sectors; a partial one at the end is left out.
-        let size = size / SECTOR * SECTOR;
         if size == 0 {
             return Err(OpenError::Empty { path });
         }
@@ -304,12 +322,25 @@ impl ImageFile {
         if limits.read_only && !opening.read_only {
             return Err(OpenError::ReadOnly { path });
         }
-        let block = u64::from(limits.block).max(SECTOR);
-        let physical_block = u64::from(limits.physical_block).clamp(block, MAX_PHYSICAL);
         let source = Source::Store(store);
+        let resembles = || magic::resembles(opening.format, |into, at| source.read_at(into, at));
+        // A format reads and writes whole blocks of the store, whatever its disk has.
+        let least = match opening.format {
+            Format::Raw => u64::from(limits.block).max(SECTOR),
+            Format::Qcow2 => SECTOR,
+        };
+        let block = opening.block(&path, least, least)?;
+        if opening.format == Format::Raw && !size.is_multiple_of(block) {
+            return Err(match resembles() {
+                Some(like) => OpenError::OtherFormat { path, size, like },
+                None => OpenError::StoreSize { path, size, block },
+            });
+        }
+        let physical_block =
+            u64::from(limits.physical_block).clamp(block.max(limits.block.into()), MAX_PHYSICAL);
         // Servers of images that nobody writes to may take long to answer.
         if !opening.read_only
-            && let Some(like) = magic::resembles(opening.format, |into, at| source.read_at(into, at))
+            && let Some(like) = resembles()
         {
             magic::warn(&path, like);
         }
@@ -323,6 +354,7 @@ impl ImageFile {
             physical_block,
             discard_block: u64::from(limits.discard_block).max(physical_block),
             direct: None,
+            block,
         })
     }
 
@@ -342,6 +374,9 @@ impl ImageFile {
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }
+        if !read_only && block_device::is_read_only(&file).map_err(os)? {
+            return Err(OpenError::ReadOnly { path: path.to_owned() });
+        }
         // Before direct I/O, which has to be aligned.
         let like = magic::resembles(format, |into, at| file.read_at(into, at));
         let direct = match direct {
@@ -351,22 +386,37 @@ impl ImageFile {
             ),
             false => None,
         };
-        let block = direct.map_or(SECTOR, |direct| direct.block);
-        if format == Format::Raw && size % block != 0 {
+        // What the file takes for writes may change with a copy of it that shares its blocks.
+        let of_file = direct.map_or(SECTOR, |direct| direct.read_block);
+        let block = opening.block(path, SECTOR, of_file)?;
+        let whole = block.max(of_file);
+        if format == Format::Raw && size % whole != 0 {
             if let Some(like) = like {
                 return Err(OpenError::OtherFormat { path: path.to_owned(), size, like });
             }
-            return Err(OpenError::Size { path: path.to_owned(), size, block });
+            return Err(OpenError::Size { path: path.to_owned(), size, block: whole });
         }
         if let Some(like) = like {
             magic::warn(path, like);
         }
-        let physical_block = 1 << metadata.blksize().clamp(block, MAX_PHYSICAL).ilog2();
+        let least = direct.map_or(block, |direct| direct.block.max(block));
+        let physical_block = 1 << metadata.blksize().clamp(least, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
         let source = Source::File(file);
         let discard_block = physical_block;
-        Ok(Self { source, guards, path, size, read_only, in_memory, physical_block, discard_block, direct })
+        Ok(Self {
+            source,
+            guards,
+            path,
+            size,
+            read_only,
+            in_memory,
+            physical_block,
+            discard_block,
+            direct,
+            block,
+        })
     }
 }
 

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// How an overlay is opened.
 const OPENING: Opening =
-    Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false, frozen: false };
+    Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false, frozen: false, block: None };
 
 /// What an overlay records of the image below it.
 #[derive(Clone, Debug, PartialEq, Eq)]

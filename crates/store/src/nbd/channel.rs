@@ -396,7 +396,7 @@ impl Channel {
                 .for_each(Watched::disconnect);
             return Resumed::Refused;
         }
-        self.shared.grow(export.usable());
+        self.shared.grow(export.size);
         self.shared.count_reconnect();
         state.has_helper = false;
         state.link = Link::Up;

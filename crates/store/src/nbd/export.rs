@@ -9,7 +9,7 @@ const PAYLOAD: u32 = 32 << 20;
 /// Largest block in bytes that guests know.
 const BLOCK: u32 = 4096;
 /// Sector of a disk in bytes.
-const SECTOR: u64 = 512;
+const SECTOR: u32 = 512;
 
 /// An export, as negotiated for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Export {
         if !preferred.is_power_of_two() || preferred < block {
             return wrong(format!("its preferred block has {preferred} bytes, the smallest {block}"));
         }
-        let granule = block.max(SECTOR as u32);
+        let granule = block.max(SECTOR);
         let payload = payload.min(PAYLOAD) / granule * granule;
         if payload == 0 {
             return wrong(format!("it takes no payload of {granule} bytes"));
@@ -71,23 +71,24 @@ impl Export {
         if self.size > i64::MAX as u64 {
             return Err(NbdError::Protocol(format!("its export has {} bytes", self.size)));
         }
+        if !self.size.is_multiple_of(self.block.into()) {
+            return Err(NbdError::Protocol(format!(
+                "its export has {} bytes, which is not a multiple of its smallest block, {}: the end cannot be read",
+                self.size, self.block
+            )));
+        }
         Ok(())
-    }
-
-    /// Bytes that a disk can use.
-    pub(super) fn usable(&self) -> u64 {
-        self.size & !(SECTOR.max(self.block.into()) - 1)
     }
 
     /// Block that limits tell.
     pub(super) fn physical_block(&self) -> u32 {
-        self.preferred.clamp(self.block.max(SECTOR as u32), BLOCK)
+        self.preferred.clamp(self.block.max(SECTOR), BLOCK)
     }
 
     /// Why the export cannot replace the one that was opened, if it cannot.
     pub(super) fn differs(&self, opened: &Opened) -> Option<String> {
-        if self.usable() < opened.size {
-            return Some(format!("the export has shrunk from {} to {} bytes", opened.size, self.usable()));
+        if self.size < opened.size {
+            return Some(format!("the export has shrunk from {} to {} bytes", opened.size, self.size));
         }
         if self.has(flag::READ_ONLY) && !opened.read_only {
             return Some("the export has become read-only".into());
@@ -148,11 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_rounded_down_to_sectors_and_blocks() {
+    fn an_export_whose_end_cannot_be_read_is_refused() {
         let mut odd = Export::new(10_000, 0, ReplyStyle::Simple);
-        assert_eq!(odd.usable(), 9728);
+        odd.check().unwrap();
         odd.limit(4096, 4096, 1 << 20).unwrap();
-        assert_eq!(odd.usable(), 8192);
+        let refused = odd.check().unwrap_err().to_string();
+        assert!(refused.contains("10000 bytes") && refused.contains("4096"), "{refused}");
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(super) struct Shared {
     /// As the owner knows the export. Its size is `size`.
     opened: Opened,
     size: AtomicU64,
+    /// Bytes that the server named last.
+    end: AtomicU64,
     reconnects: AtomicU64,
     error: Mutex<Option<String>>,
     gave_up: AtomicBool,
@@ -32,6 +34,7 @@ impl Shared {
         Self {
             options,
             size: opened.size.into(),
+            end: opened.size.into(),
             opened,
             reconnects: 0.into(),
             error: Mutex::new(None),
@@ -50,8 +53,18 @@ impl Shared {
         self.size.load(Ordering::Relaxed)
     }
 
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// The server has named this size.
+    pub(super) fn note_end(&self, size: u64) {
+        self.end.store(size, Ordering::Relaxed);
+    }
+
     /// The export has at least this size.
     pub(super) fn grow(&self, size: u64) {
+        self.note_end(size);
         self.size.fetch_max(size, Ordering::Relaxed);
     }
 

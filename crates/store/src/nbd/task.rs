@@ -215,7 +215,7 @@ impl Tasks {
     pub(super) fn plan(&mut self, index: u32, export: &Export, write_through: bool) -> Next {
         let task = &mut self.slots[index as usize];
         let left = task.len - task.done;
-        let ends_inside = task.offset.checked_add(task.len).is_some_and(|end| end <= export.usable());
+        let ends_inside = task.offset.checked_add(task.len).is_some_and(|end| end <= export.size);
         let block = u64::from(export.block) - 1;
         if !matches!(task.work, Work::Job(Job::Flush)) {
             if !ends_inside {

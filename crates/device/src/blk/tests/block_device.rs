@@ -1,5 +1,5 @@
 //! A disk on a block device: a loop device over a file, where permitted.
-use super::super::OpenError;
+use super::super::{OnFull, OpenError};
 use super::*;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -15,8 +15,14 @@ struct Loop {
 
 impl Loop {
     fn new(test: &str, content: &[u8]) -> Option<Self> {
+        Self::with(test, content, &[])
+    }
+
+    /// With these options of losetup.
+    fn with(test: &str, content: &[u8], options: &[&str]) -> Option<Self> {
         let file = image(content);
-        let why = match Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output() {
+        let mut losetup = Command::new("losetup");
+        let why = match losetup.args(["--find", "--show"]).args(options).arg(file.path()).output() {
             Ok(output) if output.status.success() => {
                 let path = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
                 return Some(Self { path, _file: file });
@@ -74,4 +80,53 @@ fn a_block_device_that_the_host_uses_is_refused() {
     drop(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(&device.path) }).unwrap());
     drop(claim);
     Blk::open(BlkConfig::new(&device.path)).unwrap();
+}
+
+#[test]
+fn a_read_only_block_device_is_refused_for_writing() {
+    let test = "a_read_only_block_device_is_refused_for_writing";
+    let Some(device) = Loop::with(test, &pattern(DISK, 53), &["--read-only"]) else { return };
+    let opened = Blk::open(BlkConfig::new(&device.path));
+    assert!(matches!(opened, Err(OpenError::ReadOnly { .. })), "{opened:?}");
+    let disk = Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(&device.path) }).unwrap();
+    assert_eq!(Rig::new(disk).read(8, 512), pattern(DISK, 53)[4096..4608]);
+}
+
+#[test]
+fn a_disk_may_have_smaller_blocks_than_its_device() {
+    let test = "a_disk_may_have_smaller_blocks_than_its_device";
+    let before = pattern(DISK, 54);
+    let Some(device) = Loop::with(test, &before, &["--sector-size", "4096"]) else { return };
+    let mut engines = vec![EngineChoice::Immediate, EngineChoice::Threads];
+    match io_uring_available() {
+        Ok(()) => engines.push(EngineChoice::IoUring),
+        Err(why) => skipped(test, why.to_string()),
+    }
+    let block = |disk: &Blk| disk.current.image().block();
+    let own = BlkConfig { direct: true, ..BlkConfig::new(&device.path) };
+    assert_eq!(block(&Blk::open(own.clone()).unwrap()), 4096, "what the device takes");
+    for (number, engine) in (0..).zip(engines) {
+        let config = BlkConfig { block_size: Some(512), engine, on_full: OnFull::Error, ..own.clone() };
+        let disk = Blk::open(config).unwrap();
+        assert_eq!((block(&disk), disk.current.image().physical_block), (512, 4096));
+        let mut rig = Rig::new(disk);
+        assert_eq!(rig.read(9, 512), before[9 * 512..10 * 512]);
+        let sector = 16 + 64 * number;
+        let (at, data) = (sector as usize * 512, pattern(9 * 512, sector));
+        // A sector, sectors across a block's border, and a whole block.
+        for (first, count) in [(1, 1), (6, 3), (8, 8)] {
+            let part = &data[..count * 512];
+            assert_eq!(rig.status(blk::T_OUT, sector + first, part), blk::S_OK, "{engine:?}");
+            assert_eq!(rig.read(sector + first, count * 512), part, "{engine:?}");
+        }
+        assert_eq!(rig.status(blk::T_WRITE_ZEROES, 0, &range(sector + 17, 3, 0)), blk::S_OK);
+        assert_eq!(rig.status(blk::T_FLUSH, 0, &[]), blk::S_OK);
+        let mut model = before[at..at + 24 * 512].to_vec();
+        for (first, count) in [(1, 1), (6, 3), (8, 8)] {
+            model[first * 512..][..count * 512].copy_from_slice(&data[..count * 512]);
+        }
+        model[17 * 512..20 * 512].fill(0);
+        assert!(rig.read(sector, 24 * 512) == model, "{engine:?}");
+        assert_eq!(rig.device.errors().totals().operations, [0; 5]);
+    }
 }

@@ -139,6 +139,31 @@ fn the_driver_is_told_the_block() {
 }
 
 #[test]
+fn the_operator_names_the_block() {
+    let file = image(&vec![0; DISK]);
+    let open = |block, more: BlkConfig| Blk::open(BlkConfig { block_size: Some(block), ..more });
+    let plain = || config(&file, EngineChoice::Threads);
+    for block in [512, 1024, 4096] {
+        let mut rig = Rig::new(open(block, plain()).unwrap());
+        let mut bytes = [0; size_of::<Config>()];
+        rig.device.read_config(0, &mut bytes);
+        assert_eq!({ Config::read_from_bytes(&bytes).unwrap().blk_size }, block);
+        assert_eq!(rig.status(blk::T_OUT, u64::from(block) / 512, &vec![1; block as usize]), blk::S_OK);
+        assert_eq!(rig.status(blk::T_OUT, 1, &[1; 512]) == blk::S_OK, block == 512, "a part of a block");
+    }
+    for block in [0, 256, 513, 8192] {
+        let refused = open(block, plain());
+        assert!(matches!(refused, Err(OpenError::Block { least: 512, .. })), "{block}: {refused:?}");
+    }
+    if DIRECT_BLOCK.is_ok() {
+        let disk = open(512, BlkConfig { direct: true, ..plain() }).unwrap();
+        assert_eq!(disk.current.image().block(), 512);
+    }
+    file.as_file().set_len(DISK as u64 + 512).unwrap();
+    assert!(matches!(open(4096, plain()), Err(OpenError::Size { block: 4096, .. })));
+}
+
+#[test]
 fn what_cannot_be_is_refused_when_it_is_opened() {
     let file = image(&vec![0; DISK]);
     let asked = |direct, registered_buffers, engine, format| {

@@ -2,7 +2,8 @@
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
 use crate::blk::source::perform_on;
-use crate::blk::{Format, Layer, LayerSource, OpenError};
+use crate::blk::images::{Disk, Use};
+use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
 use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
 use proptest::prelude::*;
@@ -32,6 +33,17 @@ pub(super) struct Orders {
     pub(super) hold: AtomicBool,
     /// Jobs done.
     pub(super) done: AtomicU64,
+    /// Where the store ends by now, if it has shrunk; 0: it has not.
+    shrunk: AtomicU64,
+    /// The store has been asked for its size.
+    asked: AtomicBool,
+}
+
+impl Orders {
+    fn is_outside(&self, job: Job) -> bool {
+        let shrunk = self.shrunk.load(Ordering::Relaxed);
+        shrunk > 0 && is_outside(job, shrunk)
+    }
 }
 
 pub(super) const LIMITS: StoreLimits = StoreLimits {
@@ -83,7 +95,7 @@ impl Store for TestStore {
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
-        if is_outside(job, self.size()) {
+        if is_outside(job, self.size()) || self.orders.is_outside(job) {
             return -libc::ENOSPC;
         }
         // SAFETY: the caller's promise.
@@ -92,6 +104,18 @@ impl Store for TestStore {
 
     fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) -> u64 {
+        match (self.orders.asked.load(Ordering::Relaxed), self.orders.shrunk.load(Ordering::Relaxed)) {
+            (true, end @ 1..) => end,
+            _ => self.size(),
+        }
+    }
+
+    fn refresh(&self) -> io::Result<u64> {
+        self.orders.asked.store(true, Ordering::Relaxed);
+        Err(io::Error::other("the server answers, and the size is another one"))
     }
 
     fn set_size(&self, size: u64) -> io::Result<()> {
@@ -155,8 +179,13 @@ impl StoreQueue for TestQueue {
     fn wait(&mut self) -> io::Result<()> {
         for (head, job) in self.jobs.drain(..).rev() {
             self.orders.done.fetch_add(1, Ordering::Relaxed);
-            // SAFETY: the memory is valid until the outcome is reaped, which is made here, once.
-            self.done.push(unsafe { Outcome::new(head, perform(&self.file, &self.limits, job)) });
+            let result = match self.orders.is_outside(job) {
+                true => -libc::ENOSPC,
+                // SAFETY: the memory is valid until the outcome is reaped.
+                false => unsafe { perform(&self.file, &self.limits, job) },
+            };
+            // SAFETY: the outcome is made here, once.
+            self.done.push(unsafe { Outcome::new(head, result) });
         }
         rustix::io::write(&self.event, &1u64.to_ne_bytes())?;
         Ok(())
@@ -257,9 +286,80 @@ fn what_a_store_cannot_do_is_refused() {
     let disk = over(&read_only, read).unwrap();
     assert_eq!((disk.engine().as_str(), disk.size()), ("queues of the store", DISK as u64));
     assert!(disk.image().is_err());
-    let empty = image(&[1; 511]);
+    let empty = image(&[]);
     let store = TestStore::new(empty.path(), LIMITS);
     assert!(matches!(over(&store, BlkConfig::new("")).unwrap_err(), OpenError::Empty { .. }));
+}
+
+#[test]
+fn a_raw_image_that_ends_within_a_block_is_refused_everywhere() {
+    let test = "a_raw_image_that_ends_within_a_block_is_refused_everywhere";
+    for (len, block) in [(511, 1), (DISK + 80, 1), (DISK + 512, 4096)] {
+        let file = image(&pattern(len, 1));
+        let store = TestStore::new(file.path(), StoreLimits { block, ..LIMITS });
+        let is_odd = |error: OpenError| match error {
+            OpenError::StoreSize { size, block: told, .. } => {
+                assert_eq!((size, told), (len as u64, u64::from(block.max(512))));
+            }
+            other => panic!("{other:?}"),
+        };
+        is_odd(over(&store, BlkConfig::new("")).unwrap_err());
+        is_odd(over(&store, BlkConfig { read_only: true, ..BlkConfig::new("") }).unwrap_err());
+        let place = LayerSource::Store(store.clone());
+        is_odd(Disk::open(&place, Format::Raw, &[], Use::Read).unwrap_err());
+        if let Some(folder) = qcow2_tests::folder(test) {
+            let top = qcow2_tests::create_on(&folder, "top.qcow2", file.path(), "raw", DISK as u64);
+            let backing = vec![Layer { source: place, format: Format::Raw }];
+            is_odd(Blk::open(BlkConfig { backing, ..qcow2_tests::disk(&top) }).unwrap_err());
+        }
+    }
+}
+
+#[test]
+fn a_qcow2_image_may_end_within_a_sector_of_its_store() {
+    let test = "a_qcow2_image_may_end_within_a_sector_of_its_store";
+    let Some(folder) = qcow2_tests::folder(test) else { return };
+    let content: Vec<u8> = (0..DISK / 8).flat_map(|at| ((at / 7) as u64).to_le_bytes()).collect();
+    let (raw, path) = (image(&content), folder.path().join("compressed.qcow2"));
+    let (from, to) = (qcow2_tests::text(raw.path()), qcow2_tests::text(&path));
+    qcow2_tests::done(&["convert", "-c", "-f", "raw", "-O", "qcow2", from, to]);
+    // qemu-img fills the last sector.
+    let mut bytes = std::fs::read(&path).unwrap();
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    bytes.truncate(bytes.len().max(1));
+    assert_ne!(bytes.len() % 512, 0, "the end is not at a sector");
+    std::fs::write(&path, &bytes).unwrap();
+    let store = TestStore::new(&path, LIMITS);
+    let mut rig = Rig::new(over(&store, BlkConfig { read_only: true, ..qcow2() }).unwrap());
+    assert!(rig.read(0, DISK) == content);
+    let disk = Disk::open(&LayerSource::Store(store), Format::Qcow2, &[], Use::Read).unwrap();
+    let mut found = vec![0; DISK];
+    disk.read(&mut found, 0).unwrap();
+    assert!(found == content);
+}
+
+#[test]
+fn a_write_beyond_the_end_of_a_store_that_has_shrunk_does_not_wait() {
+    let test = "a_write_beyond_the_end_of_a_store_that_has_shrunk_does_not_wait";
+    let raw = image(&pattern(DISK, 1));
+    let folder = qcow2_tests::folder(test);
+    let path = folder.as_ref().map(|folder| qcow2_tests::create(folder, "a.qcow2", DISK as u64, ""));
+    let formats = [Some((raw.path(), BlkConfig::new(""))), path.as_deref().map(|path| (path, qcow2()))];
+    for (path, config) in formats.into_iter().flatten() {
+        let mut store = TestStore::new(path, LIMITS);
+        Arc::get_mut(&mut store).unwrap().has_fixed_size = true;
+        let mut rig = Rig::new(over(&store, BlkConfig { on_full: OnFull::Wait, ..config }).unwrap());
+        store.orders.shrunk.store(DISK as u64 / 2, Ordering::Relaxed);
+        // The thread that asks the store wakes the queue, long before a test would give up.
+        assert_eq!(rig.status(blk::T_OUT, SECTORS - 2, &[7; 512]), blk::S_IOERR);
+        assert!(store.orders.asked.load(Ordering::Relaxed));
+        assert_eq!(rig.device.full().status(), None);
+        // From now on it is known.
+        assert_eq!(rig.status(blk::T_OUT, SECTORS - 1, &[7; 512]), blk::S_IOERR);
+        assert_eq!(rig.device.full().times(), 1);
+    }
 }
 
 #[test]
@@ -280,7 +380,7 @@ fn a_driver_is_told_how_large_a_discard_must_be() {
 
 #[test]
 fn a_disk_in_a_store_follows_its_size_and_block() {
-    let file = image(&pattern(DISK + 100, 1));
+    let file = image(&pattern(DISK, 1));
     let store = TestStore::new(file.path(), StoreLimits { block: 4096, ..LIMITS });
     let mut disk = over(&store, BlkConfig::new("")).unwrap();
     assert_eq!(disk.size(), SECTORS * 512);
