@@ -31,6 +31,25 @@ pub struct Handover {
     pub fds: Vec<OwnedFd>,
 }
 
+/// What a driver knows of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownToDriver {
+    /// Configuration space as the driver has seen it.
+    pub config: Vec<u8>,
+    /// Features that the driver has accepted; 0: none yet.
+    pub features: u64,
+}
+
+impl Handover {
+    /// What the driver of the session knows of its device. `None`: there is no session.
+    ///
+    /// # Errors
+    /// The record is damaged, invalid or of another version.
+    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        record::known_to_driver(&self.record)
+    }
+}
+
 /// Export that cannot be handed over, or handover that cannot be resumed.
 #[derive(Debug, Error)]
 #[non_exhaustive]

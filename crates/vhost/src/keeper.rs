@@ -25,7 +25,7 @@
 mod same_file;
 
 use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending};
-use crate::handover::{Handover, HandoverError};
+use crate::handover::{Handover, HandoverError, KnownToDriver};
 use crate::record_file::{RecordFile, RecordFileError};
 use crate::session::Session;
 use std::collections::{HashMap, HashSet};
@@ -117,6 +117,14 @@ impl Kept {
         let handover = Handover { record: record.to_vec(), fds };
         let keeping = Active { file, numbers: HashMap::new(), known: others, next, stored, last: content };
         Ok(Some(Self { handover, keeping, device }))
+    }
+
+    /// What the driver of the session knows of its device. `None`: there is no session.
+    ///
+    /// # Errors
+    /// As [`Handover::known_to_driver`].
+    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        self.handover.known_to_driver()
     }
 
     /// Takes the descriptors of the device: those of a network card's TAP device, for example.

@@ -70,7 +70,7 @@ mod status;
 mod vring;
 
 pub use export::{Endpoint, Export, ExportConfig, ExportError, Refresher};
-pub use handover::{Handover, HandoverError};
+pub use handover::{Handover, HandoverError, KnownToDriver};
 pub use keeper::{Keeper, Kept, KeptError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
 pub use paravane_io::{IoPool, caught};

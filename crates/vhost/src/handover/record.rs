@@ -14,11 +14,11 @@
 //!
 //! A record is not trusted. Each length is checked, nothing is allocated before, and the messages
 //! go through the same checks as those of a client.
-use super::{Handover, HandoverError};
+use super::{Handover, HandoverError, KnownToDriver};
 use crate::memory::MAX_SLOTS;
 use crate::message::{HEADER as MESSAGE_HEADER, MAX_FDS, MAX_PAYLOAD};
 use crc32fast::hash as checksum;
-use paravane_spec::vhost_user::Inflight;
+use paravane_spec::vhost_user::{Header, Inflight, request};
 use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -421,6 +421,44 @@ fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
     Ok(&summed[HEADER..])
 }
 
+/// What a record says that the driver knows of its device.
+///
+/// `None`: it has no session.
+///
+/// # Errors
+/// The record is damaged, invalid or of another version.
+pub(crate) fn known_to_driver(record: &[u8]) -> Result<Option<KnownToDriver>, HandoverError> {
+    let (mut rest, mut config, mut features) = (body(record)?, None, 0);
+    while let Some((tag, _, value)) = next_section(&mut rest)? {
+        match tag {
+            tag::CONFIG => config = Some(value.to_vec()),
+            tag::MESSAGE => {
+                let Some((header, payload)) = value.split_at_checked(MESSAGE_HEADER) else { continue };
+                let is_features = Header::read_from_bytes(header)
+                    .is_ok_and(|header| { header.request } == request::SET_FEATURES);
+                if let (true, Ok(bytes)) = (is_features, payload.try_into()) {
+                    features = u64::from_le_bytes(bytes);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(config.map(|config| KnownToDriver { config, features }))
+}
+
+/// Takes a section off the front: tag, number of descriptors, value.
+fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, usize, &'a [u8])>, HandoverError> {
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    let short = || invalid("a section is cut off");
+    let (head, behind) = rest.split_first_chunk::<SECTION>().ok_or_else(short)?;
+    let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let (value, behind) = behind.split_at_checked(word(8) as usize).ok_or_else(short)?;
+    *rest = behind;
+    Ok(Some((word(0), word(4) as usize, value)))
+}
+
 struct Section<'a> {
     tag: u32,
     value: &'a [u8],
@@ -434,15 +472,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<Option<Section<'a>>, HandoverError> {
-        if self.rest.is_empty() {
-            return Ok(None);
-        }
-        let short = || invalid("a section is cut off");
-        let (head, rest) = self.rest.split_first_chunk::<SECTION>().ok_or_else(short)?;
-        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let (tag, fds, len) = (word(0), word(4) as usize, word(8) as usize);
-        let (value, rest) = rest.split_at_checked(len).ok_or_else(short)?;
-        self.rest = rest;
+        let Some((tag, fds, value)) = next_section(&mut self.rest)? else { return Ok(None) };
         if fds > self.fds.len() {
             return Err(invalid("fewer descriptors than it names"));
         }

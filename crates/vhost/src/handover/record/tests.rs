@@ -88,6 +88,23 @@ fn a_record_is_read_as_it_was_written() {
 }
 
 #[test]
+fn what_the_driver_knows_is_read_without_its_descriptors() {
+    let record = bytes();
+    let known = known_to_driver(&record).unwrap().unwrap();
+    assert_eq!(known, KnownToDriver { config: vec![7; 60], features: u64::from_le_bytes([1; 8]) });
+    let waiting = ExportState { connection: None, ..state() }.encode().unwrap();
+    assert_eq!(waiting.known_to_driver().unwrap(), None);
+    // Cut off, and changed, at any place.
+    for at in 0..record.len() {
+        known_to_driver(&record[..at]).unwrap_err();
+        let mut changed = record.clone();
+        changed[at] ^= 0xff;
+        known_to_driver(&changed).unwrap_err();
+        let _ = known_to_driver(&seal(changed));
+    }
+}
+
+#[test]
 fn what_is_pending_is_read_as_it_was_written() {
     let answers = [PendingAnswer::None, PendingAnswer::Bytes(vec![1; 20]), PendingAnswer::Again];
     let done = answers.into_iter().flat_map(|answer| {
