@@ -33,6 +33,7 @@ pub(crate) mod store;
 pub(crate) mod systemd;
 pub(crate) mod take_over;
 mod threads;
+mod told;
 pub(crate) mod trace;
 pub(crate) mod wire;
 
@@ -47,7 +48,7 @@ use config::Config;
 use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use metrics::Metrics;
-use open::{LinkEnds, OpenContext, Opening};
+use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
@@ -63,7 +64,7 @@ use spec::{DeviceSpec, Endpoint, Kind};
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 use take_over::{Giver, Taker};
 use threads::Threads;
+use told::Told;
 use trace::stream::Wanted;
 
 /// Default log lines per second and device.
@@ -270,10 +272,14 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
     let specs = devices.clone();
     let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
-    let take = |(name, session): (&String, &mut KeptSession)| (name.clone(), session.kept.take_device_fds());
-    let fds = sessions.iter_mut().map(take).collect();
+    let mut told = recorded(&sessions, &specs);
+    let take = |(name, session): (&String, &mut KeptSession)| {
+        let block = told.get(name).and_then(Told::block);
+        (name.clone(), Earlier { fds: session.kept.take_device_fds(), block })
+    };
+    let earlier = sessions.iter_mut().map(take).collect();
     let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon), files };
-    let Some(opened) = open_all(devices, opening.clone(), &signals, args.take_over, fds)? else {
+    let Some(mut opened) = open_all(devices, opening.clone(), &signals, args.take_over, earlier)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
     };
@@ -286,10 +292,19 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             if let Some(address) = port.filter(|address| !taker.has_metrics(*address)) {
                 return Err(Failure::request(anyhow!("metrics: {address} is in use by another process")));
             }
+            told = taker.told();
             Some(taker)
         }
         None => None,
     };
+    let what = match old {
+        Some(_) => "cannot take over: a guest would find another device; keep it as it is, or restart",
+        None => {
+            "cannot resume a session: a guest would find another device; keep it as it was, or end the session by \
+             a restart of the holder"
+        }
+    };
+    told::check(&mut opened, &told, shelf.is_some(), what).map_err(Failure::request)?;
     match &user {
         user if sandboxed => sandbox::drop_privileges(user.as_ref(), kept)?,
         Some(user) => user.become_user()?,
@@ -373,16 +388,26 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     }
 }
 
+/// What the guests of sessions that are kept were told, by device.
+fn recorded(sessions: &HashMap<String, KeptSession>, specs: &[DeviceSpec]) -> HashMap<String, Told> {
+    let told = |spec: &DeviceSpec| {
+        // A record that cannot be read is refused when it is resumed.
+        let known = sessions.get(&spec.name)?.kept.known_to_driver().ok()??;
+        Some((spec.name.clone(), Told::recorded(spec.kind.name(), &known)))
+    };
+    specs.iter().filter_map(told).collect()
+}
+
 /// Opens all devices in a separate thread, as storage may hang.
 ///
-/// `take_over`: another daemon serves them. `fds`: descriptors of devices that an earlier one had.
+/// `take_over`: another daemon serves them. `earlier`: what an earlier one had of devices.
 /// `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
     context: OpenContext,
     signals: &Signals,
     take_over: bool,
-    mut fds: HashMap<String, Vec<OwnedFd>>,
+    mut earlier: HashMap<String, Earlier>,
 ) -> Result<Option<Vec<(DeviceSpec, Opening)>>, Failure> {
     let (sender, receiver) = channel();
     let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
@@ -393,8 +418,8 @@ fn open_all(
             let device = match take_over {
                 true => exports::prepare_one(&spec, &mut link_ends, &context),
                 false => {
-                    let kept = fds.remove(&spec.name).unwrap_or_default();
-                    exports::open_with(&spec, &mut link_ends, &context, kept)
+                    let earlier = earlier.remove(&spec.name).unwrap_or_default();
+                    exports::open_with(&spec, &mut link_ends, &context, earlier)
                 }
             };
             let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;

@@ -307,6 +307,30 @@ fn bases_overlays_and_sources_can_be_in_a_store() {
     folder.qemu_img(&format!("check -q -f qcow2 {spare}"));
     folder.qemu_img(&format!("compare -q -f qcow2 -F raw {spare} flat.raw"));
 
+    // What ends within a sector is not cut off: a raw image is refused, of a qcow2 image all is read.
+    std::fs::write(folder.path("exports/odd"), vec![7; 100_080]).unwrap();
+    let odd = url("odd");
+    let commands = [
+        format!("convert raw:{odd} raw:cut.raw"),
+        format!("convert qcow2:over.qcow2 --backing raw:{odd} raw:cut.raw"),
+        format!("create --backing raw:{odd} cut.qcow2"),
+    ];
+    for command in commands {
+        let line = folder.fails(2, &command);
+        assert!(line.contains("multiple of 512"), "{command}: {line}");
+    }
+    assert!(!folder.path("cut.raw").exists() && !folder.path("cut.qcow2").exists());
+    let content: Vec<u8> = (0..MIB / 8).flat_map(|at| (at / 7).to_le_bytes()).collect();
+    std::fs::write(folder.path("plain.raw"), content).unwrap();
+    folder.qemu_img("convert -c -f raw -O qcow2 plain.raw exports/packed");
+    let packed = folder.path("exports/packed");
+    let mut bytes = std::fs::read(&packed).unwrap();
+    bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1);
+    assert_ne!(bytes.len() % 512, 0, "the file ends at a sector");
+    std::fs::write(&packed, bytes).unwrap();
+    folder.done(&format!("convert qcow2:{} raw:unpacked.raw", url("packed")));
+    folder.qemu_img("compare -q -f raw -F raw unpacked.raw plain.raw");
+
     folder.done(&format!("commit over.qcow2 --backing raw:{base}"));
     drop(nbdkit);
     folder.qemu_img("compare -q -f raw -F raw exports/base.raw flat.raw");

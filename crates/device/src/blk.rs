@@ -38,6 +38,7 @@ mod direct;
 mod engine;
 mod errors;
 mod full;
+mod geometry;
 mod handler;
 mod image;
 mod image_file;
@@ -86,6 +87,7 @@ use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
 pub use full::{Full, FullStatus, OnFull};
+pub use geometry::Geometry;
 pub use mark::{OVERLAY_MARK, clear_overlay_mark};
 pub use overlay::{Overlay, OverlayBase};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
@@ -103,6 +105,12 @@ const HEADER_AND_STATUS: u16 = 2;
 /// by default in QEMU and Cloud Hypervisor, and at least 128 in Linux, whose rings shrink to a page
 /// where memory is scarce. QEMU's own disks, qemu-storage-daemon and SPDK report 126 segments, too.
 const LONGEST_CHAIN: u16 = 128;
+
+/// Most segments of a request (`seg_max`) on a disk with queues of `queue_size` descriptors.
+#[must_use]
+pub fn most_segments(queue_size: u16) -> u16 {
+    queue_size.clamp(4, LONGEST_CHAIN) - HEADER_AND_STATUS
+}
 
 /// The engine that does the host I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -244,6 +252,22 @@ impl BlkConfig {
             limiter: None,
             on_full: OnFull::Error,
         }
+    }
+
+    /// What drivers would be told of the disk on a block device, which another process may have.
+    ///
+    /// # Errors
+    /// The device cannot be such a disk.
+    pub fn geometry_of_device(&self) -> Result<Geometry, OpenError> {
+        Geometry::of_device(&self.path, self.opening()?)
+    }
+
+    /// What drivers would be told of the disk in a store.
+    ///
+    /// # Errors
+    /// The store cannot be such a disk.
+    pub fn geometry_of_store(&self, store: &Arc<dyn Store>) -> Result<Geometry, OpenError> {
+        Geometry::of_store(store, self.opening()?)
     }
 
     fn opening(&self) -> Result<Opening, OpenError> {
@@ -517,6 +541,22 @@ pub struct UnlockedBlk {
 }
 
 impl UnlockedBlk {
+    /// What drivers would be told of the disk.
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    pub fn geometry(&self) -> Result<Geometry, OpenError> {
+        Geometry::of(&self.file.look()?, &self.config.path, self.config.format)
+    }
+
+    /// Names the block that drivers are told, unless [`BlkConfig::block_size`] does.
+    pub fn keep_block(&mut self, block: u32) {
+        if self.config.block_size.is_none() {
+            self.config.block_size = Some(block);
+            self.file.set_block(block.into());
+        }
+    }
+
     /// Locks the image.
     ///
     /// `Err` of the inner result: a dead process has requests in flight for the image, and holds
@@ -709,7 +749,7 @@ impl Blk {
         let (block, physical) = (image.block(), image.physical_block);
         let mut config = Config {
             capacity: image.sectors().to_le(),
-            seg_max: u32::from(self.longest_chain() - HEADER_AND_STATUS).to_le(),
+            seg_max: u32::from(most_segments(self.queue_sizes[0])).to_le(),
             blk_size: (block as u32).to_le(),
             physical_block_exp: (physical / block).ilog2() as u8,
             min_io_size: ((physical / block) as u16).to_le(),

@@ -200,8 +200,7 @@ impl Nbd {
                 }
             }
         }
-        let opened =
-            Opened { size: export.size, read_only, block: export.block, connections: wires.len() };
+        let opened = Opened { size: export.size, read_only, block: export.block, connections: wires.len() };
         let shared = Arc::new(Shared::new(options, opened));
         let channels = wires.into_iter().map(|(wire, export)| {
             let dialer = dialer.clone();

@@ -4,7 +4,7 @@
 use super::markdown::{self, Chapter};
 use super::names::{self, Bit, Message};
 use crate::args::{Cli, Command};
-use crate::serve::open::{self, LinkEnds, OpenContext};
+use crate::serve::open::{self, Earlier, LinkEnds, OpenContext};
 use crate::serve::spec::DeviceSpec;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -122,7 +122,7 @@ fn offered(folder: &Path, device: &[&str]) -> Result<Offered, anyhow::Error> {
     let command = args.device.context("no device")?;
     let spec = DeviceSpec::new(&command).map_err(|(option, why)| anyhow::anyhow!("--{option}: {why}"))?;
     let opened =
-        open::open(&spec, &mut LinkEnds::default(), &OpenContext::default(), Vec::new())?.opened()?;
+        open::open(&spec, &mut LinkEnds::default(), &OpenContext::default(), Earlier::default())?.opened()?;
     let config = open::export_config(&spec, Endpoint::Listen(socket.clone()));
     let export = Export::start(config, opened.device)?;
     let mut stream = UnixStream::connect(&socket)?;

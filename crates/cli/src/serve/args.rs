@@ -279,10 +279,17 @@ pub(crate) struct BlkArgs {
     pub(crate) no_lock: bool,
     /// Bypass the page cache of the host (O_DIRECT); raw images only
     ///
-    /// As with QEMU's cache=none, guest data is cached in the guest only. The guest sees the block
-    /// size that the image requires.
+    /// As with QEMU's cache=none, guest data is cached in the guest only. See --block-size.
     #[arg(long)]
     pub(crate) direct: bool,
+    /// Block size that the guest sees: 512, 1024, 2048 or 4096 [default: 512; with --direct and at a
+    /// URL what the image requires]
+    ///
+    /// A guest does not find its partitions if this changes: name it when an image moves to other
+    /// storage. Where the image requires larger blocks, the daemon reads and writes whole ones. A
+    /// session that is taken over or resumed keeps its block size.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) block_size: Option<u32>,
     /// Register guest memory with io_uring; saves CPU time with --direct
     ///
     /// Pins all memory of the VMM: RLIMIT_MEMLOCK must allow it once for each queue. Do not combine

@@ -140,7 +140,7 @@ impl Exports {
                 Opening::Device(device) => device,
                 // Both of a take-over only.
                 Opening::Ahead(disk) => disk.open()?,
-                Opening::Late => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
+                Opening::Late(_) => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
                 Opening::Unlocked(disk) => {
                     unlocked.insert(spec.name, disk);
                     continue;
@@ -368,7 +368,7 @@ impl Exports {
         member.trace().map_err(Answer::Error)
     }
 
-    /// What takes snapshots of a disk that is served, and its backing files, top first.
+    /// What a snapshot of a disk that is served takes.
     ///
     /// # Errors
     /// There is no such disk.
@@ -389,7 +389,7 @@ impl Exports {
                 && let State::Served(members) = &mut group.state
                 && let Some(member) = members.iter_mut().find(|member| member.spec.name == name)
             {
-                *spec = spec.on_overlay(overlay, &snapshot.serial);
+                *spec = spec.on_overlay(overlay, &snapshot.serial, member.block());
                 return member.replaced(overlay, snapshot);
             }
         }

@@ -5,8 +5,8 @@ use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{
-    self, BlkConfig, EngineChoice, Full, Layer, LayerSource, OpenError, Resizer, Snapshots, StorageErrors,
-    UnlockedBlk,
+    self, BlkConfig, EngineChoice, Full, Geometry, Layer, LayerSource, OpenError, Resizer, Snapshots,
+    StorageErrors, UnlockedBlk,
 };
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
@@ -39,7 +39,18 @@ pub(crate) enum Opening {
     /// Its store is open, which the daemon that serves it still has, too.
     Ahead(Box<ConnectedDisk>),
     /// Can be opened only when the daemon that serves it has closed it.
-    Late,
+    ///
+    /// With what its guest would be told of a disk on a block device.
+    Late(Option<Geometry>),
+}
+
+/// What an earlier daemon had of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    /// Descriptors of the device.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Block of the disk in bytes, which its guest was told.
+    pub(crate) block: Option<u32>,
 }
 
 /// A disk whose image is open and not locked: a dead process has requests in flight for it.
@@ -71,6 +82,11 @@ impl ConnectedDisk {
         Ok(Self { image: blk.image.to_string(), store, config, layers, limiter })
     }
 
+    /// What its guest would be told.
+    fn geometry(&self) -> Result<Geometry, OpenError> {
+        self.config.geometry_of_store(&self.store)
+    }
+
     /// The disk. Reads and writes its store if a format needs that.
     ///
     /// # Errors
@@ -98,8 +114,30 @@ impl Opening {
             Self::Device(opened) => Ok(opened),
             Self::Unlocked(disk) => Err(OpenError::RequestsInFlight { path: disk.image }.into()),
             Self::Ahead(disk) => disk.open(),
-            Self::Late => Err(anyhow!("internal error: the device is not open")),
+            Self::Late(_) => Err(anyhow!("internal error: the device is not open")),
         }
+    }
+
+    /// Names the block of a disk that is not locked yet, unless its specification does.
+    pub(crate) fn keep_block(&mut self, block: u32) {
+        match self {
+            Self::Unlocked(disk) => disk.disk.keep_block(block),
+            Self::Ahead(disk) => disk.config.block_size = disk.config.block_size.or(Some(block)),
+            Self::Device(_) | Self::Late(_) => {}
+        }
+    }
+
+    /// What the guest of a disk would be told. `None`: it is no disk, or that is not known yet.
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    pub(crate) fn geometry(&self) -> Result<Option<Geometry>, OpenError> {
+        Ok(match self {
+            Self::Device(opened) => opened.resizer.as_ref().map(Resizer::geometry),
+            Self::Unlocked(disk) => Some(disk.disk.geometry()?),
+            Self::Ahead(disk) => Some(disk.geometry()?),
+            Self::Late(geometry) => *geometry,
+        })
     }
 }
 
@@ -159,7 +197,6 @@ pub(crate) struct LinkEnds(HashMap<String, LinkEnd>);
 /// Opens a device.
 ///
 /// The two cards of a link are opened one after the other, with the same `link_ends`.
-/// `kept`: descriptors of the device that an earlier daemon had.
 ///
 /// # Errors
 /// The device cannot be opened.
@@ -167,12 +204,13 @@ pub(crate) fn open(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
     context: &OpenContext,
-    kept: Vec<OwnedFd>,
+    earlier: Earlier,
 ) -> Result<Opening, anyhow::Error> {
+    let Earlier { fds: kept, block } = earlier;
     // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
     match &spec.kind {
-        Kind::Blk(blk) => disk(&spec.name, blk, context),
+        Kind::Blk(blk) => disk(&spec.name, blk, context, block),
         Kind::Net(net) => match &net.network {
             Network::Tap(name) => {
                 let resumed = (kept.len() == usize::from(net.queues)).then(|| Tap::resume(name, kept));
@@ -236,10 +274,10 @@ pub(crate) fn prepare(spec: &DeviceSpec, context: &OpenContext) -> Result<Option
             Some(image) if !is_block_device(image) => {
                 Opening::Unlocked(Box::new(unlocked(&spec.name, blk, context, image)?))
             }
-            Some(_) => Opening::Late,
+            Some(image) => Opening::Late(Some(image_config(blk, image).geometry_of_device()?)),
             None => ahead(&spec.name, blk, context)?,
         }),
-        Kind::Net(Net { network: Network::Tap(_), .. }) => Some(Opening::Late),
+        Kind::Net(Net { network: Network::Tap(_), .. }) => Some(Opening::Late(None)),
         Kind::Net(_) | Kind::Rng => None,
     })
 }
@@ -255,23 +293,29 @@ pub(crate) fn export_config(spec: &DeviceSpec, endpoint: Endpoint) -> ExportConf
     config
 }
 
-fn disk(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow::Error> {
+fn disk(name: &str, blk: &Blk, context: &OpenContext, block: Option<u32>) -> Result<Opening, anyhow::Error> {
     if let Some(image) = blk.image.path() {
-        return unlocked(name, blk, context, image)?.lock();
+        let mut disk = unlocked(name, blk, context, image)?;
+        if let Some(block) = block {
+            disk.disk.keep_block(block);
+        }
+        return disk.lock();
     }
     let store = paravane_store::open(&blk.image, &image_options(blk, context), context.connector.clone())?;
-    Ok(ConnectedDisk::new(name, blk, context, store)?.open()?.into())
+    let mut disk = ConnectedDisk::new(name, blk, context, store)?;
+    disk.config.block_size = disk.config.block_size.or(block);
+    Ok(disk.open()?.into())
 }
 
 /// Opens the store of a disk ahead, if that can be.
 fn ahead(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow::Error> {
     match paravane_store::open_ahead(&blk.image, &image_options(blk, context), context.connector.clone()) {
         Ok(Some(store)) => Ok(Opening::Ahead(Box::new(ConnectedDisk::new(name, blk, context, store)?))),
-        Ok(None) => Ok(Opening::Late),
+        Ok(None) => Ok(Opening::Late(None)),
         Err(error) => {
             // A server that has one client at a time lets this one wait.
             tracing::info!("opened when the running daemon has closed it: {error}");
-            Ok(Opening::Late)
+            Ok(Opening::Late(None))
         }
     }
 }
@@ -343,12 +387,8 @@ fn disk_config(
     };
     let config = BlkConfig {
         name: Some(name.to_owned()),
-        format: format(blk.format),
         backing: blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?,
         force_layers: blk.force_layers,
-        read_only: blk.read_only,
-        lock: blk.lock,
-        direct: blk.direct,
         registered_buffers: blk.registered_buffers,
         queues: blk.queues,
         queue_size: blk.queue_size,
@@ -364,9 +404,21 @@ fn disk_config(
             OnFull::Wait => blk::OnFull::Wait,
             OnFull::Error => blk::OnFull::Error,
         },
-        ..BlkConfig::new("")
+        ..image_config(blk, Path::new(""))
     };
     Ok((config, stores))
+}
+
+/// The part of a disk's configuration that its image alone is checked against.
+fn image_config(blk: &Blk, image: &Path) -> BlkConfig {
+    BlkConfig {
+        format: format(blk.format),
+        read_only: blk.read_only,
+        lock: blk.lock,
+        direct: blk.direct,
+        block_size: blk.block_size,
+        ..BlkConfig::new(image)
+    }
 }
 
 fn format(format: Format) -> blk::Format {

@@ -4,7 +4,6 @@
 use super::args::{
     Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, OnFull, Switch,
 };
-use super::take_over::Offered;
 use crate::engine::Engine;
 use crate::size::Size;
 use paravane_device::{Rate, RateLimit};
@@ -96,6 +95,8 @@ pub(crate) struct Blk {
     pub(crate) read_only: bool,
     pub(crate) lock: bool,
     pub(crate) direct: bool,
+    /// Block in bytes that the guest sees, if it is named.
+    pub(crate) block_size: Option<u32>,
     pub(crate) registered_buffers: bool,
     /// How long requests wait for a lost server.
     pub(crate) store_timeout: Duration,
@@ -198,12 +199,6 @@ impl DeviceSpec {
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
     }
 
-    /// What must be the same for another daemon to take it over.
-    pub(crate) fn offered(&self) -> Offered {
-        let Self { name, kind, endpoint, .. } = self;
-        Offered { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string() }
-    }
-
     /// The socket in the file system, of either side.
     pub(crate) fn socket(&self) -> Option<&Path> {
         match &self.endpoint {
@@ -229,8 +224,8 @@ impl DeviceSpec {
 
     /// The specification after a snapshot: the disk's image is `overlay`, on the old one.
     ///
-    /// `serial`: what guests are told, which stays.
-    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str) -> Self {
+    /// `serial` and `block`, in bytes: what guests are told, which stay.
+    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Self {
         let mut spec = self.clone();
         if let Kind::Blk(blk) = &mut spec.kind {
             blk.told_serial = blk.serial.is_none().then(|| serial.to_owned());
@@ -238,6 +233,16 @@ impl DeviceSpec {
             blk.backing.insert(0, Backing { format: blk.format, location: old });
             blk.format = Format::Qcow2;
             (blk.direct, blk.registered_buffers) = (false, false);
+        }
+        spec.keeping_block(block)
+    }
+
+    /// The specification that names the block of the disk, in bytes, if the default would differ.
+    pub(crate) fn keeping_block(&self, block: Option<u32>) -> Self {
+        let mut spec = self.clone();
+        if let Kind::Blk(blk) = &mut spec.kind {
+            // An overlay has this one by default.
+            blk.block_size = blk.block_size.or(block.filter(|block| *block != 512));
         }
         spec
     }
@@ -316,6 +321,13 @@ fn queue_size(size: Option<u16>, least: u16) -> Result<u16, OptionError> {
     }
 }
 
+fn block_size(size: u32) -> Result<u32, OptionError> {
+    match size {
+        512 | 1024 | 2048 | 4096 => Ok(size),
+        size => Err(("block-size", format!("{size} is invalid: use 512, 1024, 2048 or 4096"))),
+    }
+}
+
 fn limit(args: &LimitArgs) -> Result<RateLimit, OptionError> {
     let rate = |option, per_second: Option<u64>, burst: Option<u64>| {
         let Some(per_second) = per_second else { return Ok(None) };
@@ -378,6 +390,7 @@ impl Blk {
             read_only: args.read_only,
             lock: !args.no_lock,
             direct: args.direct,
+            block_size: args.block_size.map(block_size).transpose()?,
             registered_buffers: args.registered_buffers,
             serial: args.serial.clone(),
             told_serial: None,

@@ -6,7 +6,8 @@
 //!   (not locked); what fails here changes nothing
 //!   {"hand_over": {"version": 1}}                ----->  same user or root? no other take-over?
 //!                                                <-----  Offer: its devices; or Refused
-//!   the same devices? else it exits
+//!   the same devices, and their guests would be told
+//!   the same? else it exits
 //!   Begin                                        ----->  drains all devices at the same time
 //!                                                <-----  Control, Metrics: listening sockets
 //!                                                <-----  Device: record and descriptors, as each is drained
@@ -30,6 +31,8 @@ mod taker;
 pub(crate) use giver::Giver;
 pub(crate) use taker::{Taker, find};
 
+use super::spec::DeviceSpec;
+use super::told::Told;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -80,4 +83,15 @@ pub(crate) struct Offered {
     pub(crate) name: String,
     pub(crate) kind: String,
     pub(crate) endpoint: String,
+    /// Empty: no VMM has been connected, or the daemon does not tell.
+    #[serde(default)]
+    pub(crate) told: Told,
+}
+
+impl Offered {
+    /// Of a device that is served, or of one that is to be.
+    pub(crate) fn new(spec: &DeviceSpec, told: Told) -> Self {
+        let DeviceSpec { name, kind, endpoint, .. } = spec;
+        Self { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string(), told }
+    }
 }

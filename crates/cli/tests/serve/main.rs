@@ -72,6 +72,7 @@ mod stop;
 mod store;
 mod stores;
 mod take_over;
+mod told;
 mod top;
 mod trace;
 mod watching;

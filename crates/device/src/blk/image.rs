@@ -75,7 +75,7 @@ impl Image {
         let size = sectors * SECTOR;
         match sectors {
             0 => Err(OpenError::Empty { path: file.path }),
-            _ if size % block != 0 => Err(OpenError::DiskSize { path: file.path, size, block }),
+            _ if !size.is_multiple_of(block) => Err(OpenError::DiskSize { path: file.path, size, block }),
             sectors => Ok(Self::new(file, Some(qcow2), sectors)),
         }
     }
@@ -119,8 +119,7 @@ impl Image {
 
     /// Serves the disk of `base`, with changes in an overlay that is open.
     pub(super) fn overlay(file: ImageFile, qcow2: Qcow2, base: Arc<Self>) -> Result<Self, OpenError> {
-        let (block, physical_block, discard_block) =
-            (base.block(), base.physical_block, base.discard_block);
+        let (block, physical_block, discard_block) = (base.block(), base.physical_block, base.discard_block);
         let image = Self::through(file, qcow2)?;
         let base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
         Ok(Self { block, physical_block, discard_block, base, ..image })

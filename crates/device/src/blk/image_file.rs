@@ -166,6 +166,19 @@ impl UnlockedFile {
         self.file.try_clone().ok().map(Source::File)
     }
 
+    /// What the file allows. Nothing is locked.
+    ///
+    /// # Errors
+    /// The image cannot be a disk.
+    pub(super) fn look(&self) -> Result<Look, OpenError> {
+        Look::at(&self.file, &self.path, self.opening)
+    }
+
+    /// Names the block that drivers are told.
+    pub(super) fn set_block(&mut self, block: u64) {
+        self.opening.block = Some(block);
+    }
+
     /// The pages of an image in memory that have data; `None` for others, and if they are not known.
     pub(super) fn present_pages(&self) -> Option<PresentPages> {
         let metadata = self.file.metadata().ok()?;
@@ -360,7 +373,7 @@ impl ImageFile {
 
     /// Uses an open file whose lock is held, if it is to be locked.
     fn locked(file: File, path: &Path, opening: Opening, guards: FileGuards) -> Result<Self, OpenError> {
-        let Opening { format, read_only, direct, .. } = opening;
+        let read_only = opening.read_only;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.
@@ -370,32 +383,7 @@ impl ImageFile {
         // error.
         let _ = rustix::fs::fcntl_setfl(&file, flags | OFlags::NOATIME);
 
-        let size = end(&file).map_err(os)?;
-        if size == 0 {
-            return Err(OpenError::Empty { path: path.to_owned() });
-        }
-        if !read_only && block_device::is_read_only(&file).map_err(os)? {
-            return Err(OpenError::ReadOnly { path: path.to_owned() });
-        }
-        // Before direct I/O, which has to be aligned.
-        let like = magic::resembles(format, |into, at| file.read_at(into, at));
-        let direct = match direct {
-            true => Some(
-                Alignment::begin(&file)
-                    .map_err(|source| OpenError::Direct { path: path.to_owned(), source })?,
-            ),
-            false => None,
-        };
-        // What the file takes for writes may change with a copy of it that shares its blocks.
-        let of_file = direct.map_or(SECTOR, |direct| direct.read_block);
-        let block = opening.block(path, SECTOR, of_file)?;
-        let whole = block.max(of_file);
-        if format == Format::Raw && size % whole != 0 {
-            if let Some(like) = like {
-                return Err(OpenError::OtherFormat { path: path.to_owned(), size, like });
-            }
-            return Err(OpenError::Size { path: path.to_owned(), size, block: whole });
-        }
+        let Sizes { size, direct, block, like } = Sizes::of(&file, path, opening)?;
         if let Some(like) = like {
             magic::warn(path, like);
         }
@@ -417,6 +405,82 @@ impl ImageFile {
             direct,
             block,
         })
+    }
+}
+
+/// A file that was looked at, and is not locked.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) source: Source,
+    pub(super) size: u64,
+    pub(super) block: u64,
+}
+
+impl Look {
+    /// Looks at a block device that another process may have claimed.
+    ///
+    /// # Errors
+    /// The image cannot be a disk.
+    pub(super) fn at_device(path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(os)?;
+        check_kind(path, &file.metadata().map_err(os)?)?;
+        Self::at(&file, path, opening)
+    }
+
+    fn at(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let Sizes { size, block, .. } = Sizes::of(file, path, opening)?;
+        Ok(Self { source: Source::File(file.try_clone().map_err(os)?), size, block })
+    }
+}
+
+/// What the size and the blocks of a file allow.
+struct Sizes {
+    /// Bytes of the file.
+    size: u64,
+    direct: Option<Alignment>,
+    /// Block in bytes that drivers are told.
+    block: u64,
+    /// What a raw image resembles.
+    like: Option<&'static str>,
+}
+
+impl Sizes {
+    /// Checks a file. Turns direct I/O on, if it is wanted.
+    ///
+    /// # Errors
+    /// The image cannot be a disk, or not one that is written to.
+    fn of(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let size = end(file).map_err(os)?;
+        if size == 0 {
+            return Err(OpenError::Empty { path: path.to_owned() });
+        }
+        if !opening.read_only && block_device::is_read_only(file).map_err(os)? {
+            return Err(OpenError::ReadOnly { path: path.to_owned() });
+        }
+        // Before direct I/O, which has to be aligned.
+        let like = magic::resembles(opening.format, |into, at| file.read_at(into, at));
+        let direct = match opening.direct {
+            true => Some(
+                Alignment::begin(file)
+                    .map_err(|source| OpenError::Direct { path: path.to_owned(), source })?,
+            ),
+            false => None,
+        };
+        // What the file takes for writes may change with a copy of it that shares its blocks.
+        let of_file = direct.map_or(SECTOR, |direct| direct.read_block);
+        let block = opening.block(path, SECTOR, of_file)?;
+        let whole = block.max(of_file);
+        if opening.format == Format::Raw && size % whole != 0 {
+            return Err(match like {
+                Some(like) => OpenError::OtherFormat { path: path.to_owned(), size, like },
+                None => OpenError::Size { path: path.to_owned(), size, block: whole },
+            });
+        }
+        Ok(Self { size, direct, block, like })
     }
 }
 

@@ -8,6 +8,7 @@
 //! ```
 //! The locks belong to the open file descriptions, and so go along.
 use super::image_file::{ImageFile, Opening};
+use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
 use super::source::Source;
 use super::{Format, OpenError};
@@ -19,8 +20,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// How an overlay is opened.
-const OPENING: Opening =
-    Opening { format: Format::Qcow2, read_only: false, lock: true, direct: false, frozen: false, block: None };
+const OPENING: Opening = Opening {
+    format: Format::Qcow2,
+    read_only: false,
+    lock: true,
+    direct: false,
+    frozen: false,
+    block: None,
+};
 
 /// What an overlay records of the image below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +72,10 @@ impl Overlay {
             let source = Source::File(file.try_clone()?);
             let backing = Some(BackingName { name: name.to_owned(), format: base.format });
             let new = NewQcow2 { size: base.size, cluster_size: CLUSTER_SIZE, backing };
+            // Its tables follow the size of the image below.
+            NewImage::Qcow2(new.clone())
+                .check()
+                .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
             qcow2::create(&source, &new)
         };
         fill().map_err(|source| {

@@ -8,6 +8,7 @@
 //! After the file has shrunk and before that is found, a read beyond its end fails, and a write
 //! extends it again. So shrink the guest's file systems first.
 use super::current::Current;
+use super::geometry::Geometry;
 use paravane_spec::blk::SECTOR;
 use rustix::fs::{AtFlags, StatxFlags};
 use std::io;
@@ -44,7 +45,7 @@ impl Resizer {
     /// New data reads as zeroes. Data beyond a new end is lost.
     ///
     /// # Errors
-    /// The size is 0 or not a multiple of the block (512 bytes; with direct I/O that of the file);
+    /// The size is 0 or not a multiple of the block that drivers are told;
     /// the disk is read-only; or the host refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
         let image = self.current.image();
@@ -79,6 +80,14 @@ impl Resizer {
         let is_gone =
             |file| rustix::fs::statx(file, c"", flags, StatxFlags::NLINK).map(|found| found.stx_nlink == 0);
         self.current.image().source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
+    }
+
+    /// What drivers are told of the disk. Never blocks.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        let image = self.current.image();
+        // At most 4096.
+        Geometry { size: image.sectors() * SECTOR, block: image.block() as u32 }
     }
 
     /// Size of the disk in bytes at the last look at the image. Never blocks.

@@ -63,8 +63,13 @@ pub(super) struct Chunks {
     at_once: AtomicBool,
 }
 
-fn states(layout: Layout) -> Box<[AtomicU32]> {
-    (0..layout.count()).map(|_| AtomicU32::new(0)).collect()
+/// States of an object whose size its server has chosen: up to 64 MiB.
+fn states(layout: Layout) -> io::Result<Box<[AtomicU32]>> {
+    let mut states = Vec::new();
+    let count = usize::try_from(layout.count()).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    states.try_reserve_exact(count).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    states.resize_with(count, AtomicU32::default);
+    Ok(states.into_boxed_slice())
 }
 
 impl Chunks {
@@ -75,7 +80,7 @@ impl Chunks {
     pub(super) fn in_memory(layout: Layout) -> io::Result<Self> {
         let data = File::from(rustix::fs::memfd_create("paravane-chunks", MemfdFlags::CLOEXEC)?);
         data.set_len(layout.size())?;
-        Ok(Self::new(layout, data, None))
+        Ok(Self::new(layout, (data, None), states(layout)?))
     }
 
     /// With the chunks that the map has, all of them unchecked.
@@ -90,7 +95,7 @@ impl Chunks {
         data.set_len(layout.size())?;
         let mut absent = 0;
         let mut used = 0;
-        let states = states(layout);
+        let states = states(layout)?;
         let punch = |from, to| punch(&data, layout, from, to);
         map.for_each(layout, |chunk| {
             states[chunk as usize].store(UNCHECKED, Ordering::Relaxed);
@@ -100,17 +105,16 @@ impl Chunks {
             absent = chunk + 1;
         })?;
         punch(absent, layout.count());
-        let chunks = Self { states, used: used.into(), ..Self::new(layout, data, Some(map)) };
-        Ok(chunks)
+        Ok(Self { used: used.into(), ..Self::new(layout, (data, Some(map)), states) })
     }
 
-    fn new(layout: Layout, data: File, map: Option<Map>) -> Self {
+    fn new(layout: Layout, (data, map): (File, Option<Map>), states: Box<[AtomicU32]>) -> Self {
         Self {
             layout,
             at_once: AtomicBool::new(map.is_some()),
             data,
             map,
-            states: states(layout),
+            states,
             changes: Mutex::default(),
             used: AtomicU64::new(0),
             evicted: AtomicU64::new(0),

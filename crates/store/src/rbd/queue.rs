@@ -133,9 +133,8 @@ impl RbdQueue {
         match job {
             // As at the end of a file.
             Job::Read { .. } => Ok(len.min(size.saturating_sub(offset)).min(i32::MAX as u64)),
-            // librbd would cut it short without a word. Not ENOSPC, for which writes wait: there will be
-            // no room for it.
-            _ if end > size => Err(-libc::EIO),
+            // librbd would cut it short without a word.
+            _ if end > size => Err(-libc::ENOSPC),
             Job::Write { .. } => Ok(len.min(i32::MAX as u64)),
             _ => Ok(len),
         }

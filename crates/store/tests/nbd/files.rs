@@ -254,8 +254,43 @@ fn an_export_is_checked_when_it_is_opened() {
     let socket = server.folder.path().join("nobody");
     let nobody = format!("nbd+unix:///?socket={}", socket.display());
     assert!(matches!(open(&nobody, NbdOptions::default()), Err(NbdError::Connect(_))));
+    let blocks = "--filter=blocksize-policy memory 9999 blocksize-minimum=512 blocksize-preferred=4096";
+    let server = Server::nbdkit(blocks);
+    let error = open(&server.url(""), NbdOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("not a multiple of its smallest block"), "{error}");
+}
+
+#[test]
+fn an_export_is_read_to_its_last_byte() {
+    if !has("an_export_is_read_to_its_last_byte", "nbdkit") {
+        return;
+    }
     let server = Server::nbdkit("memory 9999");
-    assert_eq!(open(&server.url(""), NbdOptions::default()).unwrap().size(), 9728);
+    let store = open(&server.url(""), NbdOptions::default()).unwrap();
+    assert_eq!((store.size(), store.end()), (9999, 9999));
+    let mut queue = store.queue(4).unwrap();
+    assert_eq!(write(&mut *queue, 9728, &[7; 271], false), 271);
+    assert_eq!(read(&mut *queue, 9000, 999), Ok([vec![0; 728], vec![7; 271]].concat()));
+}
+
+#[test]
+fn an_export_that_has_shrunk_is_noticed() {
+    if !has("an_export_that_has_shrunk_is_noticed", "nbdkit") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(MIB).unwrap();
+    let text: &'static str = format!("file {}", path.display()).leak();
+    let server = Server::nbdkit(text);
+    let store = open(&server.url(""), NbdOptions::default()).unwrap();
+    file.set_len(MIB / 2).unwrap();
+    assert_eq!((store.size(), store.end()), (MIB, MIB), "nobody has asked");
+    let error = store.refresh().unwrap_err().to_string();
+    assert!(error.contains("shrunk from 1048576 to 524288"), "{error}");
+    // Requests are checked against the size that its user knows.
+    assert_eq!((store.size(), store.end()), (MIB, MIB / 2));
 }
 
 #[test]

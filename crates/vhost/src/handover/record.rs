@@ -429,7 +429,7 @@ fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
 /// The record is damaged, invalid or of another version.
 pub(crate) fn known_to_driver(record: &[u8]) -> Result<Option<KnownToDriver>, HandoverError> {
     let (mut rest, mut config, mut features) = (body(record)?, None, 0);
-    while let Some((tag, _, value)) = next_section(&mut rest)? {
+    while let Some(SectionBytes { tag, value, .. }) = next_section(&mut rest)? {
         match tag {
             tag::CONFIG => config = Some(value.to_vec()),
             tag::MESSAGE => {
@@ -446,8 +446,15 @@ pub(crate) fn known_to_driver(record: &[u8]) -> Result<Option<KnownToDriver>, Ha
     Ok(config.map(|config| KnownToDriver { config, features }))
 }
 
-/// Takes a section off the front: tag, number of descriptors, value.
-fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, usize, &'a [u8])>, HandoverError> {
+/// A section with the number of its descriptors.
+struct SectionBytes<'a> {
+    tag: u32,
+    fds: usize,
+    value: &'a [u8],
+}
+
+/// Takes a section off the front.
+fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<SectionBytes<'a>>, HandoverError> {
     if rest.is_empty() {
         return Ok(None);
     }
@@ -456,7 +463,7 @@ fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, usize, &'a [u8])
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (value, behind) = behind.split_at_checked(word(8) as usize).ok_or_else(short)?;
     *rest = behind;
-    Ok(Some((word(0), word(4) as usize, value)))
+    Ok(Some(SectionBytes { tag: word(0), fds: word(4) as usize, value }))
 }
 
 struct Section<'a> {
@@ -472,7 +479,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn next(&mut self) -> Result<Option<Section<'a>>, HandoverError> {
-        let Some((tag, fds, value)) = next_section(&mut self.rest)? else { return Ok(None) };
+        let Some(SectionBytes { tag, fds, value }) = next_section(&mut self.rest)? else { return Ok(None) };
         if fds > self.fds.len() {
             return Err(invalid("fewer descriptors than it names"));
         }

@@ -8,14 +8,14 @@
 //! ```
 //! A session arrives from a running daemon, or is there from the start: a daemon that has ended had
 //! it kept.
-use super::super::open::{self, LinkEnds, OpenContext, Opening};
+use super::super::open::{self, Earlier, LinkEnds, OpenContext, Opening};
 use super::super::report;
 use super::super::shelf::KeptSession;
-use super::super::spec::DeviceSpec;
+use super::super::spec::{DeviceSpec, Kind};
 use super::super::take_over::Offered;
 use super::group::{Group, Leaving, State, groups};
 use super::lock_wait::LockWait;
-use super::served::{ServedDevice, Session, open_one};
+use super::served::{ServedDevice, Session, open_one, open_with};
 use super::{ExportContext, Exports, Start, all_failed};
 use crate::failure::one_line;
 use anyhow::Context;
@@ -185,9 +185,16 @@ impl Exports {
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let ahead = matches!(opening, Opening::Ahead(_));
+        let is_disk = matches!(spec.kind, Kind::Blk(_));
+        let block = session.as_ref().filter(|_| is_disk).and_then(Session::block);
+        let mut opening = opening;
+        if let Some(block) = block {
+            opening.keep_block(block);
+        }
         let opening = match opening {
-            Opening::Late => {
-                let open = || open_one(spec, &mut LinkEnds::default(), &context.opening);
+            Opening::Late(_) => {
+                let earlier = || Earlier { block, ..Earlier::default() };
+                let open = || open_with(spec, &mut LinkEnds::default(), &context.opening, earlier());
                 let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.
                 loop {
@@ -237,7 +244,17 @@ impl Exports {
         if inner.reload.is_some() || !inner.is_settled() {
             return Err("devices are starting or stopping: try again later".to_owned());
         }
-        Ok(inner.groups.iter().flat_map(|group| &group.specs).map(DeviceSpec::offered).collect())
+        let offered = |group: &Group| {
+            let offer = |spec: &DeviceSpec| {
+                let member = match &group.state {
+                    State::Served(members) => members.iter().find(|member| member.spec.name == spec.name),
+                    _ => None,
+                };
+                Offered::new(spec, member.map(ServedDevice::told).unwrap_or_default())
+            };
+            group.specs.iter().map(offer).collect::<Vec<_>>()
+        };
+        Ok(inner.groups.iter().flat_map(offered).collect())
     }
 
     /// Begins to hand over all devices; [`Exports::advance`] sends each to `sender`.

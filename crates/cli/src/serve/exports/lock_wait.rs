@@ -55,7 +55,7 @@ impl LockWait {
         loop {
             let disk = match opening {
                 Opening::Unlocked(disk) => disk,
-                Opening::Ahead(_) | Opening::Late => {
+                Opening::Ahead(_) | Opening::Late(_) => {
                     return Err(anyhow!("internal error: the device is not open"));
                 }
                 Opening::Device(opened) => {

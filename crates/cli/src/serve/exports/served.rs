@@ -1,11 +1,12 @@
 //! One served device.
-use super::super::open::{self, Figures, LinkEnds, OpenContext, Opened, Opening};
+use super::super::open::{self, Earlier, Figures, LinkEnds, OpenContext, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::super::told::Told;
 use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
@@ -13,7 +14,6 @@ use anyhow::{Context, anyhow};
 use paravane_device::blk::{Resizer, Snapshot, Snapshots};
 use paravane_store::Location;
 use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -72,6 +72,18 @@ pub(crate) enum Session {
     Kept(Box<Kept>),
 }
 
+impl Session {
+    /// Block of the disk in bytes, which its guest was told.
+    pub(super) fn block(&self) -> Option<u32> {
+        let known = match self {
+            Self::Handed(session) => session.known_to_driver(),
+            Self::Kept(kept) => kept.known_to_driver(),
+        };
+        // A record that cannot be read is refused when it is resumed.
+        Told::recorded("blk", &known.ok()??).block()
+    }
+}
+
 /// What becomes of the sessions of devices that stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sessions {
@@ -89,18 +101,18 @@ pub(crate) fn open_one(
     link_ends: &mut LinkEnds,
     context: &OpenContext,
 ) -> Result<Opening, anyhow::Error> {
-    open_with(spec, link_ends, context, Vec::new())
+    open_with(spec, link_ends, context, Earlier::default())
 }
 
-/// As [`open_one`], with descriptors of the device that an earlier daemon had.
+/// As [`open_one`], with what an earlier daemon had of the device.
 pub(crate) fn open_with(
     spec: &DeviceSpec,
     link_ends: &mut LinkEnds,
     context: &OpenContext,
-    kept: Vec<OwnedFd>,
+    earlier: Earlier,
 ) -> Result<Opening, anyhow::Error> {
     let allowed = context.allowed.as_deref();
-    open::open(spec, link_ends, context, kept).map_err(|error| match (refused_access(&error), allowed) {
+    open::open(spec, link_ends, context, earlier).map_err(|error| match (refused_access(&error), allowed) {
         (true, Some(_)) if spec.tap().is_some() => anyhow!(
             "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",
             one_line(&error)
@@ -267,13 +279,27 @@ impl ServedDevice {
         }
     }
 
+    /// What its guest has been told; nothing if no VMM has ever been connected.
+    pub(super) fn told(&self) -> Told {
+        let status = self.export.status();
+        match status.sessions {
+            0 => Told::default(),
+            _ => Told::running(&self.spec, self.resizer.as_ref().map(Resizer::geometry), status.features),
+        }
+    }
+
+    /// Block of the disk in bytes.
+    pub(super) fn block(&self) -> Option<u32> {
+        Some(self.resizer.as_ref()?.geometry().block)
+    }
+
     /// What takes snapshots of it, and how it is started again.
     ///
     /// # Errors
     /// It has no snapshots.
     pub(super) fn snapshots(&self) -> Result<(Arc<Snapshots>, NextStart), String> {
         let name = &self.spec.name;
-        match (&self.snapshots, NextStart::of(&self.spec)) {
+        match (&self.snapshots, NextStart::of(&self.spec.keeping_block(self.block()))) {
             (Some(snapshots), Ok(Some(start))) => Ok((snapshots.clone(), start)),
             (_, Err(why)) => Err(format!("device {name}: {why}")),
             (None, Ok(Some(_))) => Err(format!("device {name} is stopping")),
@@ -288,7 +314,7 @@ impl ServedDevice {
         if let Some(image) = self.spec.writable_image() {
             self.taken.frozen.push((image, overlay.to_owned()));
         }
-        self.spec = self.spec.on_overlay(overlay, &snapshot.serial);
+        self.spec = self.spec.on_overlay(overlay, &snapshot.serial, self.block());
         self.back_end = format!("{} ({})", overlay.display(), snapshot.engine);
         self.taken.count += 1;
         self.taken.last = Some(report::Snapshot::now(snapshot));

@@ -186,7 +186,9 @@ const IOCTLS: &[u64] = &[
     request(libc::TUNSETVNETHDRSZ),
     request(libc::TUNSETVNETLE),
     request(libc::SIOCGIFMTU as libc::Ioctl),
-    // linux/fs.h: BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOMIN, BLKIOOPT, BLKDISCARD, BLKZEROOUT.
+    // linux/fs.h: BLKROGET, BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOMIN, BLKIOOPT, BLKDISCARD,
+    // BLKZEROOUT.
+    0x125e,
     0x8008_1272,
     0x1268,
     0x127b,

@@ -64,6 +64,7 @@ fn options(spec: &DeviceSpec, blk: &Blk) -> Vec<StartOption> {
     // An option that is added has to be listed.
     let Blk {
         force_layers,
+        block_size,
         store_timeout,
         queues,
         queue_size,
@@ -89,6 +90,9 @@ fn options(spec: &DeviceSpec, blk: &Blk) -> Vec<StartOption> {
     let mut options = Vec::new();
     let mut add = |is_set: bool, option: StartOption| options.extend(is_set.then_some(option));
     add(*force_layers, StartOption::flag("force-layers"));
+    if let Some(block) = block_size {
+        add(true, StartOption::new("block-size", block));
+    }
     let seconds = store_timeout.as_secs();
     add(*store_timeout != crate::serve::spec::STORE_TIMEOUT, StartOption::new("store-timeout", seconds));
     add(*queues != 1, StartOption::new("queues", queues));

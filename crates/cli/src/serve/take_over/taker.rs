@@ -3,6 +3,7 @@ use super::super::control::{self, Control};
 use super::super::exports::Arrivals;
 use super::super::metrics::Metrics;
 use super::super::spec::DeviceSpec;
+use super::super::told::Told;
 use super::super::trace::lines::{Ask, HandOverRequest};
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, Offered, PATIENCE, VERSION};
@@ -80,6 +81,11 @@ impl Taker {
             Ok(Self { wire: Arc::new(wire), offer, path: path.to_owned() })
         };
         ask().with_context(|| format!("cannot take over from {}", path.display()))
+    }
+
+    /// What the guests were told of their devices, by device.
+    pub(crate) fn told(&self) -> HashMap<String, Told> {
+        self.offer.devices.iter().map(|device| (device.name.clone(), device.told.clone())).collect()
     }
 
     /// Whether the daemon serves its metrics at this address.
@@ -172,12 +178,12 @@ fn receive(wire: &Wire<Message>, mut senders: HashMap<String, Sender<Handover>>)
 
 /// The first difference between the devices of two daemons.
 fn difference(offered: &[Offered], wanted: &[DeviceSpec]) -> Option<String> {
-    let wanted: Vec<Offered> = wanted.iter().map(DeviceSpec::offered).collect();
+    let wanted: Vec<Offered> = wanted.iter().map(|spec| Offered::new(spec, Told::default())).collect();
     let find = |list: &[Offered], name: &str| list.iter().find(|device| device.name == name).cloned();
     for device in offered {
         match find(&wanted, &device.name) {
             None => return Some(format!("only the running daemon has the device {}", device.name)),
-            Some(wanted) if wanted != *device => {
+            Some(wanted) if (&wanted.kind, &wanted.endpoint) != (&device.kind, &device.endpoint) => {
                 return Some(format!(
                     "device {} is {} ({}) in the running daemon, and {} ({}) here",
                     device.name, device.kind, device.endpoint, wanted.kind, wanted.endpoint
@@ -207,7 +213,7 @@ mod tests {
             kind: Kind::Rng,
         };
         let [a, b, moved] = [spec("a", "/a"), spec("b", "/b"), spec("b", "/c")];
-        let offered: Vec<_> = [&a, &b].map(DeviceSpec::offered).into();
+        let offered: Vec<_> = [&a, &b].map(|spec| Offered::new(spec, Told::default())).into();
         assert_eq!(difference(&offered, &[b.clone(), a.clone()]), None);
         let told = |wanted: &[DeviceSpec]| difference(&offered, wanted).unwrap();
         assert!(told(std::slice::from_ref(&a)).contains("only the running daemon has the device b"));

@@ -55,7 +55,8 @@ impl Disk {
         backing: &[Layer],
         overlay: &Path,
     ) -> Result<Self, OpenError> {
-        let opening = Opening { format, read_only: false, lock: true, direct: false, frozen: true, block: None };
+        let opening =
+            Opening { format, read_only: false, lock: true, direct: false, frozen: true, block: None };
         let file = open_with(place, opening)?;
         if let Some(marked) = file.source.file().and_then(mark::overlay)
             && marked != overlay

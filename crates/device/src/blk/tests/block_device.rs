@@ -1,5 +1,5 @@
 //! A disk on a block device: a loop device over a file, where permitted.
-use super::super::{OnFull, OpenError};
+use super::super::{Geometry, OnFull, OpenError};
 use super::*;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -88,6 +88,8 @@ fn a_read_only_block_device_is_refused_for_writing() {
     let Some(device) = Loop::with(test, &pattern(DISK, 53), &["--read-only"]) else { return };
     let opened = Blk::open(BlkConfig::new(&device.path));
     assert!(matches!(opened, Err(OpenError::ReadOnly { .. })), "{opened:?}");
+    let told = BlkConfig::new(&device.path).geometry_of_device();
+    assert!(matches!(told, Err(OpenError::ReadOnly { .. })), "{told:?}");
     let disk = Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(&device.path) }).unwrap();
     assert_eq!(Rig::new(disk).read(8, 512), pattern(DISK, 53)[4096..4608]);
 }
@@ -105,6 +107,7 @@ fn a_disk_may_have_smaller_blocks_than_its_device() {
     let block = |disk: &Blk| disk.current.image().block();
     let own = BlkConfig { direct: true, ..BlkConfig::new(&device.path) };
     assert_eq!(block(&Blk::open(own.clone()).unwrap()), 4096, "what the device takes");
+    assert_eq!(own.geometry_of_device().unwrap(), Geometry { size: DISK as u64, block: 4096 });
     for (number, engine) in (0..).zip(engines) {
         let config = BlkConfig { block_size: Some(512), engine, on_full: OnFull::Error, ..own.clone() };
         let disk = Blk::open(config).unwrap();

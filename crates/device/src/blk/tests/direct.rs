@@ -1,5 +1,5 @@
 //! Direct I/O and registered buffers: what is refused, and that both work.
-use super::super::OpenError;
+use super::super::{Geometry, OpenError};
 use super::*;
 use crate::Device;
 use crate::rig::{BASE, SIZE};
@@ -155,6 +155,14 @@ fn the_operator_names_the_block() {
         let refused = open(block, plain());
         assert!(matches!(refused, Err(OpenError::Block { least: 512, .. })), "{block}: {refused:?}");
     }
+    let mut unlocked = Blk::prepare(plain()).unwrap();
+    assert_eq!(unlocked.geometry().unwrap(), Geometry { size: DISK as u64, block: 512 });
+    unlocked.keep_block(4096);
+    unlocked.keep_block(1024);
+    assert_eq!(unlocked.geometry().unwrap().block, 4096, "the first one counts");
+    let disk = unlocked.lock().unwrap().unwrap();
+    assert_eq!(disk.resizer().geometry(), Geometry { size: DISK as u64, block: 4096 });
+    drop(disk);
     if DIRECT_BLOCK.is_ok() {
         let disk = open(512, BlkConfig { direct: true, ..plain() }).unwrap();
         assert_eq!(disk.current.image().block(), 512);

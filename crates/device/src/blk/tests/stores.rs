@@ -1,8 +1,8 @@
 //! Images in stores that are no files.
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
-use crate::blk::source::perform_on;
 use crate::blk::images::{Disk, Use};
+use crate::blk::source::perform_on;
 use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
 use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
