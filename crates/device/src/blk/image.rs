@@ -200,10 +200,10 @@ impl Image {
         let mut unsynced = unsynced.lock().unwrap_or_else(PoisonError::into_inner);
         if *unsynced {
             image.sync()?;
-            if let Some(qcow2) = &image.qcow2 {
-                qcow2.finish()?;
-            }
             *unsynced = false;
+            if let Some(Err(error)) = image.qcow2.as_ref().map(Qcow2::finish) {
+                tracing::warn!(path = %image.path.display(), %error, "the image below keeps its dirty mark");
+            }
         }
         Ok(())
     }

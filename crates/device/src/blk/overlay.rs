@@ -76,7 +76,10 @@ impl Overlay {
             NewImage::Qcow2(new.clone())
                 .check()
                 .map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-            qcow2::create(&source, &new)
+            qcow2::create(&source, &new)?;
+            // Its name must not be lost when the daemon has written to it.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
         };
         fill().map_err(|source| {
             let _ = std::fs::remove_file(path);

@@ -71,7 +71,7 @@ use layer::{Below, Core};
 use map::Map;
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
-use paravane_store::{Job, Pieces, Store};
+use paravane_store::{Job, Pieces};
 use std::cell::RefCell;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -122,8 +122,8 @@ pub(super) struct Qcow2 {
     in_use: InUse,
     /// Message of the last error, if it has no number.
     reason: Mutex<Option<String>>,
-    /// The store of the image, unless it is a file, which grows by writes.
-    store: Option<Arc<dyn Store>>,
+    /// The image is no file, which grows by writes.
+    is_in_store: bool,
     /// The backing files, for their locks.
     _layers: Vec<ImageFile>,
 }
@@ -160,7 +160,7 @@ impl Qcow2 {
             core: Arc::new(core),
             tables: RwLock::default(),
             reason: Mutex::default(),
-            store: image.source.store().cloned(),
+            is_in_store: image.source.store().is_some(),
             _layers: layers,
         }
     }
@@ -292,6 +292,9 @@ impl Qcow2 {
         let Ok(_unchanged) = self.tables.try_read() else { return };
         // SAFETY: as in `in_place`.
         let end = offset.saturating_add(total(unsafe { pieces.slices() }));
+        // A store fails writes beyond its end; in a file, a cluster begins before the end.
+        let Ok(size) = self.core.io.size() else { return };
+        let size = if self.is_in_store { size } else { self.core.shape.round_up(size) };
         let mut at = offset;
         while at < end {
             if let Some((_, known)) = clusters.find(at, end - at) {
@@ -301,8 +304,7 @@ impl Qcow2 {
             let from = at & !(clusters.cluster() - 1);
             match self.core.lookup(from, LOOKED_UP * clusters.cluster()) {
                 Ok((Entry::Data(Place { host, is_own: true }), len)) => {
-                    // A store fails writes beyond its end.
-                    if self.store.as_ref().is_some_and(|store| host.saturating_add(len) > store.size()) {
+                    if host.saturating_add(len) > size {
                         return;
                     }
                     clusters.insert(from, host, len);
