@@ -3,7 +3,7 @@ use paravane_fuzz::power_loss::{Options, Report, SURVIVE, explore, names};
 use paravane_test_support::skip;
 
 /// States of each kind.
-const STATES: usize = 30;
+const STATES: usize = 10;
 
 fn run(filter: &str, options: Options) -> Report {
     let options = Options { filter: filter.into(), runs: Some(1), states_of_run: STATES, ..options };
