@@ -13,6 +13,8 @@ pub(super) struct Habits {
     pub(super) cluster: u64,
     /// Most requests in flight.
     pub(super) depth: usize,
+    /// Most batches of requests in a life, about.
+    pub(super) batches: usize,
     /// The disk changes its size.
     pub(super) resizes: bool,
     /// Most sectors of the disk.

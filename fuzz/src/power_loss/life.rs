@@ -67,7 +67,9 @@ impl Setting<'_> {
         let block = if kind.format == Format::Raw { behaviour.block.min(512) } else { behaviour.block };
         let depth = [1, 1, 4, super::machine::DEPTH][random.below(4)];
         let most = kind.size * 2 / SECTOR as u64;
-        let habits = Habits { cluster: kind.cluster() / SECTOR as u64, depth, resizes, most };
+        // Each request costs a cluster or more.
+        let batches = if kind.cluster() >= 1 << 20 { 8 } else { 32 };
+        let habits = Habits { cluster: kind.cluster() / SECTOR as u64, depth, batches, resizes, most };
         let write_through = !resizes && random.once_in(5);
         Setting { kind, made, behaviour: Behaviour { block, ..behaviour }, write_through, habits }
     }
@@ -77,8 +79,8 @@ impl Setting<'_> {
         let mut image = self.made.image.clone();
         let is_qcow2 = self.kind.format != Format::Raw;
         if is_qcow2 && !self.behaviour.grows {
-            // Room for all clusters twice, and for tables.
-            let room = image.len() as u64 + self.kind.size * 2 + 4 * self.kind.cluster() + (1 << 20);
+            // Room for all clusters once more, and for tables.
+            let room = image.len() as u64 + self.kind.size + 2 * self.kind.cluster() + (1 << 20);
             resize(&mut image, room as usize);
         }
         let block = (self.behaviour.block as usize).max(SECTOR);

@@ -17,7 +17,7 @@ impl Run<'_> {
         let made = make(kind, self.random.u64(), self.folder)?;
         let mut setting = Setting::new(kind, &made, &mut self.random);
         setting.behaviour.forgets_flushes = self.options.forgets_flushes;
-        let batches = 4 + self.random.below(28);
+        let batches = 3 + self.random.below(setting.habits.batches);
         let beginning =
             Beginning { image: setting.image(), before: None, stamp: 16, batches, seed: self.random.u64() };
         match setting.live(beginning) {
@@ -94,7 +94,7 @@ impl Run<'_> {
             image: image.to_vec(),
             before: Some((&life.model, moment)),
             stamp: life.stamp + 1000,
-            batches: 1 + self.random.below(8),
+            batches: 1 + self.random.below(setting.habits.batches / 4),
             seed: self.random.u64(),
         };
         let next = match setting.live(beginning) {
