@@ -7,6 +7,9 @@ use paravane_test_support::Random;
 /// A page of the host: a process that is killed ends a write after any of them.
 const PAGE: usize = 4096;
 
+/// Ticks of a repair.
+const EARLY: usize = 30;
+
 /// A crash, and which unflushed changes have reached the storage.
 #[derive(Clone, Debug)]
 pub(super) struct State {
@@ -71,8 +74,12 @@ fn unflushed(events: &[Event], at: u64) -> Vec<usize> {
 
 /// A moment for a crash.
 ///
-/// Half of them follow a change of any place with the same odds, however rarely it changes.
-pub(super) fn moment(events: &[Event], random: &mut Random) -> u64 {
+/// Half of them follow a change of any place with the same odds, however rarely it changes. A life
+/// after a crash begins with repairs: many crashes are `early` then.
+pub(super) fn moment(events: &[Event], early: bool, random: &mut Random) -> u64 {
+    if early && random.once_in(2) {
+        return 1 + random.below(EARLY) as u64;
+    }
     let end = events.last().map_or(0, |event| event.at + 2);
     let place = |event: &Event| match &event.action {
         Action::Change { change: Change::Write { offset, .. }, .. } => Some(offset / SECTOR as u64),

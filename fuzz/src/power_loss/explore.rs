@@ -274,16 +274,18 @@ impl<'a> Run<'a> {
     }
 
     /// Calls `each` with states that a crash at random moments can leave: at most `most`.
+    ///
+    /// `early`: see [`crash::moment`].
     pub(super) fn states(
         &mut self,
         events: &[Event],
-        most: usize,
+        (most, early): (usize, bool),
         each: &mut dyn FnMut(&mut Self, &State) -> Result<(), String>,
     ) -> Result<(), String> {
         let bounds = Bounds { all_of: self.options.bound, random: 6 };
         let mut left = most;
         while left > 0 && self.left > 0 {
-            let at = crash::moment(events, &mut self.random);
+            let at = crash::moment(events, early, &mut self.random);
             let mut states = match self.random.below(4) {
                 0 => crash::kill(events, at, &mut self.random),
                 _ => crash::power(events, at, bounds, &mut self.random),

@@ -41,7 +41,7 @@ impl Run<'_> {
                 return Ok((self.row, self.findings));
             }
         };
-        self.states(&done.events, self.left, &mut |run, state| {
+        self.states(&done.events, (self.left, false), &mut |run, state| {
             let image = state.bytes(&done.start, &done.events);
             if let Err(what) = done.verify(&image, state.at >= done.end) {
                 run.keep(&done.start, &done.events, &image)?;
@@ -66,7 +66,7 @@ impl Run<'_> {
     /// Tries states of a life, until the run has had its share.
     fn crashes(&mut self, setting: &Setting<'_>, life: &Life, depth: u32) -> Result<(), String> {
         let most = if depth == 1 { self.left } else { 3 };
-        self.states(&life.events, most, &mut |run, state| {
+        self.states(&life.events, (most, depth > 1), &mut |run, state| {
             let image = state.bytes(&life.start, &life.events);
             if let Err(what) = run.state(setting, life, state, (&image, depth))? {
                 run.keep(&life.start, &life.events, &image)?;
