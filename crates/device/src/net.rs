@@ -198,7 +198,7 @@ impl<B: BackEnd> Net<B> {
     fn agree(&mut self, features: u64) -> io::Result<()> {
         if !self.agreed {
             self.back_end.accept(features)?;
-            self.back_end.use_pairs(self.enabled)?;
+            self.back_end.use_pairs(if features & F_MQ != 0 { self.enabled } else { 1 })?;
             self.agreed = true;
         }
         Ok(())
@@ -323,11 +323,13 @@ impl<B: BackEnd> NetDevice for Net<B> {
     }
 
     fn restore_pairs(&mut self, pairs: u16) {
+        // Relaxed: a change tells the session, which calls this.
+        let unchanged = pairs == self.commanded.pairs.load(Ordering::Relaxed);
         // A driver sets them after its queues have started.
-        if pairs == 0 || pairs > self.pairs() || !self.agreed {
+        if unchanged || pairs > self.pairs() || !self.agreed {
             return;
         }
-        match self.back_end.use_pairs(pairs) {
+        match self.back_end.use_pairs(if pairs == 0 { self.enabled } else { pairs }) {
             // Relaxed: as above.
             Ok(()) => self.commanded.pairs.store(pairs, Ordering::Relaxed),
             Err(error) => {

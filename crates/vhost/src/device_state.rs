@@ -4,9 +4,17 @@
 //!   SET_DEVICE_STATE_FD, save: written to the client's pipe at once       CHECK_DEVICE_STATE: did the write succeed?
 //!   SET_DEVICE_STATE_FD, load: the pipe is kept, the client fills it      CHECK_DEVICE_STATE: read; is it valid?
 //! ```
-//! Paravane's devices have no state beside their queue positions and their configuration, which
-//! other requests carry. The state only identifies the device; a different device refuses it. It
-//! fits in any pipe, so nothing here waits for the client.
+//! The state identifies the device; a different device refuses it. It carries the number of queue
+//! pairs that the driver of a network card has set through the control queue. Other requests carry the
+//! rest: queue positions, configuration, and the features, which decide the offloads. The state fits
+//! in any pipe, so nothing here waits for the client.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0 to 7 | magic number and version |
+//! | 8 to 11 | device ID |
+//! | 12 to 15 | number of queues |
+//! | 16 to 19 | queue pairs that the driver has set; absent if it has set none |
 use crate::session::SessionError;
 use paravane_spec::vhost_user::StateTransfer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,8 +25,14 @@ use std::os::fd::OwnedFd;
 
 /// Magic number and format version at the start of the state.
 const MAGIC: &[u8; 8] = b"PRVANE\x00\x01";
-/// Size of the state in bytes.
+/// Size of the state in bytes, without queue pairs.
 const SIZE: usize = 16;
+/// Most bytes of a state.
+const MOST: usize = SIZE + 4;
+
+/// The state was not written, or is not that of this device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferFailed;
 
 /// State of a transfer.
 #[derive(Debug, Default)]
@@ -31,13 +45,36 @@ pub(crate) enum Transfer {
     In(OwnedFd),
 }
 
-/// State of a device of this type.
-fn state(device_id: u32, queues: u32) -> [u8; SIZE] {
-    let mut state = [0; SIZE];
-    state[..8].copy_from_slice(MAGIC);
-    state[8..12].copy_from_slice(&device_id.to_le_bytes());
-    state[12..].copy_from_slice(&queues.to_le_bytes());
-    state
+/// State of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceState {
+    pub(crate) device_id: u32,
+    pub(crate) queues: u32,
+    /// Queue pairs that the driver has set; 0: none.
+    pub(crate) pairs: u16,
+}
+
+impl DeviceState {
+    /// An earlier version wrote no pairs, and reads a state without.
+    fn encode(self) -> Vec<u8> {
+        let mut state = [&MAGIC[..], &self.device_id.to_le_bytes(), &self.queues.to_le_bytes()].concat();
+        if self.pairs > 0 {
+            state.extend(u32::from(self.pairs).to_le_bytes());
+        }
+        state
+    }
+
+    /// Returns the pairs of a state of the same device.
+    fn decode(self, state: &[u8]) -> Option<u16> {
+        let (identity, pairs) = state.split_at_checked(SIZE)?;
+        if identity != (Self { pairs: 0, ..self }).encode() {
+            return None;
+        }
+        match pairs {
+            [] => Some(0),
+            pairs => u16::try_from(u32::from_le_bytes(pairs.try_into().ok()?)).ok(),
+        }
+    }
 }
 
 impl Transfer {
@@ -45,8 +82,7 @@ impl Transfer {
     pub(crate) fn begin(
         transfer: StateTransfer,
         pipe: OwnedFd,
-        device_id: u32,
-        queues: u32,
+        state: DeviceState,
     ) -> Result<Self, SessionError> {
         let request = "SET_DEVICE_STATE_FD";
         let refused = |source| SessionError::Fd { request, source };
@@ -57,7 +93,8 @@ impl Transfer {
         }
         match transfer {
             StateTransfer { direction: 0, phase: 0 } => {
-                Ok(Self::Done(write(&pipe, &state(device_id, queues)) == Some(SIZE)))
+                let state = state.encode();
+                Ok(Self::Done(write(&pipe, &state) == Some(state.len())))
             }
             StateTransfer { direction: 1, phase: 0 } => Ok(Self::In(pipe)),
             StateTransfer { direction, phase } => Err(SessionError::Transfer { direction, phase }),
@@ -69,21 +106,27 @@ impl Transfer {
         matches!(self, Self::In(_) | Self::Done(false))
     }
 
-    /// Whether the transfer succeeded so far. Reads a pending state.
-    pub(crate) fn check(&mut self, device_id: u32, queues: u32) -> bool {
+    /// Checks that the transfer succeeded so far. Returns the pairs of a state that is read now.
+    ///
+    /// `own`: this device. Reads a pending state.
+    ///
+    /// # Errors
+    /// The transfer failed.
+    pub(crate) fn check(&mut self, own: DeviceState) -> Result<Option<u16>, TransferFailed> {
         if let Self::In(pipe) = self {
             // One byte more than a valid state, to detect a longer one.
-            let mut found = [0; SIZE + 1];
+            let mut found = [0; MOST + 1];
             let mut have = 0;
             while let Some(count @ 1..) = read(pipe, &mut found[have..]) {
                 have += count;
             }
-            let good = found[..have] == state(device_id, queues);
-            *self = Self::Done(good);
+            let pairs = own.decode(&found[..have]);
+            *self = Self::Done(pairs.is_some());
+            return pairs.map(Some).ok_or(TransferFailed);
         }
         match self {
-            Self::Done(good) => *good,
-            Self::None | Self::In(_) => true,
+            Self::Done(false) => Err(TransferFailed),
+            Self::Done(true) | Self::None | Self::In(_) => Ok(None),
         }
     }
 }

@@ -23,7 +23,7 @@ pub use error::SessionError;
 pub use features::Offer;
 
 use crate::back_channel::BackChannel;
-use crate::device_state::Transfer;
+use crate::device_state::{DeviceState, Transfer};
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
@@ -83,6 +83,8 @@ pub struct Session {
     translations: Option<Translations>,
     transfer: Transfer,
     status: u8,
+    /// Queue pairs that the driver had set before a pause or a migration; 0: none.
+    paused_pairs: u16,
     /// Kick of the queues whose client sends none; signalled every [`POLL_INTERVAL`].
     ticker: Notifier,
 }
@@ -126,6 +128,7 @@ impl Session {
             translations: None,
             transfer: Transfer::None,
             status: 0,
+            paused_pairs: 0,
             ticker,
         })
     }
@@ -215,8 +218,11 @@ impl Session {
                 }
                 self.shared_status.write().protocol_features = features;
             }
-            Request::SetOwner => {}
-            Request::ResetOwner => self.disable_all(),
+            Request::SetOwner => self.begin_negotiation(),
+            Request::ResetOwner => {
+                self.disable_all();
+                self.forget_driver();
+            }
             Request::ResetDevice => {
                 self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
                 self.reset();
@@ -295,14 +301,18 @@ impl Session {
                 if let Some(queue) = self.live_queue() {
                     return Err(SessionError::Live { queue, request: "SET_DEVICE_STATE_FD" });
                 }
-                let queues = self.vrings.len() as u32;
-                self.transfer = Transfer::begin(said, pipe, self.device.device_id(), queues)?;
+                let state = self.device_state();
+                self.transfer = Transfer::begin(said, pipe, state)?;
                 // The state travels through the client's pipe; the reply carries no descriptor.
                 return number(VRING_NO_FD);
             }
             Request::CheckDeviceState => {
-                let queues = self.vrings.len() as u32;
-                return number((!self.transfer.check(self.device.device_id(), queues)).into());
+                let own = self.device_state();
+                let loaded = self.transfer.check(own);
+                if let Ok(Some(pairs)) = loaded {
+                    self.paused_pairs = pairs;
+                }
+                return number(loaded.is_err().into());
             }
             Request::IotlbMsg(said) => {
                 if self.iotlb(&said)? == Handled::Refused {
@@ -319,6 +329,9 @@ impl Session {
             && let Some(queue) = self.live_queue()
         {
             return Err(SessionError::Live { queue, request: "SET_FEATURES" });
+        }
+        if changed & !F_LOG_ALL != 0 {
+            self.begin_negotiation();
         }
         self.features.accept(features)?;
         self.shared_status.write().features = features;
@@ -367,10 +380,45 @@ impl Session {
             // with GET_VRING_BASE for a migration. So positions stay. A client sends them all again
             // for a driver that starts over.
             self.disable_all();
-            self.device.reset();
+            let pairs = self.commanded_pairs();
+            self.forget_driver();
+            self.paused_pairs = pairs;
         }
         self.status = status;
         Ok(())
+    }
+
+    /// State that a migration carries, beside the positions of queues.
+    fn device_state(&mut self) -> DeviceState {
+        DeviceState {
+            device_id: self.device.device_id(),
+            queues: self.vrings.len() as u32,
+            pairs: self.commanded_pairs(),
+        }
+    }
+
+    /// Queue pairs that the driver has set through the control queue; 0: none.
+    fn commanded_pairs(&mut self) -> u16 {
+        match self.device.net().map_or(0, |net| net.commanded_pairs()) {
+            0 => self.paused_pairs,
+            pairs => pairs,
+        }
+    }
+
+    /// Begins anew with whatever a driver negotiated before, if no queue is live.
+    ///
+    /// Not every front end sends SET_STATUS or RESET_DEVICE (QEMU before 7.1, Cloud Hypervisor, crosvm).
+    fn begin_negotiation(&mut self) {
+        if self.features.of_driver() != 0 && self.live_queue().is_none() {
+            self.forget_driver();
+            self.tell_enabled();
+        }
+    }
+
+    /// Forgets what a driver agreed to: offloads, queue pairs, the state of the device.
+    fn forget_driver(&mut self) {
+        self.paused_pairs = 0;
+        self.device.reset();
     }
 
     /// Resets the device to its state at connection. Memory and protocol features stay.
@@ -384,7 +432,7 @@ impl Session {
         }
         self.forget_translations();
         self.status = 0;
-        self.device.reset();
+        self.forget_driver();
         for (queue, vring) in (0..).zip(&self.vrings) {
             self.publish_status(queue, vring);
         }

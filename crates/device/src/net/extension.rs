@@ -29,9 +29,9 @@ pub trait NetDevice {
     /// Only the first call counts.
     fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>);
 
-    /// Sets the number of queue pairs as the driver did, in another process.
+    /// Sets the number of queue pairs as the driver did, before a pause or in another process.
     ///
-    /// Ignores a number that the driver could not have set.
+    /// 0: it has set none. Ignores a number that the driver could not have set.
     fn restore_pairs(&mut self, pairs: u16);
 }
 

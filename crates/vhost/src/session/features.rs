@@ -10,7 +10,14 @@ const TRANSPORT_FEATURES: u64 = feature::ACCESS_PLATFORM
     | feature::NOTIFICATION_DATA
     | feature::NOTIF_CONFIG_DATA
     | feature::ADMIN_VQ
-    | feature::SUSPEND;
+    | feature::SUSPEND
+    | feature::RING_RESET;
+
+/// Features that are accepted, but not offered: a client may repeat what an earlier server offered.
+///
+/// RING_RESET: its other half, the reset of a queue, has no message. QEMU shows the feature to the
+/// guest and forwards no reset: the driver then frees a ring that is still served.
+const TOLERATED: u64 = feature::RING_RESET;
 
 /// Protocol features of every device.
 ///
@@ -122,7 +129,7 @@ impl Features {
     }
 
     pub(super) fn accept(&mut self, features: u64) -> Result<(), SessionError> {
-        match features & !(self.offered() | self.translation()) {
+        match features & !(self.offered() | self.translation() | TOLERATED) {
             0 => self.accepted = features,
             unknown => return Err(SessionError::NotOffered(unknown)),
         }

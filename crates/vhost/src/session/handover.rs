@@ -115,7 +115,7 @@ impl Session {
         let mut config = vec![0; MAX_CONFIG as usize];
         self.device.read_config(0, &mut config);
         let region_times = self.memory.regions().iter().map(|(_, _, times)| times).collect();
-        let pairs = self.device.net().map_or(0, |net| net.commanded_pairs());
+        let pairs = self.commanded_pairs();
         let mut messages = Messages(Vec::new());
         self.push_all(successor, &mut messages, give)?;
         self.push_queues(&mut messages, give)?;
@@ -250,7 +250,9 @@ impl Session {
         if !self.memory.set_times(&region_times) {
             return Err(SessionError::RegionTimes);
         }
-        if let Some(net) = self.device.net() {
+        if self.live_queue().is_none() {
+            self.paused_pairs = pairs;
+        } else if let Some(net) = self.device.net() {
             net.restore_pairs(pairs);
         }
         for (queue, vring) in (0..).zip(&self.vrings) {

@@ -4,13 +4,14 @@ use crate::memory::ClientRegions;
 use crate::message::Reply;
 use crate::notifiers::Relay;
 use crate::vring::{Kick, Stage, Vring};
-use paravane_device::StartError;
+use paravane_device::{StartError, State};
 use paravane_dma::{Access, headroom};
 use paravane_io::{
     ForeignKicks, HostQueue, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
 };
 use paravane_spec::feature;
-use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE};
+use paravane_spec::net::PAIR;
+use paravane_spec::packed::{DESC_FLAGS, DESC_SIZE, EVENT_WRAP};
 use paravane_spec::queue::{MAX_SIZE, QueueAddresses};
 use paravane_spec::split::USED_IDX;
 use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState, protocol_feature};
@@ -84,14 +85,19 @@ impl Session {
             value => return Err(SessionError::Enable { queue: state.index, value }),
         };
         self.shared_status.write().queues[usize::from(queue)].enabled = state.num == 1;
-        let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
-        if let Some(net) = self.device.net() {
-            net.enable_queues(enabled as u16);
-        }
+        self.tell_enabled();
         if state.num == 0 && self.needs_enable() {
             self.stop(queue);
         }
         self.start_if_complete(queue)
+    }
+
+    /// Tells a network device how many queues are enabled.
+    pub(super) fn tell_enabled(&mut self) {
+        let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
+        if let Some(net) = self.device.net() {
+            net.enable_queues(enabled as u16);
+        }
     }
 
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
@@ -207,6 +213,9 @@ impl Session {
             .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
             .map_err(|source| SessionError::Position { queue: index, source })?;
         drop(guard);
+        // The position that counts is then in a region.
+        let is_recovered = inflight.is_some() || vring.is_tracked && own.is_some();
+        let is_new = !is_recovered && is_first_position(state);
         self.warn_of_short_queue(index, vring.size, features);
         let mut start = QueueStart::new(self.key(queue), addresses, features, handle)
             .counted_by(Arc::clone(&self.shared_status.work[usize::from(queue)]))
@@ -241,12 +250,30 @@ impl Session {
         self.vrings[usize::from(queue)].is_tracked = true;
         self.put_on(queue, host_queue)?;
         self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
+        self.restore_pairs(queue, is_new);
         // Buffers used before this start may have caused no interrupt: an earlier server may have
         // died between the two.
         self.interrupt(queue);
         tracing::debug!(queue, ?addresses, ?state, "queue started");
         self.publish_status(queue, &self.vrings[usize::from(queue)]);
         Ok(())
+    }
+
+    /// Sets the number of queue pairs that the driver set before it paused, or moved here.
+    ///
+    /// The control queue tells a driver that continues from a new one, which starts with one pair.
+    fn restore_pairs(&mut self, queue: u16, is_new: bool) {
+        let is_control = usize::from(queue) + 1 == self.vrings.len() && queue.is_multiple_of(PAIR);
+        if let Some(net) = self.device.net()
+            && is_control
+        {
+            let paused = std::mem::take(&mut self.paused_pairs);
+            match is_new {
+                true => net.restore_pairs(0),
+                false if paused > 0 => net.restore_pairs(paused),
+                false => {}
+            }
+        }
     }
 
     /// Warns the operator: the driver cannot know that its queue is too short.
@@ -409,6 +436,12 @@ impl Session {
             shown.position = vring.base;
         }
     }
+}
+
+/// Whether nothing has passed the queue yet.
+fn is_first_position(state: State) -> bool {
+    let first = [State::Split { avail: 0 }, State::Packed { avail: EVENT_WRAP, used: EVENT_WRAP }];
+    first.contains(&state)
 }
 
 /// Guest-physical addresses of a ring's areas, and the mappings that hold them.

@@ -1,7 +1,7 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 //!
-//! All but `frontend`, `handover`, `in_order`, `kept`, `latencies`, `panics` and `sockets` are also run against the program in its
-//! sandbox (crates/cli/tests/serve).
+//! All but `frontend`, `handover`, `in_order`, `kept`, `latencies`, `negotiation`, `panics` and
+//! `sockets` are also run against the program in its sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
 mod frontend;
@@ -15,6 +15,7 @@ mod killed;
 mod latencies;
 mod malformed;
 mod migration;
+mod negotiation;
 mod panics;
 mod raw;
 mod rig;

@@ -259,6 +259,11 @@ impl Machine {
         }
     }
 
+    /// Device address of the memory.
+    pub(crate) fn gpa(&self) -> u64 {
+        self.base
+    }
+
     /// Region, as in a message.
     pub(crate) fn region(&self) -> MemoryRegion {
         let apart = u64::from(self.index) * APART;
