@@ -144,6 +144,17 @@ pub struct Served {
     pub interrupt: bool,
 }
 
+/// State of the host's side of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostSide {
+    /// It is there.
+    Present,
+    /// It is gone: what, why, and the way out.
+    Gone(String),
+    /// It was gone, and the device has it again: a sentence for the log.
+    Returned(String),
+}
+
 /// A queue handler cannot go on.
 #[derive(Debug, Error)]
 pub enum ServeError {

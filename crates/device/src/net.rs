@@ -46,7 +46,7 @@ pub use limited::{Limited, LimitedReceiver, LimitedSender};
 pub use link::LinkEnd;
 pub use tap::{Tap, TapError};
 
-use crate::{Device, QueueHandler};
+use crate::{Device, HostSide, QueueHandler};
 use control::{Commanded, Control};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::net::{
@@ -239,7 +239,7 @@ impl<B: BackEnd> Device for Net<B> {
     fn read_config(&self, offset: u32, out: &mut [u8]) {
         let config = Config {
             mac: self.config.mac,
-            status: S_LINK_UP.to_le(),
+            status: if self.back_end.is_up() { S_LINK_UP.to_le() } else { 0 },
             max_virtqueue_pairs: self.pairs().to_le(),
             mtu: self.config.mtu.unwrap_or(0).to_le(),
         };
@@ -320,6 +320,14 @@ impl<B: BackEnd> NetDevice for Net<B> {
     fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
         let _ = self.commanded.told.set(told);
+    }
+
+    fn look(&mut self) -> HostSide {
+        self.back_end.look()
+    }
+
+    fn tell_loss(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+        self.back_end.tell_loss(told);
     }
 
     fn restore_pairs(&mut self, pairs: u16) {

@@ -31,6 +31,7 @@
 //! that devices share is disconnected.
 mod backoff;
 mod endpoint;
+mod host_watch;
 mod rights;
 mod talk;
 mod task;
@@ -59,7 +60,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Configuration of an export.
@@ -183,7 +184,8 @@ pub struct Refresher {
 impl Refresher {
     /// See [`Export::refresh`].
     pub fn refresh(&self) {
-        // Relaxed: the signal orders.
+        // Relaxed, both: the signal orders.
+        self.shared.look.store(true, Ordering::Relaxed);
         self.shared.refresh.store(true, Ordering::Relaxed);
         self.shared.wake();
     }
@@ -219,6 +221,10 @@ struct Shared {
     leave: AtomicBool,
     /// The driver has changed the device by a command.
     commanded: AtomicBool,
+    /// The host's side of the device is to be looked at.
+    look: AtomicBool,
+    /// Next look at a host's side that is gone.
+    look_due: Mutex<Option<Instant>>,
     /// What is left of an export that was handed over, and takes long to give up.
     remains: Mutex<Vec<Box<dyn Any + Send>>>,
 }
@@ -383,6 +389,8 @@ impl Export {
             keep: AtomicBool::new(true),
             leave: AtomicBool::new(false),
             commanded: AtomicBool::new(false),
+            look: AtomicBool::new(false),
+            look_due: Mutex::new(None),
             remains: Mutex::new(Vec::new()),
         });
         let io_pool = io_pool.filter(|_| !device.may_block());

@@ -454,6 +454,11 @@ impl Session {
         Ok(changed)
     }
 
+    /// The device that the session owns.
+    pub(crate) fn device(&mut self) -> &mut dyn Device {
+        &mut *self.device
+    }
+
     /// Tells the client that the configuration space changed, if it accepted CONFIG.
     pub fn config_changed(&mut self) {
         if self.features.has_protocol(protocol_feature::CONFIG) {

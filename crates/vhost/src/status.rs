@@ -66,6 +66,8 @@ pub struct ExportStatus {
     pub protocol_errors: u64,
     /// Most recent of these errors.
     pub last_error: Option<String>,
+    /// What of the host's side of the device is gone, and the way out.
+    pub host_error: Option<String>,
     /// Panic message of a thread; set once the export has failed.
     pub failed: Option<String>,
     /// Whether the client keeps an in-flight region.

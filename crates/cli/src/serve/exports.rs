@@ -577,6 +577,14 @@ impl Inner {
                 outcome += &format!(", {count} {what}");
             }
         }
+        let gone: Vec<_> = self
+            .served()
+            .filter(|member| member.has_lost_network())
+            .map(|member| &*member.spec.name)
+            .collect();
+        if !gone.is_empty() {
+            outcome += &format!(", {} without the TAP device: {}", gone.len(), gone.join(" "));
+        }
         tracing::info!("reloaded: {outcome}");
         self.last_reload = outcome;
         self.outcome = Some(report::Reload::now(failed == 0));

@@ -138,6 +138,9 @@ pub(crate) struct Device {
     pub(crate) refused_translations: u64,
     /// The last error of a connection or queue.
     pub(crate) last_error: Option<String>,
+    /// Network cards: what of the host's network is gone, and the way out.
+    #[serde(default)]
+    pub(crate) host_error: Option<String>,
     /// Message of a panic that ended the device.
     #[serde(default)]
     pub(crate) failed: Option<String>,
@@ -568,6 +571,7 @@ impl Device {
         self.failed.is_some()
             || self.stopping.is_some()
             || self.size_error.is_some()
+            || self.host_error.is_some()
             || self.image_deleted
             || self.stores.iter().any(Store::has_problem)
             || self.full.is_some()

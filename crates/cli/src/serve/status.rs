@@ -192,6 +192,9 @@ fn problems(device: &Device, out: &mut String) {
     if let Some(error) = &device.last_error {
         line(out, &format!("  ! {name}: {error}"));
     }
+    if let Some(error) = &device.host_error {
+        line(out, &format!("  ! {name}: {error}"));
+    }
     if let Some(errors) = device.storage_errors.as_ref().filter(|errors| errors.total() > 0) {
         line(out, &format!("  ! {name}: {}", storage(errors)));
     }

@@ -6,7 +6,7 @@
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
 use super::header::{EncodedHeader, HEADER};
-use crate::ServeError;
+use crate::{HostSide, ServeError};
 use paravane_dma::{Access, AccessGuard, ReadSpan, Segment};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -54,6 +54,23 @@ pub trait BackEnd: Send + Sync + 'static {
     /// Descriptors of the host's network that a later process can go on with; none if there are none.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
+    }
+
+    /// Looks whether the host's network is still there, and takes it again if it can \[it is\].
+    fn look(&self) -> HostSide {
+        HostSide::Present
+    }
+
+    /// Has `told` called when a sender or receiver finds that the network is gone, on its thread.
+    ///
+    /// Only the first call counts. Then call [`BackEnd::look`].
+    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+        drop(told);
+    }
+
+    /// Whether frames can pass: what a driver sees as the state of its link \[`true`\].
+    fn is_up(&self) -> bool {
+        true
     }
 
     /// Creates the sender for the transmit queue of `pair`, counted from 0.

@@ -1,4 +1,5 @@
 //! Parts of a device and of a queue that only network cards have.
+use crate::HostSide;
 use std::os::fd::BorrowedFd;
 
 /// A network card as its transport sees it, beyond [`Device`](crate::Device).
@@ -28,6 +29,16 @@ pub trait NetDevice {
     ///
     /// Only the first call counts.
     fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>);
+
+    /// Looks whether the host's network is still there, and takes it again if it can.
+    ///
+    /// The configuration space shows a link that is down while it is gone.
+    fn look(&mut self) -> HostSide;
+
+    /// Has `told` called when a queue finds that the network is gone, on the thread of the queue.
+    ///
+    /// Only the first call counts. Then call [`NetDevice::look`], and again until it is there.
+    fn tell_loss(&mut self, told: Box<dyn Fn() + Send + Sync>);
 
     /// Sets the number of queue pairs as the driver did, before a pause or in another process.
     ///

@@ -7,7 +7,7 @@
 //! To the queue handlers it is a busy network.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use crate::rate::{self, Brake};
-use crate::{Limiter, ServeError};
+use crate::{HostSide, Limiter, ServeError};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -55,6 +55,18 @@ impl<B: BackEnd> BackEnd for Limited<B> {
 
     fn use_pairs(&self, pairs: u16) -> io::Result<()> {
         self.inner.use_pairs(pairs)
+    }
+
+    fn look(&self) -> HostSide {
+        self.inner.look()
+    }
+
+    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+        self.inner.tell_loss(told);
+    }
+
+    fn is_up(&self) -> bool {
+        self.inner.is_up()
     }
 
     fn inject(&self, frame: &[u8]) -> io::Result<()> {

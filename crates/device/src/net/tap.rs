@@ -11,9 +11,14 @@
 //!
 //! The length of a frame shows only when it is read, and reading removes it. So each frame is read
 //! into a buffer that has room for any.
+//!
+//! An interface may be deleted while its queues are open, and another one may get its name
+//! ([`lost`]).
+mod lost;
+
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header::HEADER;
-use crate::ServeError;
+use crate::{HostSide, ServeError};
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
@@ -25,8 +30,8 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use thiserror::Error;
 
 /// Device node that creates TAP devices.
@@ -104,11 +109,21 @@ struct Queue {
     number: u16,
 }
 
-#[derive(Debug)]
 struct Shared {
     name: String,
     /// Queues that are attached.
     in_use: AtomicU16,
+    /// The interface was deleted.
+    is_gone: AtomicBool,
+    /// Called when a queue finds that.
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, in_use, is_gone, told: _ } = self;
+        f.debug_tuple("Shared").field(name).field(in_use).field(is_gone).finish()
+    }
 }
 
 impl Queue {
@@ -125,6 +140,10 @@ pub struct Tap {
     shared: Arc<Shared>,
     /// The kernel segments UDP (Linux 6.2).
     uso: bool,
+    /// Features that the driver has accepted.
+    features: AtomicU64,
+    /// Asks for interfaces by name. Opened here, since a sandbox may deny it later.
+    socket: Option<UnixDatagram>,
     changing: Mutex<()>,
 }
 
@@ -175,16 +194,18 @@ impl Tap {
         let first = fds.first().ok_or(TapError::NoQueues)?;
         let (name, _) = interface(first)?;
         let count = fds.len() as u16;
-        let shared = Arc::new(Shared { name: name.clone(), in_use: AtomicU16::new(count) });
+        let shared = Arc::new(Shared {
+            name: name.clone(),
+            in_use: AtomicU16::new(count),
+            is_gone: AtomicBool::new(false),
+            told: OnceLock::new(),
+        });
         let set = |call| {
             let name = name.clone();
             move |source: io::Error| TapError::Set { name, call, source }
         };
         for fd in &fds {
-            check_flags(fd)?;
-            rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("FIONBIO")(error.into()))?;
-            set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(set("TUNSETVNETHDRSZ"))?;
-            set_int(fd, libc::TUNSETVNETLE, 1).map_err(set("TUNSETVNETLE"))?;
+            configure(fd, &name)?;
         }
         let with_uso = offloads(F_GUEST_CSUM | F_GUEST_USO4 | F_GUEST_USO6);
         let uso = set_value(first, libc::TUNSETOFFLOAD, with_uso).is_ok();
@@ -194,7 +215,10 @@ impl Tap {
             Ok(Arc::new(Queue { fd, wait, shared: Arc::clone(&shared), number }))
         };
         let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("epoll"))?;
-        Ok(Self { queues, shared, uso, changing: Mutex::new(()) })
+        let (features, changing) = (AtomicU64::new(0), Mutex::new(()));
+        // Without one, the MTU is unknown, and an interface that is made anew is not noticed.
+        let socket = UnixDatagram::unbound().ok();
+        Ok(Self { queues, shared, uso, features, socket, changing })
     }
 
     /// Goes on with the descriptors of an earlier process, for the interface `name`.
@@ -205,10 +229,8 @@ impl Tap {
     /// See [`TapError`]; or they are of another interface.
     pub fn resume(name: &str, fds: Vec<OwnedFd>) -> Result<Self, TapError> {
         for fd in &fds {
-            let mut request = request(None, libc::IFF_ATTACH_QUEUE);
-            // SAFETY: TUNSETQUEUE reads a struct ifreq, which outlives the call. It fails if the
-            // queue is attached, or the descriptor is something else, which shows below.
-            unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &mut request) };
+            // Fails if the queue is attached, or the descriptor is something else, which shows below.
+            let _ = set_queue(fd, libc::IFF_ATTACH_QUEUE);
         }
         let tap = Self::from_fds(fds)?;
         match tap.name() {
@@ -241,7 +263,7 @@ impl BackEnd for Tap {
 
     fn mtu(&self) -> Option<u32> {
         // Any socket answers for the interfaces of its network namespace.
-        let socket = UnixDatagram::unbound().ok()?;
+        let socket = self.socket.as_ref()?;
         let mut request = request(Some(self.name()), 0);
         // SAFETY: SIOCGIFMTU reads and writes a struct ifreq, which outlives the call.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request) }
@@ -252,7 +274,23 @@ impl BackEnd for Tap {
     }
 
     fn accept(&self, features: u64) -> io::Result<()> {
-        set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features))
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Relaxed: the lock orders.
+        self.features.store(features, Ordering::Relaxed);
+        self.forgiving(set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features)))
+    }
+
+    fn look(&self) -> HostSide {
+        self.attach_again()
+    }
+
+    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+        // Fails if it was called before.
+        let _ = self.shared.told.set(told);
+    }
+
+    fn is_up(&self) -> bool {
+        !self.shared.is_gone()
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -269,11 +307,7 @@ impl BackEnd for Tap {
         }
         for number in pairs.min(before)..pairs.max(before) {
             let how = if pairs < before { libc::IFF_DETACH_QUEUE } else { libc::IFF_ATTACH_QUEUE };
-            let mut request = request(None, how);
-            // SAFETY: TUNSETQUEUE reads a struct ifreq, which outlives the call.
-            check(unsafe {
-                libc::ioctl(self.queues[usize::from(number)].fd.as_raw_fd(), libc::TUNSETQUEUE, &mut request)
-            } as isize)?;
+            self.forgiving(set_queue(&self.queues[usize::from(number)].fd, how))?;
             if pairs > before {
                 self.shared.in_use.store(number + 1, Ordering::Release);
             }
@@ -339,6 +373,9 @@ impl Sender for TapSender {
         Ok(match written {
             Ok(()) => Sent::Sent,
             Err(error) => {
+                if is_loss(&error) {
+                    self.queue.lose();
+                }
                 self.refused += 1;
                 if self.refused == 1 {
                     tracing::warn!(interface = self.queue.shared.name, %error, "the TAP device refused a frame, which is dropped; further ones are only counted");
@@ -374,6 +411,10 @@ impl TapReceiver {
                 Err(rustix::io::Errno::AGAIN) => break,
                 // Detached since the check.
                 Err(rustix::io::Errno::BADFD) if !self.queue.is_in_use() => break,
+                Err(error) if is_loss(&error.into()) => {
+                    self.queue.lose();
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -422,10 +463,16 @@ fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
     }
     let open = rustix::fs::open(TUN, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
     let fd = open.map_err(|error| TapError::Open(error.into()))?;
+    attach_to(&fd, name, multi)?;
+    Ok(fd)
+}
+
+/// Attaches a descriptor that is not attached to an interface, or whose interface was deleted.
+fn attach_to(fd: &OwnedFd, name: &str, multi: c_int) -> Result<(), TapError> {
     let mut request = request(Some(name), needed() | multi);
     // SAFETY: TUNSETIFF reads and writes a struct ifreq, which outlives the call.
     match check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } as isize) {
-        Ok(()) => Ok(fd),
+        Ok(()) => Ok(()),
         Err(source) => {
             let why = match source.raw_os_error() {
                 Some(libc::EPERM | libc::EACCES) => {
@@ -454,6 +501,20 @@ fn check_flags(fd: &OwnedFd) -> Result<(), TapError> {
         return Ok(());
     }
     Err(TapError::Flags { name, flags, needed: needed() })
+}
+
+/// Makes an attached descriptor ready for use.
+fn configure(fd: &OwnedFd, name: &str) -> Result<(), TapError> {
+    let set = |call| move |source: io::Error| TapError::Set { name: name.to_owned(), call, source };
+    check_flags(fd)?;
+    rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("FIONBIO")(error.into()))?;
+    set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(set("TUNSETVNETHDRSZ"))?;
+    set_int(fd, libc::TUNSETVNETLE, 1).map_err(set("TUNSETVNETLE"))
+}
+
+/// Whether the interface behind a descriptor was deleted: a TAP device, or a macvtap device.
+fn is_loss(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBADFD | libc::ENOLINK))
 }
 
 /// Name and flags of the interface of a descriptor.
@@ -504,6 +565,13 @@ fn offloads(features: u64) -> libc::c_ulong {
         // The kernel accepts these two only together.
         | flag(has(F_GUEST_USO4) && has(F_GUEST_USO6), libc::TUN_F_USO4 | libc::TUN_F_USO6);
     flags.into()
+}
+
+/// Attaches a queue of a multi-queue interface, or detaches it.
+fn set_queue(fd: &OwnedFd, how: c_int) -> io::Result<()> {
+    let mut request = request(None, how);
+    // SAFETY: TUNSETQUEUE reads a struct ifreq, which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &mut request) } as isize)
 }
 
 /// An ioctl whose argument points to an int.

@@ -180,8 +180,12 @@ impl Talk {
                 Received::Nothing => break,
             }
         }
+        let look = self.shared.look(&self.device, self.session.device());
+        if look.changed {
+            self.session.config_changed();
+        }
         self.back_channel = self.session.back_channel();
-        let times = [self.session.next_tick(), self.connection.next_look()];
+        let times = [self.session.next_tick(), self.connection.next_look(), look.again];
         Ok(Talked::Waits(times.into_iter().flatten().min()))
     }
 

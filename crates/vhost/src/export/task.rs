@@ -5,6 +5,7 @@
 //!        '------ stop, hand over, a panic --------'--> finished: device dropped
 //! ```
 use super::endpoint::{Acceptor, NextClient};
+use super::host_watch::Look;
 use super::talk::{Talk, Talked};
 use super::{SessionEnd, Shared, backoff, log_refresh};
 use crate::handover::HandoverError;
@@ -116,6 +117,14 @@ impl ExportTask {
 
     /// Before the first client: continues a session of another process.
     fn begin(&mut self) {
+        if let Some(net) = self.device.as_mut().and_then(|device| device.net()) {
+            let shared = Arc::clone(&self.shared);
+            net.tell_loss(Box::new(move || {
+                // Relaxed: the wake-up orders.
+                shared.look.store(true, Ordering::Relaxed);
+                shared.wake();
+            }));
+        }
         if self.keeping.is_some()
             && let Some(net) = self.device.as_mut().and_then(|device| device.net())
         {
@@ -176,9 +185,13 @@ impl ExportTask {
         }
         self.refresh();
         self.keep();
+        let look = match &mut self.device {
+            Some(device) => self.shared.look(&self.name, &mut **device),
+            None => Look::default(),
+        };
         let Some(acceptor) = &mut self.acceptor else { return Err(Progress::Ends(None)) };
         let next = acceptor.next();
-        Err(Progress::Waits(match next {
+        let time = match next {
             NextClient::Here(socket) => return Ok(ConnectionState::new(socket)),
             NextClient::Ended => return Err(Progress::Ends(None)),
             NextClient::Wait => None,
@@ -192,7 +205,8 @@ impl ExportTask {
                 }
                 Some(pause)
             }
-        }))
+        };
+        Err(Progress::Waits(time.into_iter().chain(look.again).min()))
     }
 
     /// Begins the session of a client.
@@ -204,6 +218,8 @@ impl ExportTask {
             (status.features, status.protocol_features) = (0, 0);
             status.sessions
         };
+        // Relaxed: this thread looks.
+        self.shared.look.store(true, Ordering::Relaxed);
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
             false => tracing::info!(device = &*self.name, session = number, "client connected"),

@@ -1,6 +1,6 @@
 //! An export as its clients see it: over a real socket, with real I/O threads.
 //!
-//! All but `frontend`, `handover`, `in_order`, `kept`, `latencies`, `negotiation`, `panics` and
+//! All but `frontend`, `handover`, `in_order`, `kept`, `latencies`, `lost_network`, `negotiation`, `panics` and
 //! `sockets` are also run against the program in its sandbox (crates/cli/tests/serve).
 mod driver;
 mod entropy;
@@ -13,6 +13,7 @@ mod iotlb;
 mod kept;
 mod killed;
 mod latencies;
+mod lost_network;
 mod malformed;
 mod migration;
 mod negotiation;

@@ -370,6 +370,11 @@ impl ServedDevice {
         }
     }
 
+    /// Whether its TAP device was deleted.
+    pub(super) fn has_lost_network(&self) -> bool {
+        self.export.status().host_error.is_some()
+    }
+
     /// Number of requests in flight.
     pub(super) fn in_flight(&self) -> u64 {
         self.export.status().queues.iter().map(|queue| queue.in_flight).sum()
@@ -437,6 +442,7 @@ impl ServedDevice {
             protocol_errors: status.protocol_errors,
             refused_translations: status.refused_translations,
             last_error: status.last_error,
+            host_error: status.host_error,
             failed: status.failed,
             stopping: self.stopping.map(|since| report::Stopping {
                 seconds: since.elapsed().as_secs_f64(),

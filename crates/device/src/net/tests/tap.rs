@@ -2,16 +2,18 @@
 //!
 //! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
-use crate::Device;
-use crate::net::{BackEnd, EncodedHeader, Receiver, Tap, TapError};
+use crate::net::{BackEnd, EncodedHeader, NetDevice, Receiver, Tap, TapError};
 use crate::rig::{readable, segment, skipped};
+use crate::{Device, HostSide};
 use paravane_spec::net::{
     CTRL_OK, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
-    Header,
+    Header, S_LINK_UP,
 };
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const RX: usize = 0;
 const TX: usize = 1;
@@ -250,6 +252,73 @@ fn an_inherited_descriptor_is_copied_and_keeps_the_device() {
         card.send_at(TX, DATA, [0; HEADER], &who_is_the_host(MAC));
         assert_eq!(card.settle(TX).len(), 1);
         next(&mut card, RX, is_arp_answer);
+    });
+}
+
+/// Deletes the interface behind a card's queues, makes another one with `flags`, and uses that.
+fn a_successor_is_used(queues: u16, flags: &str) {
+    let losses = Arc::new(AtomicUsize::new(0));
+    let mut card = Card::new(up(queues));
+    let told = Arc::clone(&losses);
+    card.net.tell_loss(Box::new(move || drop(told.fetch_add(1, Ordering::Relaxed))));
+    let mut ask = |card: &mut Card<Tap>| {
+        card.send_at(TX, DATA, [0; HEADER], &who_is_the_host(MAC));
+        assert_eq!(card.settle(TX).len(), 1);
+    };
+    ask(&mut card);
+    next(&mut card, RX, is_arp_answer);
+    assert_eq!(card.net.look(), HostSide::Present);
+    let link_is_up = |card: &Card<Tap>| {
+        let mut status = [0; 2];
+        card.net.read_config(6, &mut status);
+        u16::from_le_bytes(status) & S_LINK_UP != 0
+    };
+    for round in 1..3 {
+        ip("link del pv0");
+        // Neither queue stops.
+        assert!(card.settle(RX).is_empty());
+        ask(&mut card);
+        assert_eq!(losses.load(Ordering::Relaxed), round);
+        let HostSide::Gone(why) = card.net.look() else { panic!("not noticed") };
+        assert!(why.starts_with("pv0: the TAP device was deleted"), "{why}");
+        assert!(!link_is_up(&card));
+        // Its name is free for whoever makes it anew.
+        ip(format!("tuntap add dev pv0 mode tap {flags}").trim_end());
+        assert!(matches!(card.net.look(), HostSide::Returned(_)));
+        assert!(link_is_up(&card));
+        ip("addr add 10.77.0.1/24 dev pv0");
+        ip("link set pv0 up");
+        ask(&mut card);
+        next(&mut card, RX, is_arp_answer);
+        assert_eq!(card.net.look(), HostSide::Present);
+    }
+}
+
+#[test]
+fn the_successor_of_a_deleted_interface_is_used() {
+    in_own_network("net::tap::the_successor_of_a_deleted_interface_is_used", || {
+        a_successor_is_used(1, "");
+        ip("link del pv0");
+        a_successor_is_used(1, "multi_queue");
+        ip("link del pv0");
+        a_successor_is_used(3, "multi_queue");
+    });
+}
+
+#[test]
+fn a_successor_that_cannot_be_used_is_named() {
+    in_own_network("net::tap::a_successor_that_cannot_be_used_is_named", || {
+        let tap = up(2);
+        ip("link del pv0");
+        // Without an interface, a card can still be reset and set up.
+        tap.accept(F_GUEST_CSUM).unwrap();
+        tap.use_pairs(1).unwrap();
+        ip("tuntap add dev pv0 mode tap");
+        let HostSide::Gone(why) = tap.look() else { panic!("two queues of one") };
+        assert!(why.contains("single-queue where several are needed (multi_queue)"), "{why}");
+        ip("link del pv0");
+        ip("tuntap add dev pv0 mode tap multi_queue");
+        assert!(matches!(tap.look(), HostSide::Returned(_)));
     });
 }
 
