@@ -5,7 +5,7 @@
 //!   receive queue <--frames-- Receiver  `fetch` gets some, `done` releases them
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
-use super::header::{EncodedHeader, HEADER};
+use super::header::EncodedHeader;
 use crate::{HostSide, ServeError};
 use paravane_dma::{Access, AccessGuard, ReadSpan, Segment};
 use std::io;
@@ -101,6 +101,8 @@ pub struct Outgoing<'a> {
     pub segments: &'a [Segment],
     /// Their memory, if it is in one piece.
     pub span: Option<ReadSpan<'a>>,
+    /// Bytes of the header in the segments. A legacy driver's has no `num_buffers`.
+    pub header_len: usize,
     /// Length of the frame in bytes, without the header.
     pub len: usize,
 }
@@ -113,8 +115,8 @@ impl Outgoing<'_> {
     #[inline(always)]
     pub fn copy_to(&self, out: &mut [u8]) -> Result<(), ServeError> {
         match self.span {
-            Some(span) => span.read(HEADER, out),
-            None => self.memory.read_segments(self.segments, HEADER as u64, out, Access::READ)?,
+            Some(span) => span.read(self.header_len, out),
+            None => self.memory.read_segments(self.segments, self.header_len as u64, out, Access::READ)?,
         }
         Ok(())
     }

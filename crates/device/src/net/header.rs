@@ -3,6 +3,7 @@
 //! The host's kernel, or another guest, computes with these numbers. So nothing passes that was not
 //! negotiated or points outside of the frame. Fields that are not needed are 0.
 use paravane_dma::ReadSpan;
+use paravane_spec::feature;
 use paravane_spec::net::{
     self, ETH_HEADER, F_CSUM, F_HOST_ECN, F_HOST_TSO4, F_HOST_TSO6, F_HOST_USO, GSO_ECN, GSO_NONE, GSO_TCPV4,
     GSO_TCPV6, GSO_UDP_L4, HDR_F_NEEDS_CSUM, Header,
@@ -10,16 +11,27 @@ use paravane_spec::net::{
 
 /// Bytes of the header before each frame.
 pub(super) const HEADER: usize = size_of::<Header>();
+/// Bytes of the header of a legacy driver without MRG_RXBUF (section 5.1.6.1).
+const LEGACY_HEADER: usize = HEADER - 2;
+
+/// Bytes of the header before each frame in the buffers of a driver with `features`.
+///
+/// The last field is missing if it is shorter than [`HEADER`].
+pub(super) fn header_len(features: u64) -> usize {
+    if features & (feature::VERSION_1 | net::F_MRG_RXBUF) == 0 { LEGACY_HEADER } else { HEADER }
+}
 
 /// The rules for headers that follow from the negotiated features.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     features: u64,
+    /// See [`header_len`].
+    pub(super) header_len: usize,
 }
 
 impl Rules {
     pub(super) fn new(features: u64) -> Self {
-        Self { features }
+        Self { features, header_len: header_len(features) }
     }
 
     fn has(self, bit: u64) -> bool {

@@ -13,7 +13,7 @@
 use super::back_end::{Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
-use super::header::{HEADER, to_driver};
+use super::header::{HEADER, header_len, to_driver};
 use crate::ahead::ahead;
 use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
@@ -45,6 +45,8 @@ pub(super) struct Receive<R> {
 /// The partly placed frame, and buffers of earlier frames to complete.
 struct Filling {
     features: u64,
+    /// See [`header_len`].
+    header_len: usize,
     /// Chains that are done or hold a part of the frame, in order.
     ///
     /// Each with the bytes written to it.
@@ -73,6 +75,7 @@ impl Filling {
     fn new(features: u64, size: u16) -> Self {
         Self {
             features,
+            header_len: header_len(features),
             heads: Vec::with_capacity(usize::from(size) + FRAMES),
             done: 0,
             placed: 0,
@@ -96,7 +99,7 @@ impl Filling {
     ) -> Result<Outcome, ServeError> {
         let mergeable = self.features & F_MRG_RXBUF != 0;
         let first = !self.has_begun();
-        let before = if first { HEADER } else { 0 };
+        let before = if first { self.header_len } else { 0 };
         let room = chain.writable_len() as usize;
         if !readable.is_empty() || room < before.max(1) {
             // Before those of the frame, which must stay together.
@@ -129,7 +132,7 @@ impl Filling {
         self.placed = 0;
         if finished {
             let header = to_driver(frame.header, self.features, buffers as u16);
-            memory.write_segments(&self.header, 0, &header.bytes(), ACCESS)?;
+            memory.write_segments(&self.header, 0, &header.bytes()[..self.header_len], ACCESS)?;
             counts.received += 1;
             counts.received_bytes += frame.bytes.len() as u64;
         } else {
@@ -143,7 +146,7 @@ impl Filling {
 
     /// Memory of the header of a frame that has begun, without surplus segments.
     fn header_place(&self) -> &[Segment] {
-        let mut left = HEADER;
+        let mut left = self.header_len;
         let has_part = |segment: &&Segment| {
             let has_part = left > 0;
             left = left.saturating_sub(segment.len as usize);
@@ -212,7 +215,9 @@ impl<R: Receiver> Receive<R> {
             served.taken += taken as u32;
             left -= taken;
             queue.expect_completions(taken);
-            let whole = if self.filling.has_begun() { 0 } else { self.place_whole(queue, &memory)? };
+            let is_short = self.filling.header_len < HEADER;
+            let whole =
+                if is_short || self.filling.has_begun() { 0 } else { self.place_whole(queue, &memory)? };
             served.completed += whole as u32;
             frames += whole;
             for chain in self.batch.iter().skip(whole) {
@@ -240,7 +245,7 @@ impl<R: Receiver> Receive<R> {
         Ok(served)
     }
 
-    /// Places frames in the batch's chains and completes those, and returns their number.
+    /// Places frames with whole headers in the batch's chains and completes those, and returns their number.
     ///
     /// Stops at the first frame that does not fit one segment in one piece.
     ///

@@ -346,7 +346,7 @@ impl Sender for TapSender {
         self.pieces.push(HostSlice { ptr: header.as_mut_ptr(), len: HEADER });
         let mapping = frame.memory.map_segments(
             frame.segments,
-            HEADER as u64,
+            frame.header_len as u64,
             frame.len as u64,
             Access::READ,
             &mut self.pieces,

@@ -1,6 +1,7 @@
 mod frames;
 mod hostile;
 mod latencies;
+mod legacy;
 mod limited;
 mod link;
 mod pairs;

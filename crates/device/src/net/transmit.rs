@@ -72,7 +72,7 @@ impl<S: Sender> Transmit<S> {
         let rules = self.rules;
         let mut candidates = ArrayVec::<Candidate<'_>, BATCH>::new();
         for chain in self.batch.iter().skip(first) {
-            if candidates.try_push(Candidate::of(chain, memory)).is_err() {
+            if candidates.try_push(Candidate::of(chain, memory, rules)).is_err() {
                 break;
             }
         }
@@ -174,8 +174,9 @@ impl<'a> Candidate<'a> {
     fn of(
         (chain, segments, writable): (&Chain, &'a [Segment], &[Segment]),
         memory: &'a AccessGuard<'_>,
+        rules: Rules,
     ) -> Self {
-        let len = (chain.readable_len() as usize).saturating_sub(HEADER);
+        let len = (chain.readable_len() as usize).saturating_sub(rules.header_len);
         if !(ETH_HEADER..=MAX_FRAME).contains(&len) || !writable.is_empty() {
             return Self::NONE;
         }
@@ -191,7 +192,7 @@ impl<'a> Candidate<'a> {
     /// A header that is not read stays with the driver's processor.
     #[inline(always)]
     fn expect(&self, memory: &AccessGuard<'_>, rules: Rules) {
-        let skip = if rules.need_header() { 0 } else { HEADER };
+        let skip = if rules.need_header() { 0 } else { rules.header_len };
         match self.span {
             Some(span) => drop(span.from(skip).map(|span| span.expect())),
             None => expect_parts(self.segments, memory, skip),
@@ -212,19 +213,24 @@ impl<'a> Candidate<'a> {
         }
         let header = match span {
             _ if !rules.need_header() => EncodedHeader::default(),
-            Some(span) => EncodedHeader::read(span),
-            None => read_header(segments, memory)?,
+            Some(span) if rules.header_len == HEADER => EncodedHeader::read(span),
+            _ => read_header(segments, memory, rules.header_len)?,
         };
         let Some(header) = rules.check(header, len) else { return Ok(None) };
-        Ok(Some(sender.send(&Outgoing { header, memory, segments, span, len })?))
+        let header_len = rules.header_len;
+        Ok(Some(sender.send(&Outgoing { header, memory, segments, span, header_len, len })?))
     }
 }
 
-/// The header of a frame that is not in one piece.
+/// The header of `len` bytes of a frame that is not in one piece, or of a legacy driver.
 #[inline(never)]
-fn read_header(segments: &[Segment], memory: &AccessGuard<'_>) -> Result<EncodedHeader, ServeError> {
+fn read_header(
+    segments: &[Segment],
+    memory: &AccessGuard<'_>,
+    len: usize,
+) -> Result<EncodedHeader, ServeError> {
     let mut bytes = [0; HEADER];
-    memory.read_segments(segments, 0, &mut bytes, Access::READ)?;
+    memory.read_segments(segments, 0, &mut bytes[..len], Access::READ)?;
     Ok(bytes.into())
 }
 

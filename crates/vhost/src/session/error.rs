@@ -65,8 +65,11 @@ pub enum SessionError {
         /// User address of an area of the ring.
         addr: u64,
     },
-    /// Queue start without VIRTIO_F_VERSION_1.
-    #[error("queue {0}: legacy driver: VIRTIO_F_VERSION_1 was not accepted; use a virtio 1.0 driver")]
+    /// Queue start without VIRTIO_F_VERSION_1 on a big-endian host.
+    #[error(
+        "queue {0}: legacy driver: VIRTIO_F_VERSION_1 was not accepted; use a virtio 1.0 driver \
+         (QEMU: disable-legacy=on)"
+    )]
     Legacy(u32),
     /// Ring that cannot be started.
     #[error("cannot start queue {queue}: {source}")]

@@ -175,7 +175,9 @@ impl Session {
     fn start(&mut self, queue: u16) -> Result<(), SessionError> {
         let index = u32::from(queue);
         let features = self.features.of_driver();
-        if features & feature::VERSION_1 == 0 {
+        // Its rings and requests are in the byte order of the guest, which is taken for that of the
+        // host; all else is as in virtio 1.0.
+        if features & feature::VERSION_1 == 0 && cfg!(target_endian = "big") {
             return Err(SessionError::Legacy(index));
         }
         let vring = &self.vrings[usize::from(queue)];

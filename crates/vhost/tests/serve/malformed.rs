@@ -357,7 +357,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         machine.set_bytes(machine.addresses.driver - GPA + 2, avail.to_le_bytes());
         machine.set_bytes(machine.addresses.device - GPA + 2, used.to_le_bytes());
     }
-    let cases: [(u64, Change, &str); 21] = [
+    let cases: [(u64, Change, &str); 20] = [
         (0, |_, addr, _, _| addr.desc += 8, "is not aligned"),
         (0, |_, addr, _, _| addr.driver += 1, "is not aligned"),
         (0, |_, addr, _, _| addr.device += 2, "is not aligned"),
@@ -386,7 +386,6 @@ fn a_queue_that_cannot_be_ends_the_session() {
         ),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8040, "outside a ring of 64"),
         (feature::RING_PACKED, |_, _, _, base| *base = 0x8000_8001, "do not fit 0 chains in flight"),
-        (0, |machine, _, _, _| machine.features &= !feature::VERSION_1, "legacy driver"),
         (
             0,
             |machine, _, _, _| {

@@ -1,7 +1,8 @@
 //! Clients that connect, work and disconnect.
 use crate::driver::{Driver, Random, Wish};
-use crate::raw::Raw;
+use crate::raw::{Machine, Raw};
 use crate::rig::{DISK, Rig};
+use paravane_spec::feature;
 use paravane_spec::vhost_user::{VringState, protocol_feature, request};
 
 #[test]
@@ -35,6 +36,25 @@ fn a_disk_serves_one_driver_after_the_other() {
     assert_eq!((one, two), (300 * sessions, 300 * 8));
     rig.stop();
     assert!(std::fs::read(rig.image()).unwrap() == model);
+}
+
+/// OVMF uses transitional devices by their legacy interface.
+#[test]
+fn a_driver_from_before_virtio_1_is_served() {
+    for features in [0, feature::EVENT_IDX, feature::INDIRECT_DESC] {
+        let rig = Rig::new(1);
+        let raw = Raw::connect(&rig.socket());
+        let mut machine = Machine::new(features, 64, 8);
+        machine.features &= !feature::VERSION_1;
+        machine.attach(&raw, 0, false);
+        assert_eq!(rig.status().features & feature::VERSION_1, 0);
+        let (mut model, mut random) = (vec![0; DISK], Random::new(4));
+        for _ in 0..20 {
+            machine.fill(DISK, &mut random);
+            machine.finish(&mut model);
+        }
+        assert_eq!(rig.status().protocol_errors, 0);
+    }
 }
 
 #[test]

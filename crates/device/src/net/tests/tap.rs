@@ -260,8 +260,10 @@ fn a_successor_is_used(queues: u16, flags: &str) {
     let losses = Arc::new(AtomicUsize::new(0));
     let mut card = Card::new(up(queues));
     let told = Arc::clone(&losses);
-    card.net.tell_loss(Box::new(move || drop(told.fetch_add(1, Ordering::Relaxed))));
-    let mut ask = |card: &mut Card<Tap>| {
+    card.net.tell_loss(Box::new(move || {
+        told.fetch_add(1, Ordering::Relaxed);
+    }));
+    let ask = |card: &mut Card<Tap>| {
         card.send_at(TX, DATA, [0; HEADER], &who_is_the_host(MAC));
         assert_eq!(card.settle(TX).len(), 1);
     };
