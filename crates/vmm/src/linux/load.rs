@@ -28,6 +28,7 @@ mod offset {
     ///
     /// It ends at [`JUMP_TARGET`] plus the byte before it.
     pub(super) const HEADER: usize = 0x1f1;
+    pub(super) const SYSSIZE: usize = 0x1f4;
     pub(super) const BOOT_FLAG: usize = 0x1fe;
     pub(super) const JUMP_TARGET: usize = 0x202;
     pub(super) const MAGIC: usize = 0x202;
@@ -87,6 +88,19 @@ pub enum LoadError {
         path: PathBuf,
         /// Version of the boot protocol.
         version: u16,
+    },
+    /// The kernel is shorter than its header says.
+    #[error(
+        "{} ends early: it has {len} bytes of {needed} or more; copy or download it again",
+        path.display()
+    )]
+    Short {
+        /// Path of the kernel.
+        path: PathBuf,
+        /// Length of the file in bytes.
+        len: u64,
+        /// Length in bytes by the header, less what may be missing of the last 16.
+        needed: u64,
     },
     /// The loader refuses the kernel.
     #[error("{} cannot be loaded into {memory} bytes of guest memory: {reason}", path.display())]
@@ -192,6 +206,10 @@ pub(super) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, L
         if version < VERSION || field(offset::XLOADFLAGS) & KERNEL_64 == 0 {
             return Err(LoadError::No64Bit { path: path.to_owned(), version });
         }
+        let (len, needed) = (file.metadata().map_err(read(path))?.len(), bz_image_len(&start));
+        if len < needed {
+            return Err(LoadError::Short { path: path.to_owned(), len, needed });
+        }
         let loaded = BzImage::load(&view, None, &mut file, None).map_err(refused)?;
         bz_image(&loaded, &start)
     } else {
@@ -201,6 +219,19 @@ pub(super) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, L
         return Err(LoadError::Room { needed: kernel.end, memory: ram });
     }
     Ok(kernel)
+}
+
+/// Least length in bytes of a bzImage that begins with `start`.
+fn bz_image_len(start: &[u8]) -> u64 {
+    const SECTOR: u64 = 512;
+    // In units of 16 bytes, rounded up.
+    let protected = u32::from_le_bytes(std::array::from_fn(|byte| start[offset::SYSSIZE + byte]));
+    let setup = match start[offset::HEADER] {
+        // By the boot protocol, 0 means 4.
+        0 => 4,
+        sectors => u64::from(sectors),
+    };
+    (setup + 1) * SECTOR + (u64::from(protected) * 16).saturating_sub(15)
 }
 
 fn vmlinux(loaded: &KernelLoaderResult) -> Kernel {
@@ -449,7 +480,15 @@ mod tests {
         ));
         assert!(matches!(changed(bz_image(), offset::XLOADFLAGS, &[0]), LoadError::No64Bit { .. }));
         assert!(matches!(changed(bz_image(), offset::INIT_SIZE, &[0xff; 4]), LoadError::Room { .. }));
-        assert!(matches!(changed(bz_image(), offset::HEADER, &[200]), LoadError::Refused { .. }));
+        assert!(matches!(changed(bz_image(), offset::HEADER, &[200]), LoadError::Short { .. }));
+        // A download that was cut off.
+        let whole = |len: usize| (len as u32).div_ceil(16).to_le_bytes();
+        let mut image = bz_image();
+        image[offset::SYSSIZE..][..4].copy_from_slice(&whole(CODE.len()));
+        assert!(load(&image).is_ok());
+        image[offset::SYSSIZE..][..4].copy_from_slice(&whole(CODE.len() + 32));
+        let error = load(&image).unwrap_err();
+        assert!(matches!(error, LoadError::Short { len, .. } if len == image.len() as u64), "{error}");
         assert!(matches!(kernel(&memory(), RAM, Path::new("/none")), Err(LoadError::Read { .. })));
     }
 
