@@ -163,6 +163,9 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
     }
     limits::mapping(daemon)?;
     threads::count(daemon)?;
+    if let Some(control) = &daemon.control {
+        check_length(control).context("--control")?;
+    }
     match &daemon.cache {
         Some(cache) if !cache.is_dir() => {
             return Err(anyhow!("no directory {} for --cache", cache.display()));
@@ -182,12 +185,29 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
                 return Err(anyhow!("image {} is a directory", image.display())).with_context(named);
             }
         }
+        if let Some(socket) = device.socket() {
+            check_length(socket).with_context(named)?;
+        }
         let directory = device.socket().and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
         if let Some(directory) = directory
             && !directory.is_dir()
         {
             return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
         }
+    }
+    Ok(())
+}
+
+/// Checks that a path fits the address of a UNIX socket.
+fn check_length(socket: &Path) -> Result<(), anyhow::Error> {
+    /// `sun_path` with a final zero.
+    const MOST: usize = 107;
+    let len = socket.as_os_str().len();
+    if len > MOST {
+        return Err(anyhow!(
+            "socket path of {len} bytes is too long: the kernel takes at most {MOST}; use a shorter one: {}",
+            socket.display()
+        ));
     }
     Ok(())
 }

@@ -83,3 +83,76 @@ fn every_page_is_in_the_book() {
     all.retain(|page| !page.ends_with("SUMMARY.md") && !listed.contains(page));
     assert!(all.is_empty(), "not in docs/SUMMARY.md: {all:?}");
 }
+
+/// Texts of headings that others print: the C library, QEMU.
+const FOREIGN: [&str; 6] = [
+    "No such file or directory",
+    "Invalid argument",
+    "Device or resource busy",
+    "No space left on device",
+    "Cannot allocate memory",
+    "CAP_NET_ADMIN",
+];
+
+/// The string literals of a Rust source, joined; what is filled in is left out.
+fn literals(source: &str) -> String {
+    let (mut text, mut depth) = (String::new(), 0);
+    let mut pieces = source.chars().peekable();
+    let mut is_inside = false;
+    while let Some(next) = pieces.next() {
+        match (is_inside, next) {
+            (false, '\'') if pieces.peek() == Some(&'"') => drop(pieces.next()),
+            (_, '"') => {
+                (is_inside, depth) = (!is_inside, 0);
+                text.push('\n');
+            }
+            (true, '\\') => match pieces.next() {
+                Some('\n') => while pieces.next_if(|next| next.is_whitespace()).is_some() {},
+                Some(escaped) => text.push(escaped),
+                None => {}
+            },
+            (true, '{') => depth += 1,
+            (true, '}') => depth = (depth - 1).max(0),
+            (true, next) if depth == 0 => text.push(next),
+            _ => {}
+        }
+    }
+    text
+}
+
+fn sources(folder: &Path, text: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        if entry.is_dir() {
+            sources(&entry, text);
+        } else if entry.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&literals(&fs::read_to_string(entry).expect("a source")));
+        }
+    }
+}
+
+/// The message of a heading, in pieces that no name or number interrupts.
+fn pieces(message: &str) -> Vec<&str> {
+    let parts = message.split("...").flat_map(|part| part.split(": "));
+    let parts = parts.flat_map(|part| part.split(|c: char| c.is_ascii_digit())).map(|part| part.trim());
+    parts.filter(|part| part.contains(' ') && !FOREIGN.contains(part)).collect()
+}
+
+#[test]
+fn every_heading_of_troubleshooting_is_a_message() {
+    let text = fs::read_to_string(repository().join("docs/troubleshooting.md")).expect("the page");
+    let mut printed = String::new();
+    for entry in fs::read_dir(repository().join("crates")).expect("the crates") {
+        let folder = entry.expect("an entry").path().join("src");
+        if folder.is_dir() {
+            sources(&folder, &mut printed);
+        }
+    }
+    let headings = prose(&text).filter_map(|line| line.strip_prefix("### "));
+    let ours = headings.filter(|heading| !heading.starts_with("QEMU"));
+    let messages = ours.flat_map(|heading| heading.split('`').skip(1).step_by(2));
+    let mut count = 0;
+    let strange: Vec<_> =
+        messages.inspect(|_| count += 1).flat_map(pieces).filter(|piece| !printed.contains(piece)).collect();
+    assert!(count > 40, "{count} messages");
+    assert!(strange.is_empty(), "in headings, and printed by no code: {strange:#?}");
+}

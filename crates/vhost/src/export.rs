@@ -417,6 +417,7 @@ impl Export {
             resumed: connection,
             talk: None,
             is_first: true,
+            repeated: None,
         };
         let waker = protocol_threads.add(Box::new(task));
         let _ = shared.waker.set(waker);

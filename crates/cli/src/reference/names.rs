@@ -9,14 +9,18 @@ pub(super) type Bit = (&'static str, u64, &'static str);
 pub(super) const RING: &[Bit] = &[
     ("VIRTIO_F_INDIRECT_DESC", feature::INDIRECT_DESC, "Descriptor chains in indirect tables."),
     ("VIRTIO_F_EVENT_IDX", feature::EVENT_IDX, "Notifications suppressed by ring position."),
-    ("VIRTIO_F_VERSION_1", feature::VERSION_1, "Virtio 1.x; drivers without it are refused."),
+    (
+        "VIRTIO_F_VERSION_1",
+        feature::VERSION_1,
+        "Virtio 1.x; drivers without it are legacy drivers, which are served on little-endian hosts.",
+    ),
     ("VIRTIO_F_ACCESS_PLATFORM", feature::ACCESS_PLATFORM, "Addresses are IOVAs, translated by an IOMMU."),
     ("VIRTIO_F_RING_PACKED", feature::RING_PACKED, "Packed virtqueues."),
     ("VIRTIO_F_IN_ORDER", feature::IN_ORDER, "Buffers used in the order in which they were made available."),
     ("VIRTIO_F_ORDER_PLATFORM", feature::ORDER_PLATFORM, "Memory ordering of the platform."),
     ("VIRTIO_F_NOTIFICATION_DATA", feature::NOTIFICATION_DATA, "Kicks carry the ring position."),
     ("VIRTIO_F_NOTIF_CONFIG_DATA", feature::NOTIF_CONFIG_DATA, "Kicks carry a value of the device."),
-    ("VIRTIO_F_RING_RESET", feature::RING_RESET, "Reset of a single queue."),
+    ("VIRTIO_F_RING_RESET", feature::RING_RESET, "Reset of a single queue; no message carries it."),
     (
         "VHOST_USER_F_PROTOCOL_FEATURES",
         vhost_user::F_PROTOCOL_FEATURES,

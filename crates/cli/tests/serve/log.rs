@@ -77,13 +77,17 @@ impl Drop for Quiet {
 
 /// Clients in sequence, each disconnected for an unknown request.
 fn flap(socket: &Path, sessions: usize) {
-    for _ in 0..sessions {
-        let mut stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let header = [99_u32, 1, 0].map(u32::to_ne_bytes).concat();
-        stream.write_all(&header).unwrap();
-        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was not thrown out");
-    }
+    // Each with another error: repeated ones are logged once.
+    (0..sessions).for_each(|session| be_thrown_out(socket, 99 + session as u32));
+}
+
+/// A session that ends by an unknown request.
+fn be_thrown_out(socket: &Path, request: u32) {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let header = [request, 1, 0].map(u32::to_ne_bytes).concat();
+    stream.write_all(&header).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was not thrown out");
 }
 
 /// Another disk, signals and status work while the log is blocked.
@@ -234,6 +238,31 @@ fn clients_that_come_and_go_leave_a_bounded_log() {
     assert!(written <= 20 + seconds + 5, "{written} lines in {seconds} s");
     assert!(of("b").any(|line| line["message"].as_str().unwrap().starts_with("session ended")), "{log:?}");
     assert!(of("b").all(|line| line["left_out"].is_null()), "{log:?}");
+}
+
+#[test]
+fn a_client_that_repeats_its_error_is_reported_once() {
+    sandbox_usable("a_client_that_repeats_its_error_is_reported_once");
+    let folder = Folder::new();
+    let (file, control) = (config(&folder, ""), folder.text("control"));
+    let daemon = Daemon::start(&["--config", &file, "--control", &control]);
+    for _ in 0..9 {
+        be_thrown_out(&folder.path("b.sock"), 99);
+    }
+    be_thrown_out(&folder.path("b.sock"), 98);
+    let wish = Wish { packed: false, event_idx: true, queues: 1, depth: 8 };
+    let mut driver = Driver::connect(&folder.path("b.sock"), wish).unwrap();
+    let mut model = std::fs::read(folder.path("b.img")).unwrap();
+    driver.exercise(&mut model, 20, &mut Random::new(3));
+    drop(driver);
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+    let count = |text: &str| log.iter().filter(|line| line.contains(text)).count();
+    assert_eq!(count("session ended: unknown request 99"), 1, "{log:?}");
+    assert_eq!(count("session ended again: unknown request 99; the client repeats"), 1, "{log:?}");
+    assert_eq!(count("session ended: unknown request 98"), 1, "{log:?}");
+    assert_eq!(count("client disconnected"), 1, "{log:?}");
+    assert!(count("client connected") <= 5, "{log:?}");
 }
 
 #[test]

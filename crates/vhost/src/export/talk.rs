@@ -37,6 +37,8 @@ pub(super) struct Talk {
     pub(super) completed: u64,
     /// See [`Session::back_channel`]. The same until the next step.
     back_channel: Option<Arc<OwnedFd>>,
+    /// That the client has connected is not reported yet: its earlier sessions ended by errors.
+    pub(super) is_quiet: bool,
 }
 
 /// Result of a step.
@@ -58,7 +60,19 @@ impl Talk {
         number: u64,
     ) -> Self {
         let (start, completed) = (Instant::now(), shared.completed());
-        Self { session, connection, shared, keeping, device, number, start, completed, back_channel: None }
+        let (back_channel, is_quiet) = (None, false);
+        Self {
+            session,
+            connection,
+            shared,
+            keeping,
+            device,
+            number,
+            start,
+            completed,
+            back_channel,
+            is_quiet,
+        }
     }
 
     /// Settles what a dead process has left.
@@ -179,6 +193,10 @@ impl Talk {
                 Received::Message(header, fds) => self.handle(header, fds)?,
                 Received::Nothing => break,
             }
+        }
+        if self.is_quiet && self.shared.completed() != self.completed {
+            self.is_quiet = false;
+            tracing::info!(device = &*self.device, session = self.number, "client connected");
         }
         let look = self.shared.look(&self.device, self.session.device());
         if look.changed {

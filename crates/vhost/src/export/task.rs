@@ -49,6 +49,8 @@ pub(super) struct ExportTask {
     pub(super) talk: Option<Box<Talk>>,
     /// Whether no step was run.
     pub(super) is_first: bool,
+    /// Error of the latest session, if that made no progress, and how often it came in a row.
+    pub(super) repeated: Option<(String, u64)>,
 }
 
 /// What a task does next.
@@ -222,12 +224,16 @@ impl ExportTask {
         self.shared.look.store(true, Ordering::Relaxed);
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
+            // Reported when it makes progress.
+            false if self.is_repeating() => {
+                tracing::debug!(device = &*self.name, session = number, "client connected");
+            }
             false => tracing::info!(device = &*self.name, session = number, "client connected"),
         }
         if let Err(error) = self.try_begin_session(connection, number) {
             match self.talk {
                 Some(_) => drop(self.end_session(Err(error))),
-                None => self.report_end(number, Err(error)),
+                None => self.report_end(number, Err(error), false),
             }
         }
     }
@@ -255,7 +261,8 @@ impl ExportTask {
         }
         let hold = pending == Some(Pending::Begun);
         let (shared, keeping) = (Arc::clone(&self.shared), self.keeping.take());
-        let talk = Talk::new(session, connection, shared, keeping, Arc::clone(&self.name), number);
+        let mut talk = Talk::new(session, connection, shared, keeping, Arc::clone(&self.name), number);
+        talk.is_quiet = self.is_repeating();
         let talk = self.talk.insert(Box::new(talk));
         let replayed = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
         drop(restoring);
@@ -289,8 +296,8 @@ impl ExportTask {
         }
         self.device = Some(session.end());
         drop(connection);
-        self.report_end(number, result);
         let made_progress = shared.completed() != completed || start.elapsed() >= backoff::LONGEST;
+        self.report_end(number, result, made_progress);
         if let Some(acceptor) = &mut self.acceptor {
             acceptor.closed(made_progress);
         }
@@ -315,22 +322,50 @@ impl ExportTask {
         handed
     }
 
-    fn report_end(&self, number: u64, result: Result<(), SessionEnd>) {
-        let mut status = self.shared.shared_status.write();
+    /// Whether sessions end one after the other with the same error.
+    fn is_repeating(&self) -> bool {
+        self.repeated.as_ref().is_some_and(|(_, times)| *times > 1)
+    }
+
+    fn report_end(&mut self, number: u64, result: Result<(), SessionEnd>, made_progress: bool) {
+        let shared = Arc::clone(&self.shared);
+        let mut status = shared.shared_status.write();
         status.connected = false;
+        let before = self.repeated.take();
         match result {
             Ok(()) => {
                 drop(status);
                 tracing::info!(device = &*self.name, session = number, "client disconnected");
             }
             // Not the client's fault, and already logged.
-            Err(_) if self.shared.has_failed() => {}
+            Err(_) if shared.has_failed() => {}
             Err(error) => {
+                let error = error.to_string();
                 status.protocol_errors += 1;
-                status.last_error = Some(error.to_string());
+                status.last_error = Some(error.clone());
                 drop(status);
-                tracing::warn!(device = &*self.name, session = number, "session ended: {error}");
+                let times = match before {
+                    Some((same, times)) if same == error => times + 1,
+                    _ => 1,
+                };
+                self.report_error(number, &error, times);
+                self.repeated = (!made_progress).then_some((error, times));
             }
+        }
+    }
+
+    /// Logs the error of a session, which came so many times in a row.
+    fn report_error(&self, session: u64, error: &str, times: u64) {
+        let device = &*self.name;
+        match times {
+            1 => tracing::warn!(device, session, "session ended: {error}"),
+            2 => tracing::warn!(
+                device,
+                session,
+                "session ended again: {error}; the client repeats what ended its session, \
+                 and further sessions that end so are only counted (protocol_errors of the status)"
+            ),
+            _ => tracing::debug!(device, session, times, "session ended again: {error}"),
         }
     }
 

@@ -58,12 +58,25 @@ pub enum SessionError {
         value: u32,
     },
     /// SET_VRING_ADDR with an address outside of the memory table.
-    #[error("queue {queue}: ring address {addr:#x} is not in the client's memory")]
+    #[error(
+        "queue {queue}: ring address {addr:#x} is not in the client's memory; \
+         every memory backend of the VMM must be shared (share=on)"
+    )]
     NoMemory {
         /// Index of the queue.
         queue: u32,
         /// User address of an area of the ring.
         addr: u64,
+    },
+    /// SET_VRING_ADDR of a client that shares no memory.
+    #[error(
+        "queue {queue}: the client shares no memory: start the VMM with shared memory \
+         (QEMU: memory-backend-memfd with share=on; libvirt: access mode='shared'; \
+         Cloud Hypervisor: --memory shared=on)"
+    )]
+    NothingShared {
+        /// Index of the queue.
+        queue: u32,
     },
     /// Queue start without VIRTIO_F_VERSION_1 on a big-endian host.
     #[error(

@@ -299,9 +299,12 @@ impl Session {
             return Ok(QueueAddresses { size, desc, driver, device });
         }
         let find = |user| {
-            let (gpa, _) =
-                self.memory.regions().find(user).ok_or(SessionError::NoMemory { queue, addr: user })?;
-            Ok::<_, SessionError>(gpa)
+            let regions = self.memory.regions();
+            match regions.find(user) {
+                Some((gpa, _)) => Ok(gpa),
+                None if regions.iter().next().is_none() => Err(SessionError::NothingShared { queue }),
+                None => Err(SessionError::NoMemory { queue, addr: user }),
+            }
         };
         let (desc, driver, device) = (find(addr.desc)?, find(addr.driver)?, find(addr.device)?);
         Ok(QueueAddresses { size, desc, driver, device })

@@ -96,7 +96,7 @@ impl Rig {
         let (to, answer) = (Machine::slot(0), Machine::slot(1));
         self.machine.set_bytes(to, [4, 0, pairs, 0]);
         self.machine.set_bytes(answer, [0xff]);
-        let at = |offset, len| Segment { addr: self.machine.gpa() + offset, len };
+        let at = |offset, len| Segment { addr: self.machine.base + offset, len };
         let (command, answer) = (at(to, 4), at(answer, 1));
         self.machine.queue.add(&[command], &[answer]).unwrap();
         self.machine.kick();

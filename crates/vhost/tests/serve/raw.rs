@@ -207,7 +207,7 @@ pub(crate) struct Machine {
     /// Index of the queue.
     index: u32,
     /// Device address of the memory.
-    base: u64,
+    pub(crate) base: u64,
     pub(crate) memory: Arc<Region>,
     pub(crate) queue: Queue,
     pub(crate) addresses: QueueAddresses,
@@ -257,11 +257,6 @@ impl Machine {
             flying,
             done: 0,
         }
-    }
-
-    /// Device address of the memory.
-    pub(crate) fn gpa(&self) -> u64 {
-        self.base
     }
 
     /// Region, as in a message.
