@@ -147,6 +147,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         log_format: line.log_format.or(file.log_format),
         log_rate: line.log_rate.or(file.log_rate),
         max_client_memory: line.max_client_memory.or(file.max_client_memory),
+        any_memory_file: line.any_memory_file || file.any_memory_file,
         max_memory: line.max_memory.or(file.max_memory),
         max_mappings: line.max_mappings.or(file.max_mappings),
         io_threads: line.io_threads.or(file.io_threads),

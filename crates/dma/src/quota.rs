@@ -36,6 +36,10 @@ pub struct MappingLimits {
     ///
     /// Each client gets an equal part, from 1 MiB to 64 MiB.
     pub max_tables: u64,
+    /// Maps files of any file system that is not FUSE [only those in memory].
+    ///
+    /// Whoever owns the file system, or one below it, can then stop threads that use the memory.
+    pub any_file: bool,
 }
 
 impl MappingLimits {
@@ -66,6 +70,7 @@ impl MappingLimits {
             max_memory,
             max_mappings: maps.min(host.max_files / 2).min(Self::MOST_MAPPINGS),
             max_tables: host.ram / 16,
+            any_file: false,
         }
     }
 }
@@ -296,7 +301,13 @@ mod tests {
     const TIB: u64 = 1 << 40;
 
     fn pool(max_client_memory: u64, max_memory: u64, max_mappings: u64) -> Arc<MappingPool> {
-        MappingPool::new(MappingLimits { max_client_memory, max_memory, max_mappings, max_tables: 1 << 30 })
+        MappingPool::new(MappingLimits {
+            max_client_memory,
+            max_memory,
+            max_mappings,
+            max_tables: 1 << 30,
+            any_file: false,
+        })
     }
 
     #[test]

@@ -3,6 +3,8 @@
 pub(crate) use interpreted::Ram;
 #[cfg(not(miri))]
 pub(crate) use mapped::Ram;
+#[cfg(not(any(loom, miri)))]
+pub(crate) use mapped::in_memory;
 
 #[cfg(not(miri))]
 mod mapped {
@@ -126,6 +128,9 @@ mod mapped {
             quota: Option<&MappingQuota>,
         ) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
+            if let Some(quota) = quota {
+                in_memory(&file, quota).map_err(|error| refused("map", error))?;
+            }
             let found = fstat(&file).map_err(|e| refused("examine", e.into()))?;
             let system = fstatfs(&file).map_err(|e| refused("examine the file system of", e.into()))?;
             // Another process serves the pages of such a file, and may never do so.
@@ -214,6 +219,18 @@ mod mapped {
             // the region (by way of a snapshot), so none is left.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
+    }
+
+    /// Checks that a client's file is in memory: a memfd, or on tmpfs or hugetlbfs.
+    ///
+    /// Pages of other files come from a disk, a server or another process (FUSE, also below
+    /// overlayfs), which may never answer. Seals exist in those file systems only, and no file system
+    /// is asked for them; fstat(2) would ask.
+    pub(crate) fn in_memory(file: &OwnedFd, quota: &MappingQuota) -> std::io::Result<()> {
+        if quota.limits().any_file || fcntl_get_seals(file).is_ok() {
+            return Ok(());
+        }
+        Err(invalid("its file must be in memory: a memfd, or on tmpfs or hugetlbfs (or use --any-memory-file)"))
     }
 
     fn invalid(what: &str) -> std::io::Error {

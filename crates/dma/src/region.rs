@@ -86,8 +86,8 @@ impl Region {
     /// The mapping counts in `quota` until it is unmapped.
     ///
     /// # Errors
-    /// The range is misaligned or beyond the end of the file; the file is no regular file, or is on
-    /// FUSE, where accesses may hang; the host refuses the mapping; the quota is used up; the
+    /// The range is misaligned or beyond the end of the file; the file is not in memory
+    /// (a memfd, or on tmpfs or hugetlbfs), unless [`MappingLimits::any_file`](crate::MappingLimits::any_file) allows others; the host refuses the mapping; the quota is used up; the
     /// process has no room for one more protected mapping.
     #[cfg(not(miri))]
     pub fn guarded(

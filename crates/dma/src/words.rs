@@ -11,6 +11,7 @@ mod mapped {
     use super::AtomicU64;
     use crate::LogError;
     use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
+    use crate::ram::in_memory;
     use crate::sigbus::{Alarm, Protection};
     use rustix::fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -78,6 +79,7 @@ mod mapped {
             alarm: &Arc<Alarm>,
             quota: &MappingQuota,
         ) -> Result<Self, LogError> {
+            in_memory(&file, quota).map_err(|source| LogError::Os { what: "map", source })?;
             let page = rustix::param::page_size();
             let bytes = (count as u64).saturating_mul(8).saturating_add(offset % page as u64);
             let lease = quota.lease(bytes.checked_next_multiple_of(page as u64).unwrap_or(u64::MAX))?;

@@ -91,6 +91,29 @@ fn a_file_that_has_no_such_bytes_is_refused() {
     );
 }
 
+/// A page fault on a file of another file system waits for whoever serves that.
+#[test]
+fn a_file_that_is_not_in_memory_is_refused_unless_that_is_allowed() {
+    let alarm = Alarm::new().unwrap();
+    let program = || OwnedFd::from(File::open(std::env::current_exe().unwrap()).unwrap());
+    let part = FileRange { writable: false, ..range(0, PAGE, 0) };
+    let wanted = "must be in memory: a memfd, or on tmpfs or hugetlbfs (or use --any-memory-file)";
+    let error = Region::guarded(part, program(), &alarm, &MappingQuota::default()).unwrap_err();
+    assert!(error.to_string().contains(wanted), "{error}");
+    let log = DirtyLog::guarded(program(), 0, 8, &alarm, &MappingQuota::default()).unwrap_err();
+    assert!(log.to_string().contains(wanted), "{log}");
+    let any = MappingPool::new(MappingLimits { any_file: true, ..MappingLimits::of_host() });
+    assert!(Region::guarded(part, program(), &alarm, &any.quota()).is_ok());
+    // tmpfs, by a name in the file system.
+    let path = format!("/dev/shm/paravane-guard-{}", std::process::id());
+    let Ok(named) = File::options().read(true).write(true).create_new(true).open(&path) else {
+        return skip("a_file_that_is_not_in_memory_is_refused_unless_that_is_allowed", "no /dev/shm");
+    };
+    std::fs::remove_file(&path).unwrap();
+    named.set_len(PAGE).unwrap();
+    assert!(Region::guarded(range(0, PAGE, 0), named.into(), &alarm, &MappingQuota::default()).is_ok());
+}
+
 #[test]
 fn a_file_that_was_opened_to_be_read_makes_a_region_that_is() {
     let made = file(PAGE);

@@ -128,6 +128,13 @@ pub(crate) struct DaemonArgs {
     /// moment. The default is at least 1T and at most half of --max-memory.
     #[arg(long, value_name = "SIZE", global = true)]
     pub(crate) max_client_memory: Option<Size>,
+    /// Accept guest memory in files of any file system [memfd, tmpfs and hugetlbfs]
+    ///
+    /// Whoever serves the file system (a disk, a server, a process by FUSE or below overlayfs) can
+    /// then stop the I/O threads of other VMs, and keep the daemon from ending. Only for VMMs that
+    /// you trust.
+    #[arg(long, global = true)]
+    pub(crate) any_memory_file: bool,
     /// Maximum memory shared by all VMMs [default: half of the address space (64T) or of RLIMIT_AS]
     ///
     /// Half of it is reserved for the devices in equal shares.

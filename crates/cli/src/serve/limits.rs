@@ -28,7 +28,8 @@ fn apply(daemon: &DaemonArgs, host: MappingLimits) -> Result<MappingLimits, Erro
     if !(1..=MappingLimits::MOST_MAPPINGS).contains(&max_mappings) {
         bail!("--max-mappings: {max_mappings} is out of range: use 1 to {}", MappingLimits::MOST_MAPPINGS);
     }
-    Ok(MappingLimits { max_client_memory, max_memory, max_mappings, ..host })
+    let any_file = daemon.any_memory_file;
+    Ok(MappingLimits { max_client_memory, max_memory, max_mappings, any_file, ..host })
 }
 
 #[cfg(test)]
@@ -36,8 +37,13 @@ mod tests {
     use super::*;
     use crate::size::Size;
 
-    const HOST: MappingLimits =
-        MappingLimits { max_client_memory: 100, max_memory: 1000, max_mappings: 10, max_tables: 7 };
+    const HOST: MappingLimits = MappingLimits {
+        max_client_memory: 100,
+        max_memory: 1000,
+        max_mappings: 10,
+        max_tables: 7,
+        any_file: false,
+    };
 
     fn with(client: Option<u64>, all: Option<u64>, mappings: Option<u64>) -> Result<MappingLimits, Error> {
         let daemon = DaemonArgs {
