@@ -36,6 +36,9 @@ pub(crate) enum Command {
     /// Connect to servers for a daemon, which starts this
     #[command(hide = true)]
     Broker,
+    /// Look at descriptors of clients for a daemon, which starts this
+    #[command(hide = true)]
+    Inspector,
     #[command(hide = true)]
     Manuals(FolderArgs),
     #[command(hide = true)]

@@ -54,13 +54,16 @@ fn main() -> ExitCode {
     };
     // `serve` and `hold` set up their logs themselves. `serve` starts the log's thread after entering
     // the sandbox, `hold` starts none.
-    if !matches!(cli.command, Command::Serve(_) | Command::Hold(_) | Command::Broker) {
+    if !matches!(cli.command, Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector) {
         let settings =
             log::Settings { base: log::Level::Warn, verbose: cli.verbose, json: false, rate: None };
         log::set_up(settings);
     }
     // `top` blocks signals first: threads inherit the mask.
-    if !matches!(cli.command, Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Top(_)) {
+    if !matches!(
+        cli.command,
+        Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector | Command::Top(_)
+    ) {
         log::start_writing();
     }
     let result = match cli.command {
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::main(&args, cli.verbose),
         Command::Hold(args) => hold::main(&args, cli.verbose),
         Command::Broker => serve::broker::main(),
+        Command::Inspector => serve::inspector::main(),
         Command::Status(args) => serve::status::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Trace(args) => trace::main(&args),

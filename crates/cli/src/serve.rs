@@ -14,6 +14,7 @@ mod connections;
 pub(crate) mod control;
 mod exports;
 mod idle;
+pub(crate) mod inspector;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
@@ -47,6 +48,7 @@ use broker::Broker;
 use config::Config;
 use control::Control;
 use exports::{ExportContext, Exports, Startup};
+use inspector::InspectorProcess;
 use metrics::Metrics;
 use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
@@ -268,6 +270,10 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         paravane_store::rbd::load().map_err(Failure::request)?;
     }
     let connector = connector(args, daemon, &devices)?;
+    let inspector = match daemon.any_memory_file {
+        true => None,
+        false => Some(InspectorProcess::start(!daemon.no_sandbox)?),
+    };
     let files = NamedFiles::default();
     for device in &devices {
         for location in device.locations() {
@@ -338,7 +344,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let sealed = allowed.is_some() && args.config.is_none();
     let is_kept = shelf.is_some();
     let threads = Threads::start(threads::count(daemon).map_err(Failure::request)?)?;
-    let context = ExportContext { sockets, opening, stop_timeout, pool, shelf: shelf.clone(), threads };
+    let context =
+        ExportContext { sockets, opening, stop_timeout, pool, shelf: shelf.clone(), threads, inspector };
     let mut take_overs = 0;
     let exports = match taker {
         Some(taker) => {

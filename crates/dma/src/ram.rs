@@ -230,7 +230,9 @@ mod mapped {
         if quota.limits().any_file || fcntl_get_seals(file).is_ok() {
             return Ok(());
         }
-        Err(invalid("its file must be in memory: a memfd, or on tmpfs or hugetlbfs (or use --any-memory-file)"))
+        Err(invalid(
+            "its file must be in memory: a memfd, or on tmpfs or hugetlbfs (or use --any-memory-file)",
+        ))
     }
 
     fn invalid(what: &str) -> std::io::Error {

@@ -46,7 +46,7 @@ use crate::keeper::{Active, Fixed, Keeper, Keeping, Kept};
 use crate::message::MessageError;
 use crate::protocol_threads::{ProtocolThreads, Waker};
 use crate::session::{Offer, SessionError};
-use crate::socket::SocketError;
+use crate::socket::{Inspector, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_device::{Device, LogDevice};
@@ -100,6 +100,8 @@ pub struct ExportConfig {
     pub quota: MappingQuota,
     /// Notifier to signal when the export stops or fails (default: none).
     pub ended: Option<Arc<Notifier>>,
+    /// Looks at clients' descriptors before this process has them (default: none, all are taken).
+    pub inspector: Option<Arc<dyn Inspector>>,
     /// Keeps the state for a process that starts when this one has died (default: none).
     ///
     /// IN_ORDER is not offered then.
@@ -122,6 +124,7 @@ impl ExportConfig {
             latencies: true,
             quota: MappingQuota::default(),
             ended: None,
+            inspector: None,
             keeper: None,
         }
     }
@@ -340,6 +343,7 @@ impl Export {
             latencies,
             quota,
             ended,
+            inspector,
             keeper,
         } = config;
         // In-flight tracking, which finds the position of a queue after a crash, is for queues that
@@ -418,6 +422,7 @@ impl Export {
             talk: None,
             is_first: true,
             repeated: None,
+            inspector,
         };
         let waker = protocol_threads.add(Box::new(task));
         let _ = shared.waker.set(waker);

@@ -76,4 +76,5 @@ pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
 pub use paravane_io::{IoPool, caught};
 pub use paravane_notify::Notifier;
 pub use protocol_threads::ProtocolThreads;
+pub use socket::Inspector;
 pub use status::{ExportStatus, QueueStatus, SharedStatus};

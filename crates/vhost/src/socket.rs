@@ -26,9 +26,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
+use std::fmt::Debug;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use zerocopy::FromBytes;
@@ -60,9 +62,26 @@ pub enum SocketError {
     /// Message that an earlier process may have answered or not.
     #[error("an earlier process died while it answered a message; the answer may be missing")]
     Unanswered,
+    /// Message with a descriptor that must not be taken.
+    #[error("message with a descriptor that cannot be taken: {0}")]
+    Refused(#[source] io::Error),
     /// Failed system call.
     #[error("socket: {0}")]
     Os(#[from] io::Error),
+}
+
+/// Looks at the descriptors of a message in another process, before this one has them.
+///
+/// Whoever has a descriptor must close it, which may take for ever: the owner of a file system that a
+/// process serves (FUSE) answers when it likes.
+pub trait Inspector: Debug + Send + Sync {
+    /// Judges the descriptors that come with the next `len` bytes of a stream socket.
+    ///
+    /// Peeks them, so that they can be received afterwards. The peek offset moves.
+    ///
+    /// # Errors
+    /// One must not be taken, or there is no answer.
+    fn inspect(&self, connection: BorrowedFd<'_>, len: usize) -> io::Result<()>;
 }
 
 /// Bytes of an answer, and at most one descriptor.
@@ -107,6 +126,7 @@ pub struct Connection {
     exchange: Option<Exchange>,
     /// Lengths of the pieces in which the last message lies on the socket.
     pieces: Vec<usize>,
+    inspector: Option<Arc<dyn Inspector>>,
 }
 
 impl Connection {
@@ -124,7 +144,14 @@ impl Connection {
             is_kept: false,
             exchange: None,
             pieces: Vec::new(),
+            inspector: None,
         }
+    }
+
+    /// Takes no descriptor that `inspector` has not judged [all are taken].
+    #[must_use]
+    pub fn inspected_by(self, inspector: Option<Arc<dyn Inspector>>) -> Self {
+        Self { inspector, ..self }
     }
 
     /// Continues a connection, in the middle of a message perhaps.
@@ -393,6 +420,61 @@ impl Connection {
 
     /// Receives once, up to the byte `end` of the message; `None` if there is no data.
     fn receive_some(&mut self, end: usize, more: RecvFlags) -> Result<Option<usize>, SocketError> {
+        let Some(inspector) = self.inspector.clone() else { return self.receive_all(end, more) };
+        // A connection that was kept may have an offset.
+        self.set_peek_offset()?;
+        let (bytes, has_fds) = match self.peek_bytes(end)? {
+            None => return Ok(None),
+            Some((0, _)) => return Ok(Some(0)),
+            Some(found) => found,
+        };
+        if !has_fds {
+            return if more.contains(RecvFlags::PEEK) { Ok(Some(bytes)) } else { self.take_bytes(bytes) };
+        }
+        self.set_peek_offset()?;
+        inspector.inspect(self.socket.as_fd(), end - self.have).map_err(SocketError::Refused)?;
+        self.set_peek_offset()?;
+        self.receive_all(end, more)
+    }
+
+    /// Has the next peek begin where the next piece does.
+    fn set_peek_offset(&self) -> Result<(), SocketError> {
+        let offset = if self.is_kept { self.have as libc::c_int } else { peek::NONE };
+        Ok(peek::set_offset(self.socket.as_fd(), offset)?)
+    }
+
+    /// Peeks bytes without their descriptors. Returns their number, and whether there are some.
+    fn peek_bytes(&mut self, end: usize) -> Result<Option<(usize, bool)>, SocketError> {
+        let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..end])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        loop {
+            match recvmsg(&self.socket, &mut slices, &mut RecvAncillaryBuffer::default(), flags) {
+                Ok(received) => {
+                    return Ok(Some((received.bytes, received.flags.contains(ReturnFlags::CTRUNC))));
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                // The client was killed.
+                Err(Errno::CONNRESET) => return Ok(Some((0, false))),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+
+    /// Receives bytes that were peeked, and came without descriptors.
+    fn take_bytes(&mut self, count: usize) -> Result<Option<usize>, SocketError> {
+        let space = &mut self.bytes[self.have..self.have + count];
+        loop {
+            match recv(&self.socket, &mut *space, RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(Some(0)),
+                received => return Ok(Some(received.map_err(io::Error::from)?.0)),
+            }
+        }
+    }
+
+    /// As [`Connection::receive_some`], with all descriptors.
+    fn receive_all(&mut self, end: usize, more: RecvFlags) -> Result<Option<usize>, SocketError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..end])];

@@ -28,6 +28,7 @@ mod served;
 pub(crate) use arrival::{Arrivals, prepare_one};
 pub(crate) use served::{open_one, open_with};
 
+use super::inspector::InspectorProcess;
 use super::open::{LinkEnds, OpenContext, Opening, UnlockedDisk};
 use super::report::{self, Report};
 
@@ -67,6 +68,8 @@ pub(crate) struct ExportContext {
     /// Keeps sessions for the next daemon, if one shall.
     pub(crate) shelf: Option<Shelf>,
     pub(crate) threads: Threads,
+    /// Looks at the descriptors of VMMs; `None`: all are taken.
+    pub(crate) inspector: Option<Arc<InspectorProcess>>,
 }
 
 /// Devices of a group that were opened, or why not.

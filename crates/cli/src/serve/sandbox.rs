@@ -56,6 +56,20 @@ pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
     calls::restrict(&calls::HOLDER, false)
 }
 
+/// The sandbox of the inspector: no files, no capabilities, few system calls.
+///
+/// The calling thread must be the only one.
+///
+/// # Errors
+/// The kernel lacks Landlock or seccomp. The process must not continue.
+pub(crate) fn enter_inspector() -> Result<(), SandboxError> {
+    let _ = rustix::param::page_size();
+    paths::restrict(&AllowedPaths::default())?;
+    capabilities::empty_bounding_set()?;
+    capabilities::keep(CapabilitySet::empty())?;
+    calls::restrict(&calls::INSPECTOR, false)
+}
+
 /// Directories that name resolution reads.
 const RESOLVER: [&str; 5] = ["/etc", "/usr", "/lib", "/lib64", "/run"];
 /// Port of name servers, which long answers come from by TCP.

@@ -13,7 +13,7 @@ use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::keeper::{Keeping, State};
 use crate::protocol_threads::{Next, Ready, Task};
 use crate::session::{Offer, Session};
-use crate::socket::Connection;
+use crate::socket::{Connection, Inspector};
 use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
 use std::convert::Infallible;
@@ -51,6 +51,8 @@ pub(super) struct ExportTask {
     pub(super) is_first: bool,
     /// Error of the latest session, if that made no progress, and how often it came in a row.
     pub(super) repeated: Option<(String, u64)>,
+    /// Looks at descriptors before this process has them.
+    pub(super) inspector: Option<Arc<dyn Inspector>>,
 }
 
 /// What a task does next.
@@ -241,7 +243,7 @@ impl ExportTask {
     fn try_begin_session(&mut self, connection: ConnectionState, number: u64) -> Result<(), SessionEnd> {
         let restoring = self.restoring.take();
         let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
-        let connection = Connection::resume(socket, &part, fds)?;
+        let connection = Connection::resume(socket, &part, fds)?.inspected_by(self.inspector.clone());
         let (Some(device), Some(threads)) = (self.device.take(), &self.threads) else {
             return Err(SessionEnd::Failed);
         };

@@ -5,6 +5,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// No offset: each MSG_PEEK begins at the first unread byte.
+pub(super) const NONE: libc::c_int = -1;
+
 /// Has the next MSG_PEEK begin `offset` bytes after the first unread byte.
 pub(super) fn set_offset(socket: BorrowedFd<'_>, offset: libc::c_int) -> io::Result<()> {
     let (value, len) = ((&raw const offset).cast(), size_of_val(&offset) as libc::socklen_t);

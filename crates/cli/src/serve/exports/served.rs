@@ -141,7 +141,7 @@ impl ServedDevice {
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
         let Opened { device, figures, resizer, snapshots, back_end } = opened;
-        let ExportContext { sockets, shelf, threads: shared, .. } = context;
+        let ExportContext { sockets, shelf, threads: shared, inspector, .. } = context;
         let name = spec.name.clone();
         let shares = spec.workers.is_none() && !device.may_block();
         let started = || {
@@ -167,6 +167,7 @@ impl ServedDevice {
             shared.share(&spec, &mut config);
             config.quota = quota;
             config.ended = Some(Arc::clone(ended));
+            config.inspector = inspector.as_ref().map(|inspector| inspector.device());
             config.keeper = shelf.as_ref().map(|shelf| shelf.keeper(&name));
             Ok::<_, anyhow::Error>(match session {
                 Some(Session::Handed(session)) => Export::resume(config, device, session)?,

@@ -53,6 +53,7 @@ fn context() -> ExportContext {
         pool: MappingPool::new(MappingLimits::of_host()),
         shelf: None,
         threads: Threads::start(2).unwrap(),
+        inspector: None,
     }
 }
 

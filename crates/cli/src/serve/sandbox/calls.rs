@@ -241,6 +241,54 @@ pub(super) const DAEMON: Calls = Calls {
 pub(super) const HOLDER: Calls =
     Calls { allowed: &[HELD, HELD_OLDER], sockets: false, ioctls: &[], prctls: &[], classes: &[] };
 
+/// `paravane inspector`: descriptors of messages, processes that look at them.
+pub(super) const INSPECTOR: Calls =
+    Calls { allowed: &[INSPECTED, INSPECTED_OLDER], sockets: false, ioctls: &[], prctls: &[], classes: &[] };
+
+const INSPECTED: &[c_long] = &[
+    // Messages with descriptors, and what these are.
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_fcntl,
+    libc::SYS_getsockopt,
+    libc::SYS_readlinkat,
+    libc::SYS_close,
+    // A process for each look.
+    libc::SYS_clone,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    // The log, memory, the C library and the end of the process.
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_ppoll,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_futex,
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Older numbers of the same calls.
+#[cfg(target_arch = "x86_64")]
+const INSPECTED_OLDER: &[c_long] = &[libc::SYS_poll, libc::SYS_readlink];
+#[cfg(not(target_arch = "x86_64"))]
+const INSPECTED_OLDER: &[c_long] = &[];
+
 const HELD: &[c_long] = &[
     // Messages with descriptors, and who sends them.
     libc::SYS_accept4,
