@@ -11,6 +11,7 @@ mod certificates;
 mod client;
 mod conventions;
 mod daemon;
+mod descriptors;
 mod disks;
 mod doctor;
 #[path = "../../../vhost/tests/serve/driver.rs"]

@@ -186,7 +186,7 @@ fn memory() -> Vec<Case> {
         one(good, memfd(0), "its file has"),
         one(good, pipe(), "guest memory"),
         one(good, event(), "guest memory"),
-        one(good, std::fs::File::open("/dev/zero").unwrap().into(), "guest memory"),
+        one(good, std::fs::File::open("/dev/zero").unwrap().into(), "tmpfs or hugetlbfs"),
         two(MemoryRegion { gpa: 0, ..good }, "overlap"),
         two(MemoryRegion { gpa: 0, user: USER + size - 1, ..good }, "overlap"),
         two(MemoryRegion { gpa: GPA + size - 4096, user: 0, ..good }, "overlap"),
