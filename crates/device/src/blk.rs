@@ -32,6 +32,7 @@
 //! assert_eq!(disk.queue_sizes(), [256, 256]);
 //! # Ok::<(), paravane_device::blk::OpenError>(())
 //! ```
+mod block_status;
 mod choice;
 mod current;
 mod direct;

@@ -50,4 +50,4 @@ pub use named_files::NamedFiles;
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};
 pub use open::{CacheFolder, OpenOptions, StoreError, open, open_ahead, target};
-pub use store::{CacheStatus, Link, Store, StoreLimits, StoreQueue, StoreStatus};
+pub use store::{CacheStatus, Link, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};

@@ -75,6 +75,7 @@
 //! | write | `WRITE`; durable: with `FUA`, or a `FLUSH` behind it |
 //! | flush | `FLUSH`; done at once if the server has none: it keeps no cache |
 //! | discard | `TRIM`; done at once if the server has none: it is a hint |
+//! | extents | `BLOCK_STATUS` of `base:allocation`; all data if the server has none |
 //! | zeroes | `WRITE_ZEROES`, with `NO_HOLE` except for whole 2 MiB of an `unmap`; EOPNOTSUPP if the server has none |
 
 // Files, lowest first. A file imports only those before it.
@@ -83,6 +84,7 @@
 //   error, export, handshake        what a server says; the negotiation
 //   options, socket, tls, wire      how it is used; plain and encrypted connections
 //   zeroes, linger                  which part of zeroing may leave a hole; waiting for the rest of a reply
+//   extents                         lists of holes and zeroes
 //   shared, task, session, channel  a connection and its jobs
 //   dial, reconnect                 how it is made, and made again
 //   queue, blocking                 its users
@@ -92,6 +94,7 @@ mod coverage;
 mod dial;
 mod error;
 mod export;
+mod extents;
 mod flag;
 mod handshake;
 mod linger;
@@ -114,30 +117,20 @@ pub use error::NbdError;
 pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
-use crate::{Connector, Job, Link, NamedFiles, NbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
+use crate::{
+    Connector, Job, Link, NamedFiles, NbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus,
+};
 use blocking::Blocking;
 use channel::{Channel, Launch};
 use dial::Dialer;
 use export::{Export, Opened};
+use extents::joined;
 use handshake::Purpose;
 use shared::{Shared, lock};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use task::Work;
-
-/// A part of an export that is of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Where it begins.
-    pub offset: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// It takes no room.
-    pub hole: bool,
-    /// It reads as zeroes.
-    pub zeroes: bool,
-}
 
 /// An open export of an NBD server.
 #[derive(Debug)]
@@ -227,47 +220,6 @@ impl Nbd {
         self.channels.len() >= wanted || !self.export.has(flag::CAN_MULTI_CONN)
     }
 
-    /// Holes and zeroes in a range, in order and without gaps. May block.
-    ///
-    /// Extents of one kind that follow one another are joined. Without block status, the range is
-    /// one extent of data.
-    ///
-    /// # Errors
-    /// The server does not answer, or refuses.
-    pub fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<Extent>> {
-        let end = offset.saturating_add(len).min(self.shared.size());
-        let mut found: Vec<Extent> = Vec::new();
-        let mut add = |offset: u64, len: u64, flags: u32| {
-            let new = Extent { offset, len, hole: flags & 1 != 0, zeroes: flags & 2 != 0 };
-            match found.last_mut() {
-                Some(last) if (last.hole, last.zeroes) == (new.hole, new.zeroes) => last.len += len,
-                _ => found.push(new),
-            }
-        };
-        let mut at = offset;
-        while at < end {
-            // SAFETY: it has no memory.
-            let (result, extents) =
-                unsafe { self.blocking()?.perform(Work::Extents { offset: at, len: end - at }) };
-            match result {
-                0.. => {}
-                error if error == -libc::EOPNOTSUPP => {
-                    add(at, end - at, 0);
-                    break;
-                }
-                error => return Err(io::Error::from_raw_os_error(-error)),
-            }
-            for (len, flags) in extents {
-                let len = len.min(end - at);
-                if len > 0 {
-                    add(at, len, flags);
-                }
-                at += len;
-            }
-        }
-        Ok(found)
-    }
-
     /// Hints that a range is read soon. May block until the server has taken notice.
     ///
     /// # Errors
@@ -331,6 +283,20 @@ impl Store for Nbd {
     fn set_size(&self, _size: u64) -> io::Result<()> {
         let text = "NBD cannot resize an export: resize it at the server, then refresh the disk";
         Err(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
+
+    /// Asks once: the list ends where the server ends it, after 1 GiB at the latest.
+    ///
+    /// Parts of one kind that follow one another are joined.
+    fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<StoreExtent>> {
+        // SAFETY: it has no memory.
+        let (result, extents) = unsafe { self.blocking()?.perform(Work::Extents { offset, len }) };
+        match -result {
+            ..=0 => Ok(joined(offset, len, &extents)),
+            // Not negotiated, or the server does not do what it has agreed to.
+            libc::EOPNOTSUPP | libc::EINVAL => Ok(vec![StoreExtent::data(offset, len)]),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
     }
 
     fn limits(&self) -> StoreLimits {

@@ -33,6 +33,7 @@
 //! | `options`, `error` | how to open an image, and why that fails |
 //! | `bounded` | calls that may wait without end |
 //! | `discard` | the smallest discard that frees space |
+//! | `extents` | which parts hold data |
 //! | `connection` | settings, credentials, pool |
 //! | `image` | the image: lock, size, settings |
 //! | `flight` | one request and its buffer |
@@ -46,6 +47,7 @@ mod connection;
 mod discard;
 mod ended;
 mod error;
+mod extents;
 mod flight;
 mod image;
 mod library;
@@ -59,7 +61,7 @@ pub use error::{RbdError, RbdReason};
 pub use library::LibraryError;
 pub use options::RbdOptions;
 
-use crate::{Job, RbdLocation, Store, StoreLimits, StoreQueue, StoreStatus};
+use crate::{Job, RbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use bounded::bounded;
 use connection::{Connection, Names};
 use image::Image;
@@ -185,6 +187,11 @@ impl Store for Rbd {
 
     fn set_size(&self, size: u64) -> io::Result<()> {
         self.session.resize(size)
+    }
+
+    /// Of a clone, everything is called data.
+    fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<StoreExtent>> {
+        self.session.extents(offset, len)
     }
 
     fn limits(&self) -> StoreLimits {

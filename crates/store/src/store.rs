@@ -63,6 +63,20 @@ pub trait Store: Debug + Send + Sync {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot be resized from here"))
     }
 
+    /// Asks which parts of a range read as zeroes. May block.
+    ///
+    /// The list begins at `offset` and is in order and without gaps. It has at least one part, and may
+    /// end before the range does: ask again for the rest. Offset and length are whole blocks of
+    /// [`StoreLimits::block`], and lie within the store.
+    ///
+    /// A store that cannot tell calls everything data, as the default does.
+    ///
+    /// # Errors
+    /// The store does not answer, or refuses.
+    fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<StoreExtent>> {
+        Ok(vec![StoreExtent::data(offset, len)])
+    }
+
     /// What the store accepts.
     fn limits(&self) -> StoreLimits;
 
@@ -158,6 +172,33 @@ pub struct StoreLimits {
     pub discard: bool,
     /// Ranges can be zeroed without a transfer of zeroes.
     pub zeroes: bool,
+}
+
+/// A part of a store that is of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreExtent {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// It takes no room.
+    pub hole: bool,
+    /// It reads as zeroes.
+    pub zeroes: bool,
+}
+
+impl StoreExtent {
+    /// A part that may hold anything.
+    #[must_use]
+    pub fn data(offset: u64, len: u64) -> Self {
+        Self { offset, len, hole: false, zeroes: false }
+    }
+
+    /// A part that takes no room and reads as zeroes.
+    #[must_use]
+    pub fn hole(offset: u64, len: u64) -> Self {
+        Self { offset, len, hole: true, zeroes: true }
+    }
 }
 
 /// State of a store, for observers.

@@ -4,12 +4,13 @@
 //!   create -----> an empty image
 //!   info -------> Info: what its header says
 //!   Disk::open --> Disk: a chain of layers as one disk --copy--> another Disk
+//!   Disk::overwrite --> Disk: a new image in a file, device or store that is there
 //!   Disk::open_alone -> one layer, without its backing file --merge--> the Disk below it
 //! ```
 //! Images are locked as disks that are served: what a daemon writes to cannot be opened here.
 //!
 //! ```no_run
-//! use paravane_device::blk::images::{self, Disk, NewImage, NewQcow2, Use};
+//! use paravane_device::blk::images::{self, Content, Disk, NewImage, NewQcow2, Use};
 //! use paravane_device::blk::{Format, LayerSource};
 //! use std::ops::ControlFlow;
 //!
@@ -19,7 +20,7 @@
 //! std::fs::File::create_new("vm.qcow2")?;
 //! images::create(&place, &NewImage::Qcow2(new))?;
 //! let to = Disk::open(&place, Format::Qcow2, &[], Use::Write)?;
-//! images::copy(&from, &to, &mut |_| ControlFlow::Continue(()))?;
+//! images::copy(&from, &to, Content::Zeroes, &mut |_| ControlFlow::Continue(()))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 mod copy;
@@ -39,7 +40,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use super::qcow2::{BackingName, Extent, Layout, NewQcow2, Recorded};
-pub use copy::copy;
+pub use copy::{Content, copy};
 pub use disk::{Disk, Use};
 pub use info::{Info, info};
 pub use merge::merge;
@@ -158,17 +159,21 @@ impl NewImage {
 /// [`ImageError::New`], or the file cannot be written.
 pub fn create(place: &LayerSource, new: &NewImage) -> Result<(), ImageError> {
     let (source, path) = open_for_writing(place)?;
-    new.check().map_err(|reason| ImageError::New { path: path.clone(), reason })?;
+    create_in(&source, &path, new)
+}
+
+fn create_in(source: &Source, path: &Path, new: &NewImage) -> Result<(), ImageError> {
+    new.check().map_err(|reason| ImageError::New { path: path.to_owned(), reason })?;
     let made = match new {
         NewImage::Raw(size) => match source.size() {
             Ok(found) if found == *size => Ok(()),
             Ok(_) => source.set_size(*size),
             Err(error) => Err(error),
         },
-        NewImage::Qcow2(new) => write_tables(&source, new),
+        NewImage::Qcow2(new) => write_tables(source, new),
     };
     made.and_then(|()| source.sync()).map_err(|source| ImageError::Io {
-        path,
+        path: path.to_owned(),
         action: "make the image",
         source,
     })

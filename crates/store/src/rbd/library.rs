@@ -25,6 +25,9 @@ pub(super) type Changed = unsafe extern "C" fn(*mut c_void);
 /// `librbd_progress_fn_t`: how far an operation is.
 pub(super) type Progress = unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
+/// The callback of `rbd_diff_iterate2`: a part of an image exists, or does not any more.
+pub(super) type Differs = unsafe extern "C" fn(u64, size_t, c_int, *mut c_void) -> c_int;
+
 /// `rbd_config_option_t`: a setting as an image uses it.
 #[derive(Debug)]
 #[repr(C)]
@@ -140,6 +143,8 @@ functions! {
     rbd rbd_stat(Image, *mut Info, size_t) -> c_int;
     rbd rbd_get_stripe_unit(Image, *mut u64) -> c_int;
     rbd rbd_get_stripe_count(Image, *mut u64) -> c_int;
+    rbd rbd_get_overlap(Image, *mut u64) -> c_int;
+    rbd rbd_diff_iterate2(Image, *const c_char, u64, u64, u8, u8, Differs, *mut c_void) -> c_int;
     rbd rbd_resize2(Image, u64, bool, Progress, *mut c_void) -> c_int;
     rbd rbd_lock_acquire(Image, c_int) -> c_int;
     rbd rbd_lock_get_owners(Image, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;

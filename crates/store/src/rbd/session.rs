@@ -1,10 +1,11 @@
 //! An open image as all of its queues share it.
 use super::bounded::bounded;
 use super::ended::Ended;
+use super::extents::{listed, window};
 use super::flight::Flight;
 use super::image::Image;
 use super::watch::{Bell, SizeWatch};
-use crate::{Link, StoreStatus};
+use crate::{Link, StoreExtent, StoreStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -88,6 +89,21 @@ impl Session {
         let session = Arc::clone(self);
         bounded(self.timeout, move || session.image().resize(size).and_then(|()| session.update_size()))
             .flatten()
+    }
+
+    /// Which parts of a range hold data, up to the timeout.
+    pub(super) fn extents(self: &Arc<Self>, offset: u64, len: u64) -> io::Result<Vec<StoreExtent>> {
+        let session = Arc::clone(self);
+        let end = offset.saturating_add(len);
+        let ask = move || {
+            let image = session.image();
+            let window = window(offset, end, session.size(), image.stripes()?);
+            let Some(window) = window.filter(|window| window.end > offset) else { return Ok(None) };
+            let wanted = offset..window.end.min(end);
+            Ok(image.data(window)?.map(|parts| listed(wanted, parts)))
+        };
+        let found: io::Result<_> = bounded(self.timeout, ask).flatten();
+        Ok(found?.unwrap_or_else(|| vec![StoreExtent::data(offset, len)]))
     }
 
     /// Seconds since the session began, from 1 on.

@@ -1,14 +1,13 @@
 //! A disk that this process reads and writes itself.
+use super::super::block_status::BlockStatus;
 use super::super::image::Image;
 use super::super::image_file::{ImageFile, Opening};
 use super::super::mark;
 use super::super::qcow2::{Extent, Qcow2};
 use super::super::{Format, Layer, LayerSource, OpenError};
-use super::{ImageError, open_file, open_with};
+use super::{ImageError, NewImage, create_in, open_file, open_with};
 use crate::blk::source::Source;
 use paravane_spec::blk::SECTOR;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -32,6 +31,8 @@ pub enum Use {
 pub struct Disk {
     image: Image,
     has_backing: bool,
+    /// What is known of a raw image.
+    status: BlockStatus,
 }
 
 impl Disk {
@@ -67,6 +68,42 @@ impl Disk {
         Self::of(file, format, backing)
     }
 
+    /// Opens a file, block device or store that is there, to be overwritten with an image.
+    ///
+    /// A raw image takes all of it, and holds what it held before. A qcow2 image is made anew in it; a
+    /// file is emptied first.
+    ///
+    /// # Errors
+    /// It is in use, or missing, or cannot be written; a raw image is smaller than `new`. Then
+    /// nothing was changed. Or the tables of a qcow2 image cannot be written.
+    pub fn overwrite(place: &LayerSource, new: &NewImage) -> Result<Self, ImageError> {
+        let format = match new {
+            NewImage::Raw(_) => Format::Raw,
+            NewImage::Qcow2(_) => Format::Qcow2,
+        };
+        let mut file = open_file(place, format, false)?;
+        new.check().map_err(|reason| ImageError::New { path: file.path.clone(), reason })?;
+        match new {
+            NewImage::Raw(size) if file.size < *size => {
+                return Err(ImageError::Small { path: file.path, target: file.size, source_size: *size });
+            }
+            NewImage::Raw(_) => {}
+            NewImage::Qcow2(_) => {
+                let failed = |path: &Path, source| ImageError::Io {
+                    path: path.to_owned(),
+                    action: "make the image",
+                    source,
+                };
+                if let Some(regular) = file.source.file().filter(|file| is_regular(file)) {
+                    regular.set_len(0).map_err(|error| failed(&file.path, error))?;
+                }
+                create_in(&file.source, &file.path, new)?;
+                file.size = file.source.size().map_err(|error| failed(&file.path, error))?;
+            }
+        }
+        Ok(Self::of(file, format, &[])?)
+    }
+
     fn of(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
         let image = match format {
             Format::Qcow2 => {
@@ -76,7 +113,7 @@ impl Disk {
             Format::Raw if backing.is_empty() => Image::raw(file),
             Format::Raw => return Err(OpenError::NoBacking { path: file.path }),
         };
-        Ok(Self { image, has_backing: !backing.is_empty() })
+        Ok(Self { image, has_backing: !backing.is_empty(), status: BlockStatus::default() })
     }
 
     /// Ends that the image is frozen by a snapshot, whose overlay it has taken in.
@@ -95,7 +132,8 @@ impl Disk {
     pub fn open_alone(place: &LayerSource) -> Result<Self, OpenError> {
         let file = open_file(place, Format::Qcow2, true)?;
         let qcow2 = Qcow2::open_alone(&file)?;
-        Ok(Self { image: Image::through(file, qcow2)?, has_backing: false })
+        let image = Image::through(file, qcow2)?;
+        Ok(Self { image, has_backing: false, status: BlockStatus::default() })
     }
 
     /// Path or location.
@@ -125,17 +163,25 @@ impl Disk {
         }
     }
 
+    /// Block in bytes: what is written and zeroed begins and ends at one, if the image allows it.
+    pub(super) fn block(&self) -> u64 {
+        let device = self.image.source.file().and_then(|file| rustix::fs::ioctl_blksszget(file).ok());
+        device.map_or(SECTOR, u64::from).max(self.image.block())
+    }
+
     /// What is at `offset`, and for how many bytes: at most `len`, at least 1.
     ///
     /// # Errors
     /// The range is empty or beyond the end, or the image cannot be read.
     pub fn extent(&self, offset: u64, len: u64) -> Result<(Extent, u64), ImageError> {
         let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.size());
-        let found = match (inside, &self.image.qcow2, self.image.source.file()) {
-            (false, ..) => Err(io::ErrorKind::InvalidInput.into()),
-            (true, Some(qcow2), _) => qcow2.extent(offset, len),
-            (true, None, Some(file)) => in_file(file, offset, len),
-            (true, None, None) => Ok((Extent::Data, len)),
+        let found = match (inside, &self.image.qcow2) {
+            (false, _) => Err(io::ErrorKind::InvalidInput.into()),
+            (true, Some(qcow2)) => qcow2.extent(offset, len),
+            (true, None) => {
+                let found = self.status.zeroes(&self.image.source, offset, len);
+                found.map(|(zeroes, len)| (if zeroes { Extent::Hole } else { Extent::Data }, len))
+            }
         };
         self.named("find data", found)
     }
@@ -160,7 +206,10 @@ impl Disk {
         let len = data.len() as u64;
         let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
             Some(qcow2) => qcow2.write_at(data, offset),
-            None => self.image.source.write_all_at(data, offset),
+            None => {
+                self.status.forget(offset, len);
+                self.image.source.write_all_at(data, offset)
+            }
         });
         self.named("write", done)
     }
@@ -173,12 +222,10 @@ impl Disk {
         let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
             _ if len == 0 => Ok(()),
             Some(qcow2) => qcow2.zero(offset, len),
-            None => match self.image.source.zero(offset, len, true) {
-                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    write_zeroes(&self.image.source, offset, len)
-                }
-                done => done,
-            },
+            None => {
+                self.status.forget(offset, len);
+                zero(&self.image.source, offset, len)
+            }
         });
         self.named("write zeroes", done)
     }
@@ -223,22 +270,8 @@ impl Disk {
     }
 }
 
-/// Data or a hole in a file, as far as the file system says.
-fn in_file(file: &File, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
-    let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-        Ok(data) => data,
-        // There is no data any more.
-        Err(Errno::NXIO) => return Ok((Extent::Hole, len)),
-        // A block device, or a file system that does not tell.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((Extent::Data, len)),
-        Err(error) => return Err(error.into()),
-    };
-    if data > offset {
-        return Ok((Extent::Hole, (data - offset).min(len)));
-    }
-    let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
-    // The file may change meanwhile: at least a byte, so that callers come to an end.
-    Ok((Extent::Data, hole.saturating_sub(offset).clamp(1, len)))
+fn is_regular(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.is_file())
 }
 
 fn read_all(source: &Source, mut into: &mut [u8], mut offset: u64) -> io::Result<()> {
@@ -254,6 +287,18 @@ fn read_all(source: &Source, mut into: &mut [u8], mut offset: u64) -> io::Result
         }
     }
     Ok(())
+}
+
+/// Makes a range read as zeroes, by writes if nothing else makes zeroes.
+fn zero(source: &Source, offset: u64, len: u64) -> io::Result<()> {
+    for unmap in [true, false] {
+        match source.zero(offset, len, unmap) {
+            // EINVAL: a block device with larger blocks.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {}
+            done => return done,
+        }
+    }
+    write_zeroes(source, offset, len)
 }
 
 fn write_zeroes(source: &Source, offset: u64, len: u64) -> io::Result<()> {

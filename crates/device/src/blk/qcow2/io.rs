@@ -1,6 +1,7 @@
 //! The bytes of an image, below its tables: everything that is read and written of it goes through here.
 //!
 //! Reads beyond the end are zeroes. Many threads that ask for [`Io::sync`] at the same time share one.
+use super::super::block_status::BlockStatus;
 use super::super::source::Source;
 use std::fmt;
 use std::fs::File;
@@ -25,6 +26,8 @@ pub(super) struct Io {
     /// Locked while a block is read, changed and written.
     partial: Mutex<()>,
     syncs: Syncs,
+    /// What is known of bytes that nobody writes.
+    status: BlockStatus,
     /// Called before bytes are freed.
     on_free: OnFree,
 }
@@ -49,8 +52,8 @@ impl Io {
             Source::Store(store) => (u64::from(store.limits().block).max(1), false, false),
         };
         let (is_fixed, partial) = (AtomicBool::new(is_fixed), Mutex::default());
-        let (syncs, on_free) = (Syncs::default(), OnFree::default());
-        Ok(Self { source, block, is_file, is_fixed, partial, syncs, on_free })
+        let (syncs, status, on_free) = (Syncs::default(), BlockStatus::default(), OnFree::default());
+        Ok(Self { source, block, is_file, is_fixed, partial, syncs, status, on_free })
     }
 
     /// Sets what is called with a range before it is freed, once.
@@ -72,6 +75,13 @@ impl Io {
     /// The file, if it is a regular one.
     pub(super) fn regular_file(&self) -> Option<&File> {
         self.source.file().filter(|_| self.is_file)
+    }
+
+    /// Whether the bytes at `offset` read as zeroes, and how many are alike: at most `len`, at least 1.
+    ///
+    /// The answer is kept: for bytes that nobody writes.
+    pub(super) fn zeroes(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
+        self.status.zeroes(&self.source, offset, len)
     }
 
     /// Whether the storage cannot grow.

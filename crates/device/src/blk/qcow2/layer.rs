@@ -5,6 +5,7 @@ use super::entry::{Entry, Place, Shape};
 use super::header::{DIRTY, Header};
 use super::io::Io;
 use super::tables::Tables;
+use super::whole::Extent;
 use rustix::fs::SeekFrom;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,23 +82,18 @@ impl Below {
         }
     }
 
-    /// Whether there is data at `offset`, as far as is known, and for how many bytes: at most `len`.
-    fn extent(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
+    /// What is at `offset`, and for how many bytes: at most `len`, at least 1.
+    fn extent(&self, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
         let inside = match self.size()?.saturating_sub(offset) {
-            0 => return Ok((false, len)),
+            0 => return Ok((Extent::Hole, len)),
             inside => inside.min(len),
         };
-        let Self::Raw(io) = self else { return Ok((true, inside)) };
-        let Some(file) = io.regular_file() else { return Ok((true, inside)) };
-        match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-            Ok(data) if data > offset => Ok((false, (data - offset).min(inside))),
-            Ok(_) => {
-                let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
-                Ok((true, hole.saturating_sub(offset).clamp(1, inside)))
+        match self {
+            Self::Qcow2(core) => core.extent(offset, inside),
+            Self::Raw(io) => {
+                let (zeroes, found) = io.zeroes(offset, inside)?;
+                Ok((if zeroes { Extent::Hole } else { Extent::Data }, found))
             }
-            Err(rustix::io::Errno::NXIO) => Ok((false, inside)),
-            // The file system does not tell.
-            Err(_) => Ok((true, inside)),
         }
     }
 }
@@ -193,24 +189,19 @@ impl Core {
         }
     }
 
-    /// What is at `offset`: its entry, whether data of a layer below shows, and for how many bytes.
-    pub(super) fn extent(&self, offset: u64, len: u64) -> io::Result<(Entry, bool, u64)> {
+    /// What is at `offset` of the disk, and for how many bytes: at most `len`, at least 1.
+    pub(super) fn extent(&self, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
         let (entry, found) = self.lookup(offset, len)?;
         match (entry, &self.below) {
-            (Entry::Unallocated, Some(Below::Qcow2(below))) => {
-                let inside = below.size().saturating_sub(offset).min(found);
-                if inside == 0 {
-                    return Ok((entry, false, found));
-                }
-                let (lower, shows, found) = below.extent(offset, inside)?;
-                let shows = shows || matches!(lower, Entry::Data(_) | Entry::Compressed { .. });
-                Ok((if shows { entry } else { lower }, shows, found))
+            // Clusters that were allocated and never written. Others write to what is open for writing.
+            (Entry::Data(Place { host, .. }), _) if !self.is_writable => {
+                let (zeroes, found) = self.io.zeroes(host, found)?;
+                Ok((if zeroes { Extent::Zeroes } else { Extent::Data }, found))
             }
-            (Entry::Unallocated, Some(below)) => {
-                let (shows, found) = below.extent(offset, found)?;
-                Ok((entry, shows, found))
-            }
-            _ => Ok((entry, false, found)),
+            (Entry::Data(_) | Entry::Compressed { .. }, _) => Ok((Extent::Data, found)),
+            (Entry::Zero { .. }, _) => Ok((Extent::Zeroes, found)),
+            (Entry::Unallocated, Some(below)) => below.extent(offset, found),
+            (Entry::Unallocated, None) => Ok((Extent::Hole, found)),
         }
     }
 }

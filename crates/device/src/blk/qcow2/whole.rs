@@ -1,6 +1,5 @@
 //! The disk in an image without a guest: reads, writes, and where its data is.
 use super::Qcow2;
-use super::entry::Entry;
 use std::io;
 
 /// What is at an offset of a disk.
@@ -25,13 +24,7 @@ impl Qcow2 {
     /// Both arguments are within the disk.
     pub(in crate::blk) fn extent(&self, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
         let _unchanged = self.shared();
-        let (entry, shows_below, found) = self.core.extent(offset, len)?;
-        let extent = match entry {
-            Entry::Data(_) | Entry::Compressed { .. } => Extent::Data,
-            Entry::Unallocated if shows_below => Extent::Data,
-            Entry::Zero { .. } => Extent::Zeroes,
-            Entry::Unallocated => Extent::Hole,
-        };
+        let (extent, found) = self.core.extent(offset, len)?;
         Ok((extent, found.clamp(1, len)))
     }
 

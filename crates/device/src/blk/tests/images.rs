@@ -1,6 +1,6 @@
 //! Images without a guest, checked by QEMU's own tool: made by one, read by the other.
 use super::super::images::{
-    self, BackingName, CLUSTER_SIZES, Disk, Extent, ImageError, NewImage, NewQcow2, Use,
+    self, BackingName, CLUSTER_SIZES, Content, Disk, Extent, ImageError, NewImage, NewQcow2, Use,
 };
 use super::qcow2::{check, create, create_on, disk, done, folder, layer, open, text};
 use super::stores::{LIMITS, TestStore};
@@ -196,7 +196,7 @@ fn a_copy_of_a_chain_is_what_qemu_reads_of_it() {
             let path = make(&chain.folder, &format!("copy.{}", format.name()), &new);
             let target = writable(&path, format, &[]);
             let mut seen = Vec::new();
-            let written = images::copy(&source, &target, &mut |at| {
+            let written = images::copy(&source, &target, Content::Zeroes, &mut |at| {
                 seen.push(at);
                 ControlFlow::Continue(())
             })
@@ -223,9 +223,9 @@ fn a_copy_stops_when_it_is_told_and_needs_room() {
     let from = Disk::open(&place(from.path()), Format::Raw, &[], Use::Read).unwrap();
     let to = writable(&make(&folder, "to", &NewImage::Raw(6 * MIB)), Format::Raw, &[]);
     let stop = &mut |at| if at >= 2 * MIB { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    assert!(matches!(images::copy(&from, &to, stop), Err(ImageError::Stopped)));
+    assert!(matches!(images::copy(&from, &to, Content::Zeroes, stop), Err(ImageError::Stopped)));
     let small = writable(&make(&folder, "small", &NewImage::Raw(MIB)), Format::Raw, &[]);
-    assert!(matches!(images::copy(&from, &small, &mut on), Err(ImageError::Small { .. })));
+    assert!(matches!(images::copy(&from, &small, Content::Zeroes, &mut on), Err(ImageError::Small { .. })));
 }
 
 #[test]
