@@ -1,6 +1,7 @@
 //! Requests as a driver makes them, and what must come back.
 mod block_device;
 mod clusters;
+mod copies;
 mod data;
 mod direct;
 mod disk;

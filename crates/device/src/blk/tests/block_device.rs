@@ -133,3 +133,41 @@ fn a_disk_may_have_smaller_blocks_than_its_device() {
         assert_eq!(rig.device.errors().totals().operations, [0; 5]);
     }
 }
+
+#[test]
+fn a_block_device_is_overwritten() {
+    use super::super::images::{Content, Disk, ImageError, NewImage, NewQcow2, Use, copy};
+    use super::super::{Format, LayerSource};
+    let test = "a_block_device_is_overwritten";
+    let mut content = pattern(DISK - 1536, 60);
+    content[512..300_032].fill(0);
+    content[600_000..].fill(0);
+    let source = image(&content);
+    let from = Disk::open(&LayerSource::Path(source.path().into()), Format::Raw, &[], Use::Read).unwrap();
+    for sectors in ["512", "4096"] {
+        let Some(device) = Loop::with(test, &pattern(2 * DISK, 61), &["--sector-size", sectors]) else { return };
+        let place = LayerSource::Path(device.path.clone());
+        let size = from.size();
+        for new in [
+            NewImage::Raw(size),
+            NewImage::Qcow2(NewQcow2 { size, cluster_size: 65536, backing: None }),
+        ] {
+            let (format, before) = match new {
+                NewImage::Raw(_) => (Format::Raw, Content::Unknown),
+                NewImage::Qcow2(_) => (Format::Qcow2, Content::Zeroes),
+            };
+            let to = Disk::overwrite(&place, &new).unwrap();
+            assert!(matches!(Disk::overwrite(&place, &new), Err(ImageError::Open(OpenError::InUse { .. }))));
+            copy(&from, &to, before, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+            drop(to);
+            let disk = Disk::open(&place, format, &[], Use::Read).unwrap();
+            let mut read = vec![1; disk.size() as usize];
+            disk.read(&mut read, 0).unwrap();
+            let mut expected = content.clone();
+            expected.resize(disk.size() as usize, 0);
+            assert!(read == expected, "{format:?} on sectors of {sectors} bytes");
+        }
+        let small = Disk::overwrite(&place, &NewImage::Raw(2 * DISK as u64 + 512));
+        assert!(matches!(small, Err(ImageError::Small { .. })), "{small:?}");
+    }
+}
