@@ -1,6 +1,6 @@
 //! `paravane disk convert`.
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format, layers, open_bytes};
-use super::target::Target;
+use super::image::{CLUSTER_SIZE, cluster_size, failed, format, is_same, layers, open_bytes};
+use super::new_file::NewFile;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::output;
@@ -8,18 +8,23 @@ use crate::serve::args::{Backing, Format};
 use crate::size::{Size, bytes};
 use anyhow::anyhow;
 use clap::Args;
-use paravane_device::blk::images::{self, Disk, NewImage, NewQcow2, Use};
+use paravane_device::blk::LayerSource;
+use paravane_device::blk::images::{self, Content, Disk, ImageError, NewImage, NewQcow2, Use};
+use paravane_store::Location;
+use std::os::unix::fs::FileTypeExt;
 
-/// Copy a disk to a new image of either format, with all its layers as one
+/// Copy a disk to an image of either format, with all its layers as one
 ///
-/// Zeroes and holes are not written: they stay holes. Snapshots and dirty bitmaps in a qcow2 image
-/// are not copied. A progress bar is on stderr if that is a terminal.
+/// Zeroes and holes are not read where the layers tell of them (SEEK_HOLE of files, mappings of qcow2
+/// images, block status of NBD servers and Ceph), and are not written where the target reads as
+/// zeroes. Snapshots and dirty bitmaps in a qcow2 image are not copied. The copy is durable at the
+/// end. A progress bar is on stderr if that is a terminal.
 #[derive(Debug, Args)]
 pub(super) struct ConvertArgs {
     /// Image to read, as FORMAT:LOCATION
     #[arg(value_name = "SOURCE")]
     source: Backing,
-    /// Image to create, as FORMAT:LOCATION
+    /// Image to create, or to overwrite with --target-exists, as FORMAT:LOCATION
     #[arg(value_name = "TARGET")]
     target: Backing,
     /// Backing file of the source as FORMAT:LOCATION; repeat per layer, top first
@@ -33,9 +38,15 @@ pub(super) struct ConvertArgs {
     /// Cluster size of a qcow2 target, a power of two from 512 to 2M [default: 64k]
     #[arg(long, value_name = "SIZE")]
     cluster_size: Option<Size>,
-    /// Replace an image that is there and not in use, or the content of a store
-    #[arg(long)]
+    /// Replace a file that is there and not in use
+    #[arg(long, conflicts_with = "target_exists")]
     force: bool,
+    /// Overwrite a file, block device, NBD export or Ceph image that is there, in place
+    ///
+    /// A raw target must be at least as large as the disk; zeroes fill the rest of it. After an error or
+    /// a signal it holds a part of the copy.
+    #[arg(long)]
+    target_exists: bool,
     /// Hide the progress bar
     #[arg(short, long)]
     quiet: bool,
@@ -44,6 +55,12 @@ pub(super) struct ConvertArgs {
 pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
     if args.target.format == Format::Raw && args.cluster_size.is_some() {
         return Err(Failure::request(anyhow!("--cluster-size: raw images have no clusters")));
+    }
+    let target = &args.target.location;
+    if !args.target_exists {
+        check_new(target).map_err(Failure::request)?;
+    } else if [&args.source].into_iter().chain(&args.backing).any(|layer| is_same(&layer.location, target)) {
+        return Err(Failure::request(anyhow!("{target}: is the source, or one of its layers")));
     }
     let place = open_bytes(&args.source.location, false)?;
     let layers = layers(&args.backing)?;
@@ -62,19 +79,104 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
         }),
     };
     let mut work = Work::start("converting", size, args.quiet)?;
-    let file = Target::begin(&args.target.location, &new, args.force, &work)?;
-    images::create(&file.place(), &new).map_err(failed)?;
-    let target = Disk::open(&file.place(), format(args.target.format), &[], Use::Write)?;
-    let written = images::copy(&source, &target, &mut |at| work.step(at)).map_err(failed)?;
-    drop(target);
-    file.finish()?;
+    let copied = match args.target_exists {
+        true => overwrite(args, &source, &new, &mut work)?,
+        false => create(args, &source, &new, &mut work)?,
+    };
     drop(work);
     output::print(&format!(
-        "{}: {}, {}, {} written\n",
-        args.target.location,
+        "{target}: {}, {}, {} written\n",
         format(args.target.format).name(),
-        bytes(size),
-        bytes(written)
+        bytes(copied.size),
+        bytes(copied.written)
     ))?;
     Ok(())
+}
+
+/// What was copied.
+struct Copied {
+    /// Bytes of the target's disk.
+    size: u64,
+    /// Bytes of data written.
+    written: u64,
+}
+
+/// Refuses a target that exists whatever this command does.
+fn check_new(target: &Location) -> Result<(), anyhow::Error> {
+    let what = match target {
+        Location::Http(_) | Location::S3(_) => {
+            return Err(anyhow!("{target}: objects of HTTP and S3 servers cannot be written"));
+        }
+        Location::File(path) => match path.metadata() {
+            Ok(metadata) if metadata.file_type().is_block_device() => "block device",
+            _ => return Ok(()),
+        },
+        _ => "store",
+    };
+    Err(anyhow!("{target}: is a {what}, whose content would be lost; --target-exists overwrites it"))
+}
+
+/// Copies to a new file, which appears when it is complete.
+fn create(
+    args: &ConvertArgs,
+    source: &Disk,
+    new: &NewImage,
+    work: &mut Work,
+) -> Result<Copied, Failure> {
+    let Location::File(path) = &args.target.location else {
+        return Err(Failure::request(anyhow!("{}: is not a file", args.target.location)));
+    };
+    new.check().map_err(|reason| Failure::request(anyhow!("{}: {reason}", path.display())))?;
+    let file = NewFile::create(path, args.force)?;
+    work.unfinished(file.path());
+    images::create(&file.place(), new).map_err(failed)?;
+    let target = Disk::open(&file.place(), format(args.target.format), &[], Use::Write)?;
+    let written =
+        images::copy(source, &target, Content::Zeroes, &mut |at| work.step(at)).map_err(failed)?;
+    drop(target);
+    file.finish()?;
+    Ok(Copied { size: source.size(), written })
+}
+
+/// Copies to a target that is there.
+fn overwrite(
+    args: &ConvertArgs,
+    source: &Disk,
+    new: &NewImage,
+    work: &mut Work,
+) -> Result<Copied, Failure> {
+    let location = &args.target.location;
+    if matches!(location, Location::Http(_) | Location::S3(_)) {
+        check_new(location).map_err(Failure::request)?;
+    }
+    let place = open_bytes(location, true)?;
+    let target = Disk::overwrite(&place, new).map_err(failed)?;
+    let content = match new {
+        NewImage::Raw(_) => Content::Unknown,
+        NewImage::Qcow2(_) => Content::Zeroes,
+    };
+    let size = target.size();
+    work.set_size(size);
+    let part = |error: ImageError| {
+        let Failure { status, error } = failed(error);
+        Failure { status, error: error.context(format!("{location}: holds a part of the copy")) }
+    };
+    let written = images::copy(source, &target, content, &mut |at| work.step(at)).map_err(part)?;
+    drop(target);
+    check_connection(location, &place)?;
+    Ok(Copied { size, written })
+}
+
+/// Checks that no server was lost meanwhile which had acknowledged writes, and not made them durable.
+///
+/// The flush at the end is answered by the server that came after it.
+fn check_connection(location: &Location, place: &LayerSource) -> Result<(), anyhow::Error> {
+    let writes_through = matches!(location, Location::Nbd(nbd) if nbd.write_through);
+    match place {
+        LayerSource::Store(store) if !writes_through && store.status().reconnects > 0 => Err(anyhow!(
+            "{location}: the connection was lost, and the server may have lost writes; run the command again, \
+             or add write-through=on to the URL"
+        )),
+        _ => Ok(()),
+    }
 }

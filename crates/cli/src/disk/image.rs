@@ -4,6 +4,7 @@ use crate::serve::args::{Backing, Format};
 use paravane_device::blk::images::ImageError;
 use paravane_device::blk::{self, Layer, LayerSource};
 use paravane_store::{Direct, Location, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 
 /// Cluster size of new qcow2 images, as QEMU's: 64 KiB.
@@ -38,6 +39,30 @@ pub(super) fn format(format: Format) -> blk::Format {
     }
 }
 
+/// Whether two locations are known to name the same bytes.
+///
+/// A server can give them several names, which nobody can tell.
+pub(super) fn is_same(one: &Location, other: &Location) -> bool {
+    match (one, other) {
+        (Location::File(one), Location::File(other)) => {
+            let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else { return false };
+            let (kind, other_kind) = (one.file_type(), other.file_type());
+            match kind.is_block_device() && other_kind.is_block_device() {
+                true => one.rdev() == other.rdev(),
+                false => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+            }
+        }
+        (Location::Nbd(one), Location::Nbd(other)) => {
+            (&one.target, &one.export) == (&other.target, &other.export)
+        }
+        (Location::Rbd(one), Location::Rbd(other)) => {
+            (&one.pool, &one.namespace, &one.image, &one.snapshot)
+                == (&other.pool, &other.namespace, &other.image, &other.snapshot)
+        }
+        _ => false,
+    }
+}
+
 /// A cluster size, checked further by the library.
 pub(super) fn cluster_size(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
@@ -46,7 +71,10 @@ pub(super) fn cluster_size(bytes: u64) -> u32 {
 /// Status 2 for what was refused before anything was changed, 130 for a signal.
 pub(super) fn failed(error: ImageError) -> Failure {
     let status = match error {
-        ImageError::Open(_) | ImageError::New { .. } | ImageError::Grow { .. } => 2,
+        ImageError::Open(_)
+        | ImageError::New { .. }
+        | ImageError::Grow { .. }
+        | ImageError::Small { .. } => 2,
         ImageError::Stopped => 130,
         _ => 1,
     };

@@ -37,7 +37,7 @@ impl Target {
                 Ok(Self::File(file))
             }
             (_, NewImage::Raw(_)) => refused(
-                "raw images are made in files only; make qcow2, or copy a file with the store's tools",
+                "is a store, whose size is fixed; make qcow2, or copy a disk to it with `paravane disk convert`",
             ),
             _ if !force => refused("is a store, whose content would be lost; --force overwrites it"),
             _ => open_bytes(location, true).map(Self::Store),

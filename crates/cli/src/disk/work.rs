@@ -41,6 +41,11 @@ impl Work {
         Ok(Self { bar, stop, unfinished })
     }
 
+    /// The work has another size, in bytes of the disk.
+    pub(super) fn set_size(&self, size: u64) {
+        self.bar.set_length(size);
+    }
+
     /// A file to remove if a second signal ends the process.
     ///
     /// The work is started before the file is made: a signal never leaves it behind.

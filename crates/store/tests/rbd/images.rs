@@ -105,3 +105,80 @@ fn an_image_in_a_namespace() {
     cluster.rbd(&["rm", "--no-progress", &spec]);
     cluster.rbd(&["namespace", "remove", &format!("pool/{namespace}")]);
 }
+
+/// Checks that what is called zeroes reads as zeroes, and returns how many bytes that are.
+fn zeroes(store: &Rbd, from: u64) -> u64 {
+    let (mut at, mut zeroes) = (from, 0);
+    while at < store.size() {
+        for extent in store.extents(at, store.size() - at).expect("extents") {
+            assert!(extent.offset == at && extent.len > 0, "{extent:?} at {at}");
+            at += extent.len;
+            if extent.zeroes {
+                zeroes += extent.len;
+                for part in (extent.offset..at).step_by(1 << 20) {
+                    let len = (at - part).min(1 << 20) as usize;
+                    assert!(read(store, part, len).iter().all(|&byte| byte == 0), "{extent:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(at, store.size());
+    zeroes
+}
+
+#[test]
+fn parts_that_were_never_written_are_zeroes() {
+    const MIB: u64 = 1 << 20;
+    let Some(cluster) = Cluster::find("parts_that_were_never_written_are_zeroes") else { return };
+    let _up = cluster.in_use();
+    let striped = "--stripe-unit 64K --stripe-count 5 --object-size 1M";
+    for (number, (options, least)) in [
+        // Whole objects.
+        ("--object-size 1M", 40 * MIB),
+        // Parts of objects.
+        ("--object-size 1M --image-feature layering,exclusive-lock", 59 * MIB),
+        (striped, 20 * MIB),
+        (&format!("{striped} --image-feature layering,exclusive-lock,striping"), 59 * MIB),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let options: Vec<_> = options.split(' ').collect();
+        let image = cluster.image(&format!("holes-{number}"), "63M", &options);
+        let store = image.open();
+        assert_eq!(zeroes(&store, 0), 63 * MIB);
+        for at in [0, 5 * MIB - 700, 31 * MIB + 4096, 63 * MIB - 512] {
+            assert_eq!(write(&store, at, &[7; 512]), 512);
+            assert_eq!(write(&store, at.saturating_sub(90_000), &[8; 1024]), 1024);
+        }
+        let found = zeroes(&store, 0);
+        assert!((least..63 * MIB).contains(&found), "{options:?}: {found}");
+        // Discarded objects are gone.
+        assert_eq!(perform(&store, Job::Discard { offset: 0, len: 20 * MIB }), 0);
+        assert!(zeroes(&store, 0) >= found, "{options:?}");
+        // From the middle of an object.
+        let from = 4 * MIB + 12_345;
+        assert!(zeroes(&store, from) < zeroes(&store, 0));
+        // Of a snapshot, whatever comes later.
+        let snapshot = format!("{}@base", image.spec());
+        cluster.rbd(&["snap", "create", "--no-progress", &snapshot]);
+        assert_eq!(write(&store, 8 * MIB, &[9; 3 << 20]), 3 << 20);
+        let mut location = image.location();
+        location.snapshot = Some("base".into());
+        let before = Rbd::open(&location, &RbdOptions::default()).expect("the snapshot");
+        assert!(zeroes(&before, 0) >= found, "{options:?}");
+        zeroes(&store, 0);
+        drop((before, store));
+        // A clone has what its parent has: all may be data.
+        cluster.rbd(&["snap", "protect", &snapshot]);
+        let name = format!("{}-clone", image.name);
+        cluster.rbd(&["clone", &snapshot, &format!("pool/{name}")]);
+        {
+            let clone = TestImage { cluster: &cluster, name };
+            let store = clone.open();
+            assert_eq!(zeroes(&store, 0), 0);
+        }
+        cluster.rbd(&["snap", "unprotect", &snapshot]);
+        cluster.rbd(&["snap", "purge", "--no-progress", &image.spec()]);
+    }
+}
