@@ -43,7 +43,7 @@ use crate::failure::{self, Failure};
 use crate::size::Size;
 use crate::{log, output};
 use anyhow::{Context, anyhow};
-use args::{DaemonArgs, Format, LogFormat, ServeArgs};
+use args::{DaemonArgs, LogFormat, ServeArgs};
 use broker::Broker;
 use config::Config;
 use control::Control;
@@ -55,14 +55,14 @@ use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
 use report::Report;
-use sandbox::paths::{AllowedPaths, ImageAccess};
+use sandbox::paths::AllowedPaths;
 use sandbox::user::Target;
 use sd_notify::NotifyState;
 use shelf::{Found, KeptSession, Place, Shelf};
 use signals::{Request, Signals};
 use snapshot::SnapshotServer;
 use sockets::Sockets;
-use spec::{DeviceSpec, Endpoint, Kind};
+use spec::{DeviceSpec, Endpoint};
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU32;
@@ -736,30 +736,7 @@ fn allowed_paths(
         allowed.socket(control);
     }
     for device in devices {
-        if let Some(socket) = device.socket() {
-            allowed.socket(socket);
-        }
-        match &device.kind {
-            Kind::Blk(blk) => {
-                let access = match (blk.read_only, blk.format) {
-                    (true, _) => ImageAccess::Read,
-                    (false, Format::Raw) => ImageAccess::Write,
-                    (false, Format::Qcow2) => ImageAccess::Grow,
-                };
-                if let Some(image) = blk.image.path() {
-                    allowed.image(image, access, more);
-                }
-                for location in device.locations() {
-                    if let Location::Rbd(rbd) = location {
-                        allowed.ceph(rbd.conf.as_deref());
-                    }
-                }
-                let layers = blk.backing.iter().filter_map(|layer| layer.location.path());
-                layers.for_each(|layer| allowed.image(layer, ImageAccess::Read, more));
-            }
-            Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => allowed.taps(),
-            _ => {}
-        }
+        allowed.device(device, more);
     }
     allowed
 }

@@ -156,9 +156,11 @@ fn invalid_requests_change_nothing() {
         ("create --backing there.img new.img", "missing format"),
         ("create --size 1M missing/new.img", "missing/new.img: cannot create"),
         ("create --size 1M nbd://127.0.0.1/vm0", "--force overwrites it"),
-        ("create --format raw --force --size 1M nbd://127.0.0.1/vm0", "made in files only"),
+        ("create --format raw --force --size 1M nbd://127.0.0.1/vm0", "is a store, whose size is fixed"),
         ("info missing.img", "missing.img"),
         ("info --format qcow2 there.img", "is not a qcow2 image"),
+        ("create --size 1M ftp://host/new.img", "unknown kind of URL"),
+        ("info file:///tmp/vm.img", "write its path, /tmp/vm.img"),
         ("convert there.img raw:new.img", "missing format"),
         ("convert qcow2:there.img raw:new.img", "is not a qcow2 image"),
         ("convert raw:there.img raw:new.img --backing raw:there.img", "there.img"),
@@ -303,7 +305,7 @@ fn bases_overlays_and_sources_can_be_in_a_store() {
     assert_eq!((&report["file_bytes"], &report["allocated_bytes"]), (&(16 * MIB).into(), &Value::Null));
     folder.qemu_img(&format!("check -q -f qcow2 {spare}"));
     folder.qemu_img(&format!("compare -q -f qcow2 -F raw {spare} base.raw"));
-    folder.done(&format!("convert --force raw:flat.raw qcow2:{spare}"));
+    folder.done(&format!("convert --target-exists raw:flat.raw qcow2:{spare}"));
     folder.qemu_img(&format!("check -q -f qcow2 {spare}"));
     folder.qemu_img(&format!("compare -q -f qcow2 -F raw {spare} flat.raw"));
 

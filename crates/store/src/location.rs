@@ -210,9 +210,13 @@ impl FromStr for Location {
 
     fn from_str(text: &str) -> Result<Self, LocationError> {
         let malformed = |reason: String| LocationError { location: text.into(), reason };
-        let Some((scheme, _)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
-            return Ok(Self::File(text.into()));
-        };
+        let Some((written, rest)) = text.split_once(':') else { return Ok(Self::File(text.into())) };
+        let is_url = rest.starts_with("//") && has_form_of_scheme(written);
+        // Upper case is as good as lower case in a URL; other names with a colon are files.
+        let scheme = if is_url { &*written.to_ascii_lowercase() } else { written };
+        if !is_scheme(scheme) {
+            return if is_url { Err(unknown(text, rest, scheme)) } else { Ok(Self::File(text.into())) };
+        }
         if scheme == "rbd" {
             return rbd(&text["rbd:".len()..]).map(Self::Rbd).map_err(malformed);
         }
@@ -233,6 +237,24 @@ impl FromStr for Location {
 /// Whether a text before a colon makes the rest a URL.
 fn is_scheme(text: &str) -> bool {
     matches!(text, "nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "rbd" | "http" | "https" | "s3")
+}
+
+/// Whether a text may be the scheme of a URL (RFC 3986, section 3.1).
+fn has_form_of_scheme(text: &str) -> bool {
+    let other = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+    text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic()) && text.bytes().all(other)
+}
+
+/// The error for a URL of another kind, without what may be a password.
+fn unknown(text: &str, rest: &str, scheme: &str) -> LocationError {
+    let location = if text.contains('@') { format!("{scheme}://...") } else { text.into() };
+    let reason = match (scheme, rest.strip_prefix("//").unwrap_or(rest)) {
+        ("file", path) if path.starts_with('/') => format!("is the URL of a file; write its path, {path}"),
+        _ => "unknown kind of URL; use nbd, nbds, nbd+unix, nbds+unix, rbd, http, https or s3, or begin the \
+              path of a file with ./"
+            .into(),
+    };
+    LocationError { location, reason }
 }
 
 fn nbd(url: &Url) -> Result<NbdLocation, String> {
@@ -444,6 +466,22 @@ mod tests {
         for path in ["vm0.img", "/dev/vg/vm0", "./nbd:x", "C:/x", "a:b", "file.nbd"] {
             assert_eq!(path.parse(), Ok(Location::File(path.into())));
         }
+    }
+
+    #[test]
+    fn other_kinds_of_urls_are_no_files() {
+        refused("ftp://host/vm.img", "unknown kind of URL; use nbd,");
+        refused("vmdk+x.y-1://a", "unknown kind of URL");
+        refused("file:///tmp/vm.img", "write its path, /tmp/vm.img");
+        refused("file://host/vm.img", "unknown kind of URL");
+        let secret = "ftp://user:secret@host/x".parse::<Location>().unwrap_err().to_string();
+        assert!(secret.starts_with("ftp://...: unknown"), "{secret}");
+        for path in ["file:vm.img", "ftp:/x", "./ftp://host", "1a://b", "RBD:pool/disk", "a b://c", "://x"] {
+            assert_eq!(path.parse(), Ok(Location::File(path.into())));
+        }
+        let upper: Location = "HTTP://host/vm.img".parse().unwrap();
+        assert_eq!(upper.to_string(), "http://host/vm.img");
+        assert_eq!(nbd("NBD://store/vm0").export, "vm0");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use paravane_device::blk::LayerSource;
 use paravane_device::blk::images;
 use std::fs::{File, Metadata, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use tempfile::TempPath;
 
@@ -45,6 +45,8 @@ impl NewFile {
                 .permissions(Permissions::from_mode(MODE))
                 .tempfile_in(folder(&target))?;
             if let Some(replaced) = &replaced {
+                keep_owner(file.as_file(), replaced)?;
+                // Afterwards: a new owner takes bits off.
                 file.as_file().set_permissions(replaced.permissions())?;
             }
             Ok(file.into_temp_path())
@@ -80,6 +82,24 @@ impl NewFile {
     }
 }
 
+/// Gives a new file the owner of the one that it replaces.
+fn keep_owner(file: &File, replaced: &Metadata) -> std::io::Result<()> {
+    let own = file.metadata()?;
+    let change = |new: u32, old: u32| (new != old).then_some(new);
+    let (owner, group) = (change(replaced.uid(), own.uid()), change(replaced.gid(), own.gid()));
+    if (owner, group) == (None, None) {
+        return Ok(());
+    }
+    fchown(file, owner, group).map_err(|error| {
+        let what = format!(
+            "it cannot have the owner of the one there, {}:{}: {error}; remove that first, or run this as root",
+            replaced.uid(),
+            replaced.gid()
+        );
+        std::io::Error::new(error.kind(), what)
+    })
+}
+
 /// The file that is to be replaced, if there is one and it can be.
 fn replaceable(path: &Path, force: bool) -> Result<Option<Metadata>, anyhow::Error> {
     if path.symlink_metadata().is_err() {
@@ -103,7 +123,6 @@ fn folder(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn names(folder: &Path) -> Vec<String> {
         let name =
@@ -146,6 +165,16 @@ mod tests {
         file.finish().ok().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65534), Some(65533)).unwrap();
+            let file = NewFile::create(&path, true).ok().unwrap();
+            fill(&file, "new");
+            file.finish().ok().unwrap();
+            let replaced = path.metadata().unwrap();
+            assert_eq!((replaced.uid(), replaced.gid(), replaced.mode() & 0o777), (65534, 65533, 0o640));
+        } else {
+            paravane_test_support::skip("only_force_replaces_a_file_and_keeps_its_mode_and_name: owner", "not root");
+        }
         assert!(link.symlink_metadata().unwrap().is_symlink());
         // Not a file, and a file that another program makes meanwhile.
         assert!(NewFile::create(folder.path(), true).is_err_and(|failure| failure.status == 2));

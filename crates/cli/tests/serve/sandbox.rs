@@ -261,3 +261,27 @@ fn capabilities_that_another_user_was_given_are_dropped() {
         assert_eq!(found, [0, DAC_OVERRIDE, DAC_OVERRIDE, 0], "{thread:x?}");
     }
 }
+
+/// What the image's own permissions refuse is not blamed on the sandbox.
+#[test]
+fn an_image_without_permission_is_not_outside_of_the_sandbox() {
+    let test = "an_image_without_permission_is_not_outside_of_the_sandbox";
+    if !sandbox_usable(test) {
+        return;
+    }
+    let folder = Folder::new();
+    let image = folder.image("vm.img");
+    let changed = |flag: &str| Command::new("chattr").args([flag, &image]).status().is_ok_and(|done| done.success());
+    if !changed("+i") {
+        return skip(test, "chattr: not root, or not on this file system");
+    }
+    let socket = folder.text("s");
+    let output = paravane()
+        .args(["serve", "blk", "--image", &image, "--socket", &socket, "--control", "off"])
+        .output()
+        .unwrap();
+    assert!(changed("-i"));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && stderr.contains("is it immutable or append-only? see lsattr"), "{stderr}");
+    assert!(!stderr.contains("sandbox"), "{stderr}");
+}

@@ -2,6 +2,7 @@
 use super::super::open::{self, Earlier, Figures, LinkEnds, OpenContext, Opened, Opening};
 use super::super::process::IoThread;
 use super::super::report;
+use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
@@ -111,20 +112,29 @@ pub(crate) fn open_with(
     context: &OpenContext,
     earlier: Earlier,
 ) -> Result<Opening, anyhow::Error> {
-    let allowed = context.allowed.as_deref();
-    open::open(spec, link_ends, context, earlier).map_err(|error| match (refused_access(&error), allowed) {
-        (true, Some(_)) if spec.tap().is_some() => anyhow!(
-            "{} (the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it)",
-            one_line(&error)
-        ),
-        (true, Some(allowed)) => anyhow!("{} ({})", one_line(&error), allowed.remark()),
-        _ => error,
+    open::open(spec, link_ends, context, earlier).map_err(|error| match context.allowed.as_deref() {
+        Some(allowed) => explained(error, spec, allowed),
+        None => error,
     })
 }
 
-fn refused_access(error: &anyhow::Error) -> bool {
-    let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
-    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
+/// Adds why access may have been refused: by the sandbox only if it does not allow what `spec` needs.
+fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) -> anyhow::Error {
+    let cause = |error: &anyhow::Error| {
+        let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+        causes.find(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied).map(|cause| cause.raw_os_error())
+    };
+    let Some(number) = cause(&error) else { return error };
+    let mut wanted = AllowedPaths::default();
+    wanted.device(spec, false);
+    let why = match spec.tap() {
+        Some(_) if allowed.keeps_net_admin() => return error,
+        Some(_) => "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into(),
+        None if !allowed.covers(&wanted) => allowed.remark(),
+        None if number == Some(libc::EPERM) => "is it immutable or append-only? see lsattr".into(),
+        None => format!("the daemon is user {}", rustix::process::geteuid().as_raw()),
+    };
+    anyhow!("{} ({why})", one_line(&error))
 }
 
 impl ServedDevice {
@@ -321,9 +331,11 @@ impl ServedDevice {
         self.taken.last = Some(report::Snapshot::now(snapshot));
     }
 
-    /// The overlay of an image that a snapshot has frozen.
+    /// The present overlay over an image that a snapshot has frozen: that of the latest snapshot.
     pub(super) fn overlay_of(&self, image: &Location) -> Option<&Path> {
-        self.taken.frozen.iter().find(|(frozen, _)| frozen == image).map(|(_, overlay)| overlay.as_path())
+        let frozen = &self.taken.frozen;
+        let (_, latest) = frozen.last()?;
+        frozen.iter().any(|(frozen, _)| frozen == image).then_some(latest.as_path())
     }
 
     /// Tries again what waits for room.

@@ -4,11 +4,14 @@
 //! its images and sockets, so that SIGHUP can add devices there. Below /dev only named devices and
 //! /dev/net/tun are allowed.
 use super::error::SandboxError;
+use crate::serve::args::Format;
 use crate::serve::process::TASKS;
+use crate::serve::spec::{self, DeviceSpec, Kind};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
+use paravane_store::Location;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -68,6 +71,8 @@ pub(crate) struct AllowedPaths {
     rules: BTreeMap<PathBuf, BitFlags<AccessFs>>,
     /// TCP ports of servers.
     ports: Ports,
+    /// A TAP device was allowed by a device.
+    net_admin: bool,
 }
 
 /// TCP ports to which connections are allowed.
@@ -84,6 +89,53 @@ impl Default for Ports {
 }
 
 impl AllowedPaths {
+    /// Allows what a device needs; with `beside`, what is in the directories of its images, too.
+    pub(crate) fn device(&mut self, device: &DeviceSpec, beside: bool) {
+        if let Some(socket) = device.socket() {
+            self.socket(socket);
+        }
+        match &device.kind {
+            Kind::Blk(blk) => {
+                let access = match (blk.read_only, blk.format) {
+                    (true, _) => ImageAccess::Read,
+                    (false, Format::Raw) => ImageAccess::Write,
+                    (false, Format::Qcow2) => ImageAccess::Grow,
+                };
+                if let Some(image) = blk.image.path() {
+                    self.image(image, access, beside);
+                }
+                for location in device.locations() {
+                    if let Location::Rbd(rbd) = location {
+                        self.ceph(rbd.conf.as_deref());
+                    }
+                }
+                let layers = blk.backing.iter().filter_map(|layer| layer.location.path());
+                layers.for_each(|layer| self.image(layer, ImageAccess::Read, beside));
+            }
+            Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => {
+                self.taps();
+                self.net_admin = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the sandbox allows all that another one would allow.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let rules: Vec<_> = self.rules.iter().map(|(path, access)| (real(path), *access)).collect();
+        other.rules.iter().all(|(path, access)| {
+            let path = real(path);
+            let above = rules.iter().filter(|(rule, _)| path.starts_with(rule));
+            above.fold(BitFlags::EMPTY, |sum, (_, access)| sum | *access).contains(*access)
+        })
+    }
+
+    /// Whether the daemon keeps CAP_NET_ADMIN, if it was started with it.
+    pub(crate) fn keeps_net_admin(&self) -> bool {
+        self.net_admin
+    }
+
     /// Allows a disk's image.
     ///
     /// With `beside`, also all files in its directory as images of any format.
@@ -268,6 +320,35 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_lies_below_an_allowed_path_is_covered() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("images")).unwrap();
+        for name in ["images/a", "images/b", "other"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink("images/a", path("link")).unwrap();
+        let of = |name: &str, access, beside| {
+            let mut allowed = AllowedPaths::default();
+            allowed.image(&path(name), access, beside);
+            allowed
+        };
+        let covers = |allowed: &AllowedPaths, name, access| allowed.covers(&of(name, access, false));
+        let one = of("images/a", ImageAccess::Write, false);
+        assert!(covers(&one, "images/a", ImageAccess::Write) && covers(&one, "link", ImageAccess::Read));
+        assert!(!covers(&one, "images/a", ImageAccess::Grow) && !covers(&one, "images/b", ImageAccess::Read));
+        let all = of("images/a", ImageAccess::Read, true);
+        assert!(covers(&all, "images/b", ImageAccess::Grow) && covers(&all, "images/new", ImageAccess::Read));
+        assert!(!covers(&all, "other", ImageAccess::Read));
+        // Two rules together.
+        let mut both = of("images/a", ImageAccess::Read, false);
+        both.socket(&path("images/s"));
+        let mut socket = AllowedPaths::default();
+        socket.socket(&path("images/t"));
+        assert!(both.covers(&socket) && !one.covers(&socket));
+    }
 
     #[test]
     fn ports_of_monitors_are_found_in_their_addresses() {
