@@ -11,7 +11,7 @@ pub enum BenchError {
     #[error("no case contains {0:?}; see docs/bench.md for the names of cases")]
     NoCase(String),
     /// A subject cannot be set up, or fails.
-    #[error("{subject}: {reason}")]
+    #[error("{reason} (subject {subject})")]
     Subject {
         /// Name of the subject.
         subject: &'static str,

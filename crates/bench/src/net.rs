@@ -7,7 +7,7 @@
 //! for case { for round {
 //!     for subject { device -> driver }
 //!     for sample { for subject {
-//!         start traffic -> warm up -> [ clock ] -> [ instructions ] -> stop traffic
+//!         start traffic -> first packet -> warm up -> [ clock ] -> [ instructions ] -> stop traffic
 //!     } }
 //! } }
 //! ```
@@ -28,12 +28,17 @@ use crate::{BenchError, Options, Row};
 use case::{Case, Direction};
 use device::{Device, Subject};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use testpmd::{Counts, Side, Testpmd};
 
 mod case;
 mod device;
 pub(crate) mod testpmd;
 
+/// Time limit for the first packet.
+const FIRST_PACKET: Duration = Duration::from_secs(30);
+/// Time for a burst to come back before another one is sent.
+const BURST: Duration = Duration::from_secs(1);
 /// Samples of each subject in a round.
 const SAMPLES: usize = 7;
 
@@ -120,20 +125,17 @@ fn sample(
     case: Case,
     length: SampleLength,
 ) -> Result<Vec<(Figure, f64)>, BenchError> {
-    let packets = |from: Counts, to: Counts| match case.direction {
-        Direction::Transmit => to.transmitted - from.transmitted,
-        Direction::Receive | Direction::Forward => to.received - from.received,
-    };
     device.start_traffic()?;
-    driver.start_traffic(case.direction == Direction::Forward)?;
+    wait_for_traffic(name, driver, case)?;
     std::thread::sleep(length.warm_up);
     let clock = CpuClock::of(device.pid())?;
     let (before, cpu_before) = (driver.counts()?, clock.read()?);
     std::thread::sleep(length.timed);
     let (after, cpu_after) = (driver.counts()?, clock.read()?);
-    let count = packets(before, after) as f64;
+    let count = packets(case, before, after) as f64;
     if count == 0.0 {
-        return Err(broken(name, format_args!("{case}: no packet passed")));
+        let timed = length.timed;
+        return Err(broken(name, format_args!("{case}: traffic had begun, and no packet passed in {timed:?}")));
     }
     let elapsed = (after.at - before.at).as_secs_f64();
     let cpu = (cpu_after - cpu_before).as_secs_f64();
@@ -148,11 +150,41 @@ fn sample(
         std::thread::sleep(length.counted);
         let after = driver.counts()?;
         if let Ok(Some(number)) = counter.stop() {
-            let each = number as f64 / packets(before, after).max(1) as f64;
+            let each = number as f64 / packets(case, before, after).max(1) as f64;
             figures.push((Figure::new("instructions", "1/packet", method), each));
         }
     }
     driver.stop_traffic()?;
     device.stop_traffic()?;
     Ok(figures)
+}
+
+/// Packets of the direction that the case counts.
+fn packets(case: Case, from: Counts, to: Counts) -> u64 {
+    match case.direction {
+        Direction::Transmit => to.transmitted - from.transmitted,
+        Direction::Receive | Direction::Forward => to.received - from.received,
+    }
+}
+
+/// Starts the driver's traffic and waits for the first packet.
+///
+/// The two sides may not be ready at once, in particular on busy CPUs. A first burst that the device
+/// was not ready for is lost, and sent again.
+fn wait_for_traffic(name: &'static str, driver: &mut Testpmd, case: Case) -> Result<(), BenchError> {
+    let injects = case.direction == Direction::Forward;
+    let end = Instant::now() + FIRST_PACKET;
+    while Instant::now() < end {
+        driver.start_traffic(injects)?;
+        let before = driver.counts()?;
+        let again = if injects { (Instant::now() + BURST).min(end) } else { end };
+        while Instant::now() < again {
+            std::thread::sleep(Duration::from_millis(2));
+            if packets(case, before, driver.counts()?) > 0 {
+                return Ok(());
+            }
+        }
+        driver.stop_traffic()?;
+    }
+    Err(broken(name, format_args!("{case}: waited {FIRST_PACKET:?} for the first packet, and none passed")))
 }

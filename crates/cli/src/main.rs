@@ -30,6 +30,7 @@ mod trace;
 mod wrap;
 
 use args::{Cli, Command};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use failure::one_line;
 use std::ffi::OsString;
@@ -103,12 +104,47 @@ fn answer(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
+    log::last_words(&format!("{} (try --help)", usage(error)));
+    log::finish();
+    ExitCode::from(2)
+}
+
+/// A usage error as one line, with what was probably meant.
+fn usage(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let command = Cli::command();
+        let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let names: Vec<_> = visible.map(|command| command.get_name()).collect();
+        return format!("no command: use one of {}", names.join(", "));
+    }
     let text = error.render().to_string();
     let first = text.lines().next().unwrap_or_default();
     let first = first.strip_prefix("error: ").unwrap_or(first);
     let listed = text.lines().skip(1).map(str::trim).take_while(|line| !line.is_empty());
+    let tips = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: "));
     let line = listed.fold(first.to_owned(), |line, more| format!("{line} {more}"));
-    log::last_words(&format!("{line} (try --help)"));
-    log::finish();
-    ExitCode::from(2)
+    tips.fold(line, |line, tip| format!("{line}; {tip}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(words: &[&str]) -> String {
+        let words = std::iter::once("paravane").chain(words.iter().copied()).map(OsString::from).collect();
+        parse(words).map(|_| ()).map_err(|error| usage(&error)).expect_err("a usage error")
+    }
+
+    #[test]
+    fn a_usage_error_says_what_was_meant() {
+        let serve = said(&["serv"]);
+        assert_eq!(serve, "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'");
+        let image = said(&["serve", "blk", "--imgae", "vm.img"]);
+        assert!(image.starts_with("unexpected argument '--imgae' found; a similar argument exists: '--image'"));
+        let none = said(&[]);
+        assert!(none.starts_with("no command: use one of run, ") && none.contains(", disk"), "{none}");
+        assert!(!none.contains("broker"), "{none}");
+        let missing = said(&["disk", "snapshot"]);
+        assert!(missing.contains("<DEVICE>") && !missing.contains(';'), "{missing}");
+    }
 }

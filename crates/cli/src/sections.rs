@@ -365,12 +365,20 @@ pub(crate) const ALL: [Sections; 22] = [
                 "paravane disk convert qcow2:vm0.qcow2 --backing raw:base.img qcow2:whole.qcow2",
                 "Copy an overlay and its base to one image.",
             ),
+            (
+                "paravane disk convert qcow2:vm0.qcow2 raw:/dev/vg/vm0 --target-exists",
+                "Copy a disk to a logical volume.",
+            ),
+            (
+                "paravane disk convert raw:vm0.img raw:rbd:pool/vm0 --target-exists",
+                "Copy a disk to an image of Ceph, made by rbd create.",
+            ),
         ],
         exit: &[
             (0, "The target is complete, and on disk."),
-            (1, "A read or write failed; there is no target."),
+            (1, "A read, write or flush failed; there is no target, or a part of it with --target-exists."),
             (2, "The request was invalid, or an image is in use; nothing was changed."),
-            (130, "Stopped by a signal; there is no target."),
+            (130, "Stopped by a signal; there is no target, or a part of it with --target-exists."),
         ],
         signals: &[(
             "SIGINT, SIGTERM",

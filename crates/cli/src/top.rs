@@ -66,10 +66,12 @@ fn print(args: &TopArgs, interval: Duration, mut sampler: Sampler) -> Result<Exi
     let first = sampler.sample()?;
     let mut silent = first.silent;
     let mut view = View::new(args);
+    let mut missing;
     loop {
         std::thread::sleep(interval);
         let sample = sampler.sample()?;
         silent.clone_from(&sample.silent);
+        missing = view::missing(&args.devices, &sample);
         if args.json {
             let mut line = serde_json::to_string(&view.chosen(&sample)).context("JSON")?;
             line.push('\n');
@@ -84,6 +86,7 @@ fn print(args: &TopArgs, interval: Duration, mut sampler: Sampler) -> Result<Exi
             break;
         }
     }
+    silent.extend(missing.iter().map(|name| format!("no such device: {name}")));
     match &silent[..] {
         [] => Ok(ExitCode::SUCCESS),
         silent => Err(anyhow!("{}", silent.join("; ")).into()),

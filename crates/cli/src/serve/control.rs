@@ -75,12 +75,20 @@ impl Control {
                 Some(directory) => {
                     let made = std::fs::create_dir_all(&directory);
                     if let Err(error) = made {
-                        tracing::info!("no control socket: cannot create {}: {error}", directory.display());
+                        tracing::warn!(
+                            "no control socket: cannot create {}: {error}; name one with --control PATH",
+                            directory.display()
+                        );
                         return Ok(None);
                     }
                     directory.join(format!("{}.sock", std::process::id()))
                 }
-                None => return Ok(None),
+                None => {
+                    tracing::warn!(
+                        "no control socket: XDG_RUNTIME_DIR is not set; name one with --control PATH, or off"
+                    );
+                    return Ok(None);
+                }
             },
         };
         let listener = bind(&path).with_context(|| format!("control socket {}", path.display()))?;

@@ -136,7 +136,8 @@ impl View {
         if problems > 0 {
             first.push(format!("{problems} with problems"));
         }
-        let sum = |of: fn(&Row) -> f64| rows.iter().map(|row| of(row)).sum::<f64>();
+        // The sum of no numbers would be -0.
+        let sum = |of: fn(&Row) -> f64| rows.iter().map(|row| of(row)).fold(0.0, |sum, value| sum + value);
         let second = match (&sample.silent[..], sample.has_rates) {
             ([silent, ..], _) => vec![format!("! no answer: {}", printable(silent))],
             ([], false) => vec!["waiting for the first interval".to_owned()],
@@ -210,6 +211,15 @@ impl View {
         let lines = summary.chain([head]).chain(rows);
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
+}
+
+/// Names and patterns that no device of a sample has.
+pub(super) fn missing(names: &[String], sample: &Sample) -> Vec<String> {
+    let is_missing = |name: &&String| {
+        let pattern = WildMatch::new(name);
+        !sample.rows.iter().any(|row| pattern.matches(&row.device))
+    };
+    names.iter().filter(is_missing).cloned().collect()
 }
 
 /// The first parts, as many as have room, at least one.

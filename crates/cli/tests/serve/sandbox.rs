@@ -285,3 +285,28 @@ fn an_image_without_permission_is_not_outside_of_the_sandbox() {
     assert!(!output.status.success() && stderr.contains("is it immutable or append-only? see lsattr"), "{stderr}");
     assert!(!stderr.contains("sandbox"), "{stderr}");
 }
+
+#[test]
+fn a_daemon_without_a_control_socket_says_so() {
+    let test = "a_daemon_without_a_control_socket_says_so";
+    let folder = Folder::new();
+    let no_folder = |command: &mut Command| {
+        let mut daemon = Daemon::spawn(command.args(["rng", "--socket", &folder.text("s"), "--no-sandbox"]));
+        daemon.wait_for("no control socket: ")
+    };
+    let made = no_folder(paravane().env("RUNTIME_DIRECTORY", "/proc/nowhere").arg("serve"));
+    assert!(made.contains("WARN") && made.contains("cannot create /proc/nowhere"), "{made}");
+    if !is_root() {
+        return skip(test, "another user: not root");
+    }
+    std::fs::set_permissions(folder.path("."), PermissionsExt::from_mode(0o777)).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_paravane"), folder.path("paravane"));
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(folder.path("paravane"));
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("RUNTIME_DIRECTORY").arg("serve");
+    if let Err(error) = Command::new("setpriv").arg("--version").output() {
+        return skip(test, format!("setpriv: {error}"));
+    }
+    let unset = no_folder(&mut command);
+    assert!(unset.contains("WARN") && unset.contains("XDG_RUNTIME_DIR is not set"), "{unset}");
+}

@@ -200,6 +200,13 @@ fn without_a_terminal_it_prints_once_or_json() {
     };
     let refused = run(&[]);
     crate::daemon::assert_refused(&refused, "stdout is no terminal: use --once or --json");
+    for format in ["--sort=name", "--json"] {
+        let missing = run(&["--once", format, "nosuch", "nor*"]);
+        assert_eq!(missing.status.code(), Some(1), "{missing:?}");
+        let said = String::from_utf8(missing.stderr).unwrap();
+        assert!(said.contains("no such device: nosuch; no such device: nor*"), "{said}");
+        assert!(!String::from_utf8(missing.stdout).unwrap().contains("-0"));
+    }
     let once = run(&["--once", "--sort", "name"]);
     assert!(once.status.success());
     let text = String::from_utf8(once.stdout).unwrap();
