@@ -135,7 +135,10 @@ fn sample(
     let count = packets(case, before, after) as f64;
     if count == 0.0 {
         let timed = length.timed;
-        return Err(broken(name, format_args!("{case}: traffic had begun, and no packet passed in {timed:?}")));
+        return Err(broken(
+            name,
+            format_args!("{case}: traffic had begun, and no packet passed in {timed:?}"),
+        ));
     }
     let elapsed = (after.at - before.at).as_secs_f64();
     let cpu = (cpu_after - cpu_before).as_secs_f64();

@@ -140,7 +140,9 @@ mod tests {
         let serve = said(&["serv"]);
         assert_eq!(serve, "unrecognized subcommand 'serv'; a similar subcommand exists: 'serve'");
         let image = said(&["serve", "blk", "--imgae", "vm.img"]);
-        assert!(image.starts_with("unexpected argument '--imgae' found; a similar argument exists: '--image'"));
+        assert!(
+            image.starts_with("unexpected argument '--imgae' found; a similar argument exists: '--image'")
+        );
         let none = said(&[]);
         assert!(none.starts_with("no command: use one of run, ") && none.contains(", disk"), "{none}");
         assert!(!none.contains("broker"), "{none}");

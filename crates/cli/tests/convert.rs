@@ -118,7 +118,11 @@ fn a_file_that_is_there_is_overwritten_in_place() {
         (2, "raw:from.raw raw:missing.raw --target-exists", "No such file"),
         (2, "raw:from.raw raw:from.raw --target-exists", "is the source, or one of its layers"),
         (2, "raw:from.raw raw:to.raw --force --target-exists", "cannot be used with"),
-        (2, "raw:to.raw raw:from.raw --target-exists", "has 8388608 bytes, less than the 9437184 bytes to copy"),
+        (
+            2,
+            "raw:to.raw raw:from.raw --target-exists",
+            "has 8388608 bytes, less than the 9437184 bytes to copy",
+        ),
         (2, "raw:from.raw raw:http://host/x --target-exists", "HTTP and S3 servers cannot be written"),
         (2, "raw:from.raw raw:nbd://host/x", "is a store, whose content would be lost; --target-exists"),
     ] {
@@ -143,7 +147,13 @@ fn an_export_is_overwritten_and_zeroed_where_it_must_be() {
         &["file", "to.raw"][..],
         &["--no-sr", "file", "to.raw"],
         &["--filter=nozero", "file", "to.raw"],
-        &["--filter=blocksize-policy", "file", "to.raw", "blocksize-minimum=4096", "blocksize-error-policy=error"],
+        &[
+            "--filter=blocksize-policy",
+            "file",
+            "to.raw",
+            "blocksize-minimum=4096",
+            "blocksize-error-policy=error",
+        ],
     ] {
         folder.garbage("to.raw", 12 * MIB);
         // A hole that need not be zeroed.
@@ -210,7 +220,7 @@ fn writes_that_a_lost_server_had_are_told() {
         let child = folder.convert(&what).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         wait_until("data is written", || folder.path("to.raw").metadata().unwrap().blocks() > 0);
         drop(server);
-        let Some(_server) = folder.nbdkit(test, &arguments) else { return };
+        let _server = folder.nbdkit(test, &arguments).expect("it was there before");
         let output = child.wait_with_output().unwrap();
         if status == 0 {
             assert!(output.status.success(), "{output:?}");
@@ -240,7 +250,10 @@ fn a_block_device_needs_the_option() {
     assert!(Command::new("losetup").args(["--detach", &device]).status().unwrap().success());
     for line in lines {
         let line = last_line(2, "without the option", line);
-        assert!(line.contains("is a block device") && line.contains("--target-exists overwrites it"), "{line}");
+        assert!(
+            line.contains("is a block device") && line.contains("--target-exists overwrites it"),
+            "{line}"
+        );
     }
     assert!(done.status.success(), "{done:?}");
     assert!(last_line(2, "to itself", itself).contains("is the source"));

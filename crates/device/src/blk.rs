@@ -20,6 +20,7 @@
 //! Full: writes that wait for room                               full.rs
 //! layers compared with headers, formats that raw images show    layers.rs, magic.rs
 //! images: disks without a guest: made, read, copied, merged     images.rs
+//!    skip what a file or store calls zeroes                     block_status.rs
 //! ```
 //! The format of an image is never guessed: a guest can write any header into a raw image.
 //!

@@ -117,12 +117,7 @@ fn check_new(target: &Location) -> Result<(), anyhow::Error> {
 }
 
 /// Copies to a new file, which appears when it is complete.
-fn create(
-    args: &ConvertArgs,
-    source: &Disk,
-    new: &NewImage,
-    work: &mut Work,
-) -> Result<Copied, Failure> {
+fn create(args: &ConvertArgs, source: &Disk, new: &NewImage, work: &mut Work) -> Result<Copied, Failure> {
     let Location::File(path) = &args.target.location else {
         return Err(Failure::request(anyhow!("{}: is not a file", args.target.location)));
     };
@@ -131,20 +126,14 @@ fn create(
     work.unfinished(file.path());
     images::create(&file.place(), new).map_err(failed)?;
     let target = Disk::open(&file.place(), format(args.target.format), &[], Use::Write)?;
-    let written =
-        images::copy(source, &target, Content::Zeroes, &mut |at| work.step(at)).map_err(failed)?;
+    let written = images::copy(source, &target, Content::Zeroes, &mut |at| work.step(at)).map_err(failed)?;
     drop(target);
     file.finish()?;
     Ok(Copied { size: source.size(), written })
 }
 
 /// Copies to a target that is there.
-fn overwrite(
-    args: &ConvertArgs,
-    source: &Disk,
-    new: &NewImage,
-    work: &mut Work,
-) -> Result<Copied, Failure> {
+fn overwrite(args: &ConvertArgs, source: &Disk, new: &NewImage, work: &mut Work) -> Result<Copied, Failure> {
     let location = &args.target.location;
     if matches!(location, Location::Http(_) | Location::S3(_)) {
         check_new(location).map_err(Failure::request)?;

@@ -71,10 +71,9 @@ pub(super) fn cluster_size(bytes: u64) -> u32 {
 /// Status 2 for what was refused before anything was changed, 130 for a signal.
 pub(super) fn failed(error: ImageError) -> Failure {
     let status = match error {
-        ImageError::Open(_)
-        | ImageError::New { .. }
-        | ImageError::Grow { .. }
-        | ImageError::Small { .. } => 2,
+        ImageError::Open(_) | ImageError::New { .. } | ImageError::Grow { .. } | ImageError::Small { .. } => {
+            2
+        }
         ImageError::Stopped => 130,
         _ => 1,
     };

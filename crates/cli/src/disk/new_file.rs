@@ -173,7 +173,10 @@ mod tests {
             let replaced = path.metadata().unwrap();
             assert_eq!((replaced.uid(), replaced.gid(), replaced.mode() & 0o777), (65534, 65533, 0o640));
         } else {
-            paravane_test_support::skip("only_force_replaces_a_file_and_keeps_its_mode_and_name: owner", "not root");
+            paravane_test_support::skip(
+                "only_force_replaces_a_file_and_keeps_its_mode_and_name: owner",
+                "not root",
+            );
         }
         assert!(link.symlink_metadata().unwrap().is_symlink());
         // Not a file, and a file that another program makes meanwhile.

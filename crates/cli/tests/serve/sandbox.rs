@@ -271,7 +271,8 @@ fn an_image_without_permission_is_not_outside_of_the_sandbox() {
     }
     let folder = Folder::new();
     let image = folder.image("vm.img");
-    let changed = |flag: &str| Command::new("chattr").args([flag, &image]).status().is_ok_and(|done| done.success());
+    let changed =
+        |flag: &str| Command::new("chattr").args([flag, &image]).status().is_ok_and(|done| done.success());
     if !changed("+i") {
         return skip(test, "chattr: not root, or not on this file system");
     }
@@ -282,7 +283,10 @@ fn an_image_without_permission_is_not_outside_of_the_sandbox() {
         .unwrap();
     assert!(changed("-i"));
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && stderr.contains("is it immutable or append-only? see lsattr"), "{stderr}");
+    assert!(
+        !output.status.success() && stderr.contains("is it immutable or append-only? see lsattr"),
+        "{stderr}"
+    );
     assert!(!stderr.contains("sandbox"), "{stderr}");
 }
 

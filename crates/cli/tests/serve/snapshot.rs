@@ -128,7 +128,10 @@ fn clients_notice_nothing_of_twenty_snapshots() {
     let line = daemon.wait_for("reload failed");
     assert!(line.contains("is the backing file of"), "{line}");
     // Of the present overlay, not of the first one.
-    assert!(chains.iter().any(|chain| line.contains(&format!("is the backing file of {} ", chain.top()))), "{line}");
+    assert!(
+        chains.iter().any(|chain| line.contains(&format!("is the backing file of {} ", chain.top()))),
+        "{line}"
+    );
     folder.write("d.toml", &text(&chains));
     daemon.signal(Signal::HUP);
     daemon.wait_for("reloaded: 4 unchanged, 0 removed, 0 added, 0 failed");

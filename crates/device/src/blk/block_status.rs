@@ -178,7 +178,7 @@ mod tests {
         }
 
         fn extents(&self, offset: u64, len: u64) -> io::Result<Vec<StoreExtent>> {
-            assert!(len > 0 && (offset | len) % u64::from(self.block) == 0 && offset + len <= self.size);
+            assert!(len > 0 && (offset | len).is_multiple_of(self.block.into()) && offset + len <= self.size);
             self.asked.fetch_add(1, Ordering::Relaxed);
             let cut = |extent: &StoreExtent| {
                 let start = extent.offset.max(offset);

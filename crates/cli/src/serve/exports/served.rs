@@ -122,14 +122,18 @@ pub(crate) fn open_with(
 fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) -> anyhow::Error {
     let cause = |error: &anyhow::Error| {
         let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-        causes.find(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied).map(|cause| cause.raw_os_error())
+        causes
+            .find(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
+            .map(|cause| cause.raw_os_error())
     };
     let Some(number) = cause(&error) else { return error };
     let mut wanted = AllowedPaths::default();
     wanted.device(spec, false);
     let why = match spec.tap() {
         Some(_) if allowed.keeps_net_admin() => return error,
-        Some(_) => "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into(),
+        Some(_) => {
+            "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into()
+        }
         None if !allowed.covers(&wanted) => allowed.remark(),
         None if number == Some(libc::EPERM) => "is it immutable or append-only? see lsattr".into(),
         None => format!("the daemon is user {}", rustix::process::geteuid().as_raw()),

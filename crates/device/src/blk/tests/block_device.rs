@@ -148,10 +148,9 @@ fn a_block_device_is_overwritten() {
         let Some(device) = Loop::with(test, &pattern(2 * DISK, 61), &["--sector-size", sectors]) else { return };
         let place = LayerSource::Path(device.path.clone());
         let size = from.size();
-        for new in [
-            NewImage::Raw(size),
-            NewImage::Qcow2(NewQcow2 { size, cluster_size: 65536, backing: None }),
-        ] {
+        for new in
+            [NewImage::Raw(size), NewImage::Qcow2(NewQcow2 { size, cluster_size: 65536, backing: None })]
+        {
             let (format, before) = match new {
                 NewImage::Raw(_) => (Format::Raw, Content::Unknown),
                 NewImage::Qcow2(_) => (Format::Qcow2, Content::Zeroes),

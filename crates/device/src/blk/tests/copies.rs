@@ -70,7 +70,7 @@ impl Store for Recorder {
             Job::Flush if self.flushes_fail.load(Ordering::Relaxed) => return -libc::EIO,
             Job::Flush | Job::Discard { .. } => (&self.read, 0, 0),
         };
-        assert!((offset | len) % block == 0, "{len} bytes at {offset}");
+        assert!((offset | len).is_multiple_of(block), "{len} bytes at {offset}");
         if !matches!(job, Job::Read { .. }) && offset + len > self.broken_from.load(Ordering::Relaxed) {
             return -libc::EIO;
         }
@@ -142,8 +142,7 @@ fn holes_of_every_layer_are_not_read() {
         (written, std::fs::read(path("copy")).unwrap())
     };
     for tells in [true, false] {
-        let (base, image) =
-            (Recorder::new(&path("base"), LIMITS, tells), Recorder::new(&top, LIMITS, tells));
+        let (base, image) = (Recorder::new(&path("base"), LIMITS, tells), Recorder::new(&top, LIMITS, tells));
         let layers = [Layer { source: source(&base), format: Format::Raw }];
         let disk = Disk::open(&source(&image), Format::Qcow2, &layers, Use::Read).unwrap();
         assert_eq!(disk.extent(0, SIZE).unwrap().0, if tells { Extent::Zeroes } else { Extent::Data });
@@ -155,8 +154,7 @@ fn holes_of_every_layer_are_not_read() {
     }
     // The same in files.
     let file = |name: &str| LayerSource::Path(path(name));
-    let disk =
-        Disk::open(&file("top.qcow2"), Format::Qcow2, &[layer(&path("base"), Format::Raw)], Use::Read);
+    let disk = Disk::open(&file("top.qcow2"), Format::Qcow2, &[layer(&path("base"), Format::Raw)], Use::Read);
     assert_eq!(disk.unwrap().extent(0, SIZE).unwrap(), (Extent::Zeroes, 10 * MIB));
     let full = Disk::open_alone(&file("full.qcow2")).unwrap();
     assert_eq!(full.extent(0, SIZE).unwrap().0, Extent::Zeroes, "merging must zero what is below");
@@ -220,10 +218,9 @@ fn what_cannot_be_overwritten_stays_as_it_was() {
     let wrong = NewQcow2 { size: MIB, cluster_size: 100, backing: None };
     assert!(matches!(Disk::overwrite(&place, &NewImage::Qcow2(wrong)), Err(ImageError::New { .. })));
     let reader = Disk::open(&place, Format::Raw, &[], Use::Read).unwrap();
-    for new in [
-        NewImage::Raw(MIB),
-        NewImage::Qcow2(NewQcow2 { size: MIB, cluster_size: 65536, backing: None }),
-    ] {
+    for new in
+        [NewImage::Raw(MIB), NewImage::Qcow2(NewQcow2 { size: MIB, cluster_size: 65536, backing: None })]
+    {
         let error = Disk::overwrite(&place, &new).unwrap_err();
         assert!(matches!(error, ImageError::Open(OpenError::InUse { .. })), "{error}");
     }
