@@ -37,6 +37,8 @@ pub(crate) mod testpmd;
 
 /// Time limit for the first packet.
 const FIRST_PACKET: Duration = Duration::from_secs(30);
+/// Most windows of a sample: in one, a busy host may not have run either side.
+const WINDOWS: usize = 20;
 /// Time for a burst to come back before another one is sent.
 const BURST: Duration = Duration::from_secs(1);
 /// Samples of each subject in a round.
@@ -129,19 +131,27 @@ fn sample(
     wait_for_traffic(name, driver, case)?;
     std::thread::sleep(length.warm_up);
     let clock = CpuClock::of(device.pid())?;
-    let (before, cpu_before) = (driver.counts()?, clock.read()?);
-    std::thread::sleep(length.timed);
-    let (after, cpu_after) = (driver.counts()?, clock.read()?);
-    let count = packets(case, before, after) as f64;
+    let mut window = || -> Result<_, BenchError> {
+        let (before, cpu_before) = (driver.counts()?, clock.read()?);
+        std::thread::sleep(length.timed);
+        let (after, cpu_after) = (driver.counts()?, clock.read()?);
+        let (elapsed, cpu) = ((after.at - before.at).as_secs_f64(), (cpu_after - cpu_before).as_secs_f64());
+        Ok((packets(case, before, after) as f64, elapsed, cpu))
+    };
+    let mut measured = window()?;
+    for _ in 1..WINDOWS {
+        if measured.0 > 0.0 {
+            break;
+        }
+        measured = window()?;
+    }
+    let (count, elapsed, cpu) = measured;
     if count == 0.0 {
         let timed = length.timed;
-        return Err(broken(
-            name,
-            format_args!("{case}: traffic had begun, and no packet passed in {timed:?}"),
-        ));
+        let reason =
+            format!("{case}: no packet passed in {WINDOWS} windows of {timed:?} after the first one");
+        return Err(broken(name, reason));
     }
-    let elapsed = (after.at - before.at).as_secs_f64();
-    let cpu = (cpu_after - cpu_before).as_secs_f64();
     let mut figures = vec![
         (Figure::new("rate", "Mpackets/s", "clock"), count / elapsed / 1e6),
         (Figure::new("cpu", "ns/packet", "process clock"), cpu * 1e9 / count),
