@@ -191,7 +191,10 @@ fn holes_of_an_export_are_not_read() {
         };
         lines.map(count).sum()
     };
-    assert_eq!((bytes("Read"), bytes("Write"), bytes("Zero")), (MIB, MIB, 0), "{log}");
+    // The beginning may be looked at, too.
+    let read = bytes("Read");
+    assert!((MIB..MIB + 4096).contains(&read), "{read}: {log}");
+    assert_eq!((bytes("Write"), bytes("Zero")), (MIB, 0), "{log}");
 }
 
 #[test]

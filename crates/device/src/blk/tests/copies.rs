@@ -150,7 +150,9 @@ fn holes_of_every_layer_are_not_read() {
         assert_eq!(written, MIB + 4096);
         assert!(copy == std::fs::read(path("base")).unwrap());
         let (read, ..) = base.counts();
-        assert_eq!(read, if tells { MIB + 4096 } else { SIZE });
+        // The beginning may be looked at, too.
+        let least = if tells { MIB + 4096 } else { SIZE };
+        assert!((least..least + 4096).contains(&read), "{read}");
     }
     // The same in files.
     let file = |name: &str| LayerSource::Path(path(name));
