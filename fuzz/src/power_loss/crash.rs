@@ -80,7 +80,7 @@ pub(super) fn moment(events: &[Event], early: bool, random: &mut Random) -> u64 
     if early && random.once_in(2) {
         return 1 + random.below(EARLY) as u64;
     }
-    let end = events.last().map_or(0, |event| event.at + 2);
+    let end = events.last().map_or(1, |event| event.at + 2);
     let place = |event: &Event| match &event.action {
         Action::Change { change: Change::Write { offset, .. }, .. } => Some(offset / SECTOR as u64),
         Action::Change { change: Change::Size(_), .. } => Some(u64::MAX),
