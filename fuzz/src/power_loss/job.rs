@@ -8,7 +8,7 @@ use super::log::{Clock, Event};
 use super::make::{Made, make};
 use super::stamp::SECTOR;
 use super::store::{Behaviour, RecordedStore};
-use paravane_device::blk::images::{self, Disk, NewImage, NewQcow2, Use};
+use paravane_device::blk::images::{self, Content, Disk, NewImage, NewQcow2, Use};
 use paravane_device::blk::{self, Layer, LayerSource};
 use paravane_test_support::Random;
 use std::ops::ControlFlow;
@@ -135,7 +135,7 @@ impl Job {
         let from = still(made.disk.to_vec(), behaviour);
         let from = Disk::open(&from, blk::Format::Raw, &[], Use::Read).map_err(|error| text(&error))?;
         let to = Disk::open(&place, blk::Format::Qcow2, &[], Use::Write).map_err(|error| text(&error))?;
-        images::copy(&from, &to, on).map(drop).map_err(|error| text(&error))
+        images::copy(&from, &to, Content::Zeroes, on).map(drop).map_err(|error| text(&error))
     }
 }
 
