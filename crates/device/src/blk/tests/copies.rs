@@ -70,7 +70,9 @@ impl Store for Recorder {
             Job::Flush if self.flushes_fail.load(Ordering::Relaxed) => return -libc::EIO,
             Job::Flush | Job::Discard { .. } => (&self.read, 0, 0),
         };
-        assert!((offset | len).is_multiple_of(block), "{len} bytes at {offset}");
+        if !(offset | len).is_multiple_of(block) {
+            return -libc::EINVAL;
+        }
         if !matches!(job, Job::Read { .. }) && offset + len > self.broken_from.load(Ordering::Relaxed) {
             return -libc::EIO;
         }
