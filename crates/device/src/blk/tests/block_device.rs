@@ -145,7 +145,9 @@ fn a_block_device_is_overwritten() {
     let source = image(&content);
     let from = Disk::open(&LayerSource::Path(source.path().into()), Format::Raw, &[], Use::Read).unwrap();
     for sectors in ["512", "4096"] {
-        let Some(device) = Loop::with(test, &pattern(2 * DISK, 61), &["--sector-size", sectors]) else { return };
+        let Some(device) = Loop::with(test, &pattern(2 * DISK, 61), &["--sector-size", sectors]) else {
+            return;
+        };
         let place = LayerSource::Path(device.path.clone());
         let size = from.size();
         for new in
