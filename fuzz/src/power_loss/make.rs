@@ -40,6 +40,11 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
     };
     let mut below = base_disk.clone();
     resize(&mut below, size);
+    // What the image holds itself. The rest shows its base, so that writes copy from there.
+    let own = match kind.base {
+        Base::None => None,
+        _ => Some(content(kind, vec![0; size], IMAGE, kind.filled, &mut random.clone())),
+    };
     let disk = match kind.extra {
         Extra::Full => full(below),
         _ => content(kind, below, IMAGE, kind.filled, &mut random),
@@ -60,7 +65,7 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
     if let (Some(base), Base::Raw) = (&base, kind.base) {
         write(folder, "base.raw", base)?;
     }
-    write(folder, "disk.raw", &disk)?;
+    write(folder, "disk.raw", own.as_deref().unwrap_or(&disk))?;
     convert(kind, folder)?;
     let image = read(folder, "image.qcow2")?;
     Ok(Made { image, base, disk, base_disk })
@@ -81,11 +86,11 @@ fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
         Base::Qcow2 => Some(("qcow2", folder.join("base.qcow2"))),
     };
     let name = name.as_ref().map(|(format, path)| (*format, path.display().to_string()));
-    if let Some((format, path)) = &name {
-        arguments.extend(["-F", format, "-B", path]);
-    }
     arguments.extend(["disk.raw", "image.qcow2"]);
     run(folder, &arguments)?;
+    if let Some((format, path)) = &name {
+        run(folder, &["rebase", "-u", "-f", "qcow2", "-F", format, "-b", path, "image.qcow2"])?;
+    }
     match kind.extra {
         Extra::Snapshot => run(folder, &["snapshot", "-c", "before", "image.qcow2"]),
         Extra::Bitmap => run(folder, &["bitmap", "--add", "image.qcow2", "changes"]),
