@@ -39,6 +39,9 @@ pub(crate) enum Command {
     /// Look at descriptors of clients for a daemon, which starts this
     #[command(hide = true)]
     Inspector,
+    /// Read the file of devices for a daemon, which starts this
+    #[command(hide = true)]
+    Reader,
     #[command(hide = true)]
     Manuals(FolderArgs),
     #[command(hide = true)]

@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod cancel;
 mod conventions;
+mod discreet;
 mod disk;
 mod disk_arg;
 mod doctor;
@@ -17,6 +18,7 @@ mod manuals;
 mod net;
 mod options;
 mod output;
+mod printable;
 mod progress;
 mod queues;
 mod reference;
@@ -55,7 +57,10 @@ fn main() -> ExitCode {
     };
     // `serve` and `hold` set up their logs themselves. `serve` starts the log's thread after entering
     // the sandbox, `hold` starts none.
-    if !matches!(cli.command, Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector) {
+    if !matches!(
+        cli.command,
+        Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector | Command::Reader
+    ) {
         let settings =
             log::Settings { base: log::Level::Warn, verbose: cli.verbose, json: false, rate: None };
         log::set_up(settings);
@@ -63,7 +68,12 @@ fn main() -> ExitCode {
     // `top` blocks signals first: threads inherit the mask.
     if !matches!(
         cli.command,
-        Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector | Command::Top(_)
+        Command::Serve(_)
+            | Command::Hold(_)
+            | Command::Broker
+            | Command::Inspector
+            | Command::Reader
+            | Command::Top(_)
     ) {
         log::start_writing();
     }
@@ -73,6 +83,7 @@ fn main() -> ExitCode {
         Command::Hold(args) => hold::main(&args, cli.verbose),
         Command::Broker => serve::broker::main(),
         Command::Inspector => serve::inspector::main(),
+        Command::Reader => serve::reader::main(),
         Command::Status(args) => serve::status::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Trace(args) => trace::main(&args),

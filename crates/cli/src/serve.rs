@@ -12,6 +12,7 @@ pub(crate) mod broker;
 pub(crate) mod config;
 mod connections;
 pub(crate) mod control;
+pub(crate) mod deadline;
 mod exports;
 mod idle;
 pub(crate) mod inspector;
@@ -19,7 +20,9 @@ pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
 pub(crate) mod open;
+mod places;
 mod process;
+pub(crate) mod reader;
 pub(crate) mod report;
 mod reporter;
 pub(crate) mod sandbox;
@@ -54,7 +57,9 @@ use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier, caught};
 use process::ProcessFiles;
+use reader::ConfigFile;
 use report::Report;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandbox::paths::AllowedPaths;
 use sandbox::user::Target;
 use sd_notify::NotifyState;
@@ -63,11 +68,11 @@ use signals::{Request, Signals};
 use snapshot::SnapshotServer;
 use sockets::Sockets;
 use spec::{DeviceSpec, Endpoint};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -246,6 +251,9 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         Some(_) => None,
         None => Control::open(daemon.control.as_deref())?,
     };
+    if let (Some(control), Some(user)) = (&control, &user) {
+        control.give_to(user)?;
+    }
     let (mut waiting, mut found) = (None, Found::default());
     let shelf = match daemon.holder.as_deref().map(Place::new) {
         // The old daemon uses it.
@@ -269,7 +277,12 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         // The sandbox allows no more code in memory.
         paravane_store::rbd::load().map_err(Failure::request)?;
     }
-    let connector = connector(args, daemon, &devices)?;
+    let allowed = (!daemon.no_sandbox).then(|| {
+        let control = control.as_ref().map(|control| &*control.path).or(old.as_deref());
+        allowed_paths(args, daemon, &devices, control)
+    });
+    let readable = allowed.as_ref().map(|allowed| readable_keys(allowed, &devices)).unwrap_or_default();
+    let (connector, config) = helpers(args, daemon, &devices, allowed.as_ref(), user.as_ref())?;
     let inspector = match daemon.any_memory_file {
         true => None,
         false => Some(InspectorProcess::start(!daemon.no_sandbox)?),
@@ -281,17 +294,12 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             files.read(location).map_err(wrong)?;
         }
     }
-    let allowed = if daemon.no_sandbox {
-        tracing::warn!(
+    match &allowed {
+        Some(allowed) => sandbox::enter(allowed)?,
+        None => tracing::warn!(
             "running without a sandbox: a guest that takes over this process has all rights of its user"
-        );
-        None
-    } else {
-        let control = control.as_ref().map(|control| &*control.path).or(old.as_deref());
-        let allowed = allowed_paths(args, daemon, &devices, control);
-        sandbox::enter(&allowed)?;
-        Some(allowed)
-    };
+        ),
+    }
 
     let sandboxed = allowed.is_some();
     let kept = sandbox::capabilities::needed(&devices, args.config.is_some() || args.take_over);
@@ -374,7 +382,15 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     };
     let observers =
         Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs };
-    let result = run(args, &exports, &signals, &manager, seal, observers);
+    for (key, way) in readable {
+        tracing::warn!(
+            "a guest that takes over this process could read the keys in {}, as the daemon may read in {}: keep keys and \
+             images in different directories",
+            key.display(),
+            way.display()
+        );
+    }
+    let result = run(args, config.as_ref(), &exports, &signals, &manager, seal, observers);
     if let Some(result) = giver.as_ref().and_then(|giver| giver.outcome()) {
         // The new daemon owns the sockets.
         std::mem::forget(control);
@@ -547,6 +563,7 @@ struct Observers<'a> {
 /// `seal`: deny opening files from now on, and if it is false also connecting.
 fn run(
     args: &ServeArgs,
+    config: Option<&Arc<ConfigFile>>,
     exports: &Exports,
     signals: &Signals,
     manager: &systemd::Manager,
@@ -596,7 +613,7 @@ fn run(
                     manager.tell(&[NotifyState::Ready]);
                 }
             }
-            if let (true, Some(file)) = (std::mem::take(&mut again), &args.config) {
+            if let (true, Some(file)) = (std::mem::take(&mut again), config) {
                 reading = Some(Reading::begin(file, exports.notifier())?);
             }
         }
@@ -618,7 +635,10 @@ fn run(
                 Startup::Failed(why) => return Err(anyhow!(why)),
             };
             match is_ready {
-                true => become_ready(args, manager, seal)?,
+                true => {
+                    config.iter().for_each(|file| file.warn());
+                    become_ready(args, manager, seal)?;
+                }
                 false => manager.starting(STARTUP_INTERVAL * 10),
             }
         }
@@ -630,7 +650,7 @@ fn run(
             tracing::info!("the VMM has disconnected from the inherited socket: exiting");
             return Ok(());
         }
-        match (signals.wait(exports.changed(), time)?, &args.config) {
+        match (signals.wait(exports.changed(), time)?, config) {
             (None, _) => {}
             (Some(_), _) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {
                 tracing::warn!("signal ignored: the devices are being handed over");
@@ -675,11 +695,11 @@ struct Reading {
 
 impl Reading {
     /// Starts reading; signals `done` at the end.
-    fn begin(file: &Path, done: Arc<Notifier>) -> io::Result<Self> {
-        let file = file.to_owned();
+    fn begin(file: &Arc<ConfigFile>, done: Arc<Notifier>) -> io::Result<Self> {
+        let file = file.clone();
         let (sender, result) = channel();
         let read = move || {
-            let read = caught(|| Config::read(&file).map_err(|error| error.to_string())).flatten();
+            let read = caught(|| file.read()).flatten();
             // The receiver is gone if the daemon ends.
             drop(sender.send(read));
             done.signal();
@@ -694,18 +714,49 @@ impl Reading {
     }
 }
 
-/// Makes the connections to the servers of images: another process, if this one has a sandbox.
-fn connector(
+/// What makes the connections to the servers of images, and the file of devices.
+type Helpers = (Arc<dyn Connector>, Option<Arc<ConfigFile>>);
+
+/// Starts the processes that connect and read files for a daemon in a sandbox.
+fn helpers(
     args: &ServeArgs,
     daemon: &DaemonArgs,
     devices: &[DeviceSpec],
-) -> Result<Arc<dyn Connector>, anyhow::Error> {
+    allowed: Option<&AllowedPaths>,
+    user: Option<&Target>,
+) -> Result<Helpers, anyhow::Error> {
+    let file = args.config.as_deref();
+    let Some(allowed) = allowed else {
+        return Ok((Arc::new(Direct), file.map(|file| Arc::new(ConfigFile::direct(file)))));
+    };
     let locations = devices.iter().flat_map(DeviceSpec::locations);
     let targets: Vec<_> = locations.filter_map(paravane_store::target).collect();
-    Ok(match targets.is_empty() || daemon.no_sandbox {
-        true => Arc::new(Direct),
-        false => Arc::new(Broker::start(&targets, args.config.as_deref(), daemon.user.as_deref())?),
-    })
+    let way = file.and_then(|file| sandbox::writable::way_to_write(allowed, file, user));
+    let name = daemon.user.as_deref();
+    let has_broker = !targets.is_empty();
+    let flags = SocketFlags::CLOEXEC;
+    let (broker, reader) = match file.is_some() && way.is_none() && has_broker {
+        true => {
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+            let (broker, reader) = pair.context("cannot create a socket")?;
+            rustix::io::ioctl_fionbio(&broker, true).context("cannot create a socket")?;
+            (Some(broker), Some(reader))
+        }
+        false => (None, None),
+    };
+    let connector: Arc<dyn Connector> = match has_broker {
+        true => Arc::new(Broker::start(&targets, broker, name)?),
+        false => Arc::new(Direct),
+    };
+    let file = file.map(|file| ConfigFile::start(file, name, reader, way)).transpose()?;
+    Ok((connector, file.map(Arc::new)))
+}
+
+/// Keys that stay in reach of the sandbox, and the directories by which.
+fn readable_keys(allowed: &AllowedPaths, devices: &[DeviceSpec]) -> Vec<(PathBuf, PathBuf)> {
+    let keys = devices.iter().flat_map(DeviceSpec::locations).flat_map(Location::keys);
+    let found = keys.filter_map(|key| Some((key.to_owned(), allowed.reads(key)?.to_owned())));
+    found.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Where chunks of objects are kept.
@@ -724,8 +775,7 @@ fn allowed_paths(
     let mut allowed = AllowedPaths::default();
     allowed.threads();
     let more = args.config.is_some();
-    if let Some(file) = &args.config {
-        allowed.config(file);
+    if args.config.is_some() {
         allowed.taps();
         daemon.allow.iter().for_each(|directory| allowed.directory(directory));
     }

@@ -44,7 +44,7 @@ pub use connect::{Connector, Direct, Target};
 pub use job::{Job, Outcome, Pieces};
 pub use location::{
     HttpLocation, Location, LocationError, NbdLocation, ObjectFiles, RbdLocation, S3Location, TlsFiles,
-    Written,
+    Written, without_secrets,
 };
 pub use named_files::NamedFiles;
 #[cfg(feature = "http")]

@@ -144,7 +144,7 @@ impl ObjectFiles {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{location}: {reason}")]
 pub struct LocationError {
-    /// As it was written.
+    /// As it was written, without what may be secret.
     pub location: String,
     /// What is wrong, and what is right.
     pub reason: String,
@@ -174,6 +174,18 @@ impl Location {
             Self::Http(http) => http.files.paths().for_each(join),
             Self::S3(s3) => s3.files.paths().chain(&mut s3.credentials).for_each(join),
         }
+    }
+
+    /// Files and folders with keys that it names.
+    #[must_use]
+    pub fn keys(&self) -> Vec<&Path> {
+        let (first, second) = match self {
+            Self::File(_) | Self::Rbd(_) => (None, None),
+            Self::Nbd(nbd) => (nbd.tls.as_ref().and_then(|tls| tls.folder.as_ref()), None),
+            Self::Http(http) => (http.files.certificates.as_ref(), None),
+            Self::S3(s3) => (s3.files.certificates.as_ref(), s3.credentials.as_ref()),
+        };
+        first.into_iter().chain(second).map(PathBuf::as_path).collect()
     }
 
     /// The path, if it is a file.
@@ -209,7 +221,7 @@ impl FromStr for Location {
     type Err = LocationError;
 
     fn from_str(text: &str) -> Result<Self, LocationError> {
-        let malformed = |reason: String| LocationError { location: text.into(), reason };
+        let malformed = |reason: String| LocationError { location: without_secrets(text), reason };
         let Some((written, rest)) = text.split_once(':') else { return Ok(Self::File(text.into())) };
         let is_url = rest.starts_with("//") && has_form_of_scheme(written);
         // Upper case is as good as lower case in a URL; other names with a colon are files.
@@ -221,10 +233,8 @@ impl FromStr for Location {
             return rbd(&text["rbd:".len()..]).map(Self::Rbd).map_err(malformed);
         }
         let url = Url::parse(text).map_err(|error| malformed(error.to_string()))?;
-        if url.password().is_some() {
-            return Err(malformed(
-                "a location holds no password; every user can read it in the process list".into(),
-            ));
+        if names_user(&url) {
+            return Err(malformed(NO_PASSWORD.into()));
         }
         match scheme {
             "http" | "https" => http(url).map(Self::Http).map_err(malformed),
@@ -232,6 +242,39 @@ impl FromStr for Location {
             _ => nbd(&url).map(Self::Nbd).map_err(malformed),
         }
     }
+}
+
+const NO_PASSWORD: &str = "a location holds no user or password; every user can read it in the process list";
+
+fn names_user(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
+}
+
+/// A location as it was written, for messages, without what may be secret: users and passwords, and
+/// values of parameters.
+///
+/// ```
+/// use paravane_store::without_secrets;
+///
+/// assert_eq!(without_secrets("raw:http://user:secret@host/a.img?token=secret"), "raw:http://...@host/a.img?...");
+/// assert_eq!(without_secrets("rbd:pool/disk:id=vm:key=secret"), "rbd:pool/disk:id=...:key=...");
+/// assert_eq!(without_secrets("images/a.img"), "images/a.img");
+/// ```
+#[must_use]
+pub fn without_secrets(text: &str) -> String {
+    if let Some((scheme, rest)) = text.split_once("://") {
+        // A password may hold any character.
+        let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(_, rest)| ("...@", rest));
+        let end = rest.find(['?', '#']).map_or(rest.len(), |at| at + 1);
+        let more = if end < rest.len() { "..." } else { "" };
+        return format!("{scheme}://{user}{}{more}", &rest[..end]);
+    }
+    if text.starts_with("rbd:") || text.contains(":rbd:") {
+        let shown =
+            |part: &str| part.split_once('=').map_or(part.to_owned(), |(name, _)| format!("{name}=..."));
+        return text.split(':').map(shown).collect::<Vec<_>>().join(":");
+    }
+    text.to_owned()
 }
 
 /// Whether a text before a colon makes the rest a URL.
@@ -247,14 +290,13 @@ fn has_form_of_scheme(text: &str) -> bool {
 
 /// The error for a URL of another kind, without what may be a password.
 fn unknown(text: &str, rest: &str, scheme: &str) -> LocationError {
-    let location = if text.contains('@') { format!("{scheme}://...") } else { text.into() };
     let reason = match (scheme, rest.strip_prefix("//").unwrap_or(rest)) {
         ("file", path) if path.starts_with('/') => format!("is the URL of a file; write its path, {path}"),
         _ => "unknown kind of URL; use nbd, nbds, nbd+unix, nbds+unix, rbd, http, https or s3, or begin the \
               path of a file with ./"
             .into(),
     };
-    LocationError { location, reason }
+    LocationError { location: without_secrets(text), reason }
 }
 
 fn nbd(url: &Url) -> Result<NbdLocation, String> {
@@ -337,7 +379,13 @@ fn s3(url: &Url) -> Result<S3Location, String> {
     };
     for (name, value) in url.query_pairs() {
         match &*name {
-            "endpoint" => found.endpoint = Some(value.parse().map_err(|error| format!("endpoint: {error}"))?),
+            "endpoint" => {
+                let url = value.parse().map_err(|error| format!("endpoint: {error}"))?;
+                if names_user(&url) {
+                    return Err(format!("endpoint: {NO_PASSWORD}"));
+                }
+                found.endpoint = Some(url);
+            }
             "region" => found.region = Some(value.into_owned()),
             "credentials" => found.credentials = Some(value.as_ref().into()),
             _ if found.files.take(&name, &value) => {}
@@ -368,7 +416,8 @@ fn rbd(text: &str) -> Result<RbdLocation, String> {
         [pool, namespace, image] => (pool, Some(namespace.to_owned()), image),
         _ => ("", None, ""),
     };
-    if pool.is_empty() || image.is_empty() || snapshot.as_deref() == Some("") {
+    // A parameter that is written as those of a URL.
+    if name.contains('?') || pool.is_empty() || image.is_empty() || snapshot.as_deref() == Some("") {
         return Err("an image of Ceph is rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]".into());
     }
     let mut found =
@@ -377,7 +426,10 @@ fn rbd(text: &str) -> Result<RbdLocation, String> {
         match part.split_once('=') {
             Some(("id", id)) => found.id = Some(id.into()),
             Some(("conf", conf)) => found.conf = Some(conf.into()),
-            _ => return Err(format!("unknown parameter {part}; there are id=USER and conf=FILE")),
+            _ => {
+                let name = part.split('=').next().unwrap_or_default();
+                return Err(format!("unknown parameter {name}; there are id=USER and conf=FILE"));
+            }
         }
     }
     Ok(found)
@@ -458,7 +510,8 @@ mod tests {
 
     fn refused(text: &str, part: &str) {
         let error = text.parse::<Location>().expect_err(text).to_string();
-        assert!(error.starts_with(text) && error.contains(part), "{error}");
+        assert!(error.starts_with(&without_secrets(text)) && error.contains(part), "{error}");
+        assert!(!error.contains("secret"), "{error}");
     }
 
     #[test]
@@ -475,7 +528,7 @@ mod tests {
         refused("file:///tmp/vm.img", "write its path, /tmp/vm.img");
         refused("file://host/vm.img", "unknown kind of URL");
         let secret = "ftp://user:secret@host/x".parse::<Location>().unwrap_err().to_string();
-        assert!(secret.starts_with("ftp://...: unknown"), "{secret}");
+        assert!(secret.starts_with("ftp://...@host/x: unknown"), "{secret}");
         for path in ["file:vm.img", "ftp:/x", "./ftp://host", "1a://b", "RBD:pool/disk", "a b://c", "://x"] {
             assert_eq!(path.parse(), Ok(Location::File(path.into())));
         }
@@ -513,6 +566,8 @@ mod tests {
         refused("nbd://store/vm0?sockets=/x", "unknown parameter sockets");
         refused("nbd:///vm0", "host");
         refused("nbd://user:secret@store/vm0", "password");
+        refused("nbd://secret@store/vm0", "password");
+        refused("nbd://store/vm0?key=secret", "unknown parameter key");
     }
 
     #[test]
@@ -528,10 +583,17 @@ mod tests {
         assert_eq!("rbd:pool/space/disk@monday:id=vm:conf=/c.conf".parse(), Ok(Location::Rbd(full)));
         let Ok(Location::Rbd(short)) = "rbd:pool/disk".parse() else { panic!() };
         assert_eq!((short.namespace, short.snapshot, short.id), (None, None, None));
-        for wrong in ["rbd:disk", "rbd:/disk", "rbd:a/b/c/d", "rbd:pool/disk@", "rbd:pool/"] {
+        for wrong in [
+            "rbd:disk",
+            "rbd:/disk",
+            "rbd:a/b/c/d",
+            "rbd:pool/disk@",
+            "rbd:pool/",
+            "rbd:pool/disk?key=secret",
+        ] {
             refused(wrong, "rbd:POOL");
         }
-        refused("rbd:pool/disk:key=secret", "unknown parameter key=secret");
+        refused("rbd:pool/disk:key=secret", "unknown parameter key;");
     }
 
     #[test]
@@ -545,6 +607,9 @@ mod tests {
             ("bucket", "a/b.img", Some("x"))
         );
         refused("s3://bucket", "names no object");
+        refused("s3://bucket/key?endpoint=http://user:secret@host", "password");
+        refused("ftp://user:secret@host/a", "unknown kind of URL");
+        assert_eq!("./ftp://a".parse(), Ok(Location::File("./ftp://a".into())));
         let Ok(Location::Http(plain)) = "https://host/a.img?b#".parse() else { panic!() };
         assert_eq!((plain.url.as_str(), plain.files), ("https://host/a.img?b", ObjectFiles::default()));
     }
@@ -558,11 +623,12 @@ mod tests {
         let Ok(Location::S3(s3)) = format!("s3://bucket/k?credentials=/keys&{named}").parse() else {
             panic!()
         };
-        assert_eq!((s3.credentials, s3.files), (Some("/keys".into()), files));
+        assert_eq!((&s3.credentials, &s3.files), (&Some("/keys".into()), &files));
+        assert_eq!(Location::S3(s3).keys(), [Path::new("/etc/pki/a b"), Path::new("/keys")]);
         refused("http://host/a#tls-certificates=/x", "certificates need the scheme https");
         refused("s3://b/k?endpoint=http://h&tls-certificates=/x", "an endpoint with https");
         refused("https://host/a#credentials=/x", "unknown parameter credentials after #");
-        refused("s3://bucket/k?secret=x", "unknown parameter secret");
+        refused("s3://bucket/k?key=secret", "unknown parameter key");
     }
 
     #[test]

@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Longest wait for the daemon's first answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon, beyond the pause: it syncs the image before and after.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -55,11 +57,12 @@ pub(super) fn take(
     let ask = Ask::Snapshot(SnapshotRequest { device: device.to_owned() });
     let named = || daemon.display().to_string();
     let stream = control::request(&daemon, &ask).with_context(named).map_err(Failure::request)?;
-    let wire = Wire::new(stream, PATIENCE).context("control socket")?;
+    let wire = Wire::new(stream, ANSWER_PATIENCE).context("control socket")?.printable();
     let base = match receive(&wire).with_context(named).map_err(Failure::request)? {
         Message::Base(base) => base,
         _ => return Err(anyhow!("{}: unexpected answer", named()).into()),
     };
+    wire.wait_at_most(Some(PATIENCE));
     let (overlays, taken) = create(&wire, &base, overlay, others, common).map_err(Failure::request)?;
     if common.json {
         let Base { pid, start, .. } = &base;
@@ -101,10 +104,7 @@ fn find(control: Option<&Path>, device: &str) -> Result<PathBuf, anyhow::Error> 
 /// The next message of the daemon.
 fn receive(wire: &Wire<Message>) -> Result<Message, anyhow::Error> {
     match wire.receive()? {
-        Some(Parcel { message: Message::Failed(why), .. }) => {
-            // What a daemon says must not control the terminal.
-            bail!("{}", why.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>())
-        }
+        Some(Parcel { message: Message::Failed(why), .. }) => bail!("{why}"),
         Some(Parcel { message, .. }) => Ok(message),
         None => bail!("the daemon has closed the connection"),
     }

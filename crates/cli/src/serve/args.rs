@@ -1,10 +1,11 @@
 //! Options of `paravane serve` and `paravane status`.
 //!
 //! A file of devices has the same names as keys (see [`super::config`]).
+use crate::discreet::Discreet;
 use crate::engine::Engine;
 use crate::net::mac;
 use crate::size::Size;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::ValueParserFactory;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use paravane_store::{Location, LocationError};
 use std::net::SocketAddr;
@@ -98,7 +99,7 @@ pub(crate) struct DaemonArgs {
     /// Drop privileges to USER (name or number) after startup [default: none]
     ///
     /// The daemon opens images, TAP devices and ports before it drops privileges. USER owns the
-    /// sockets.
+    /// sockets, that of --control included.
     #[arg(long, value_name = "USER", global = true)]
     pub(crate) user: Option<String>,
     /// With --config: allow images and sockets of new devices in DIRECTORY (repeatable)
@@ -370,11 +371,19 @@ pub(crate) struct Backing {
 }
 
 /// Parses a path or a URL.
-fn location() -> impl TypedValueParser<Value = Location> {
-    OsStringValueParser::new().try_map(|text| match text.is_empty() {
+fn location() -> Discreet<Location> {
+    Discreet(|text| match text.is_empty() {
         true => Err("empty path".to_owned()),
-        false => Location::from_os(&text).map_err(|error| error.reason),
+        false => Location::from_os(text).map_err(|error| error.reason),
     })
+}
+
+impl ValueParserFactory for Backing {
+    type Parser = Discreet<Self>;
+
+    fn value_parser() -> Self::Parser {
+        Discreet(|text| text.to_str().ok_or_else(|| "is not UTF-8".to_owned())?.parse())
+    }
 }
 
 impl std::str::FromStr for Backing {

@@ -7,18 +7,19 @@
 //! ```
 //! The broker resolves names and connects, and does nothing else: no byte from a server passes it,
 //! nor one of a guest. It connects only to targets that the daemon named before it entered its
-//! sandbox, or that the file of devices names: it reads that file itself, so a daemon that a guest
-//! has taken over cannot add a target. It ends with the daemon.
-mod message;
+//! sandbox, or that the [reader](super::reader) has found in the file of devices since: a daemon that
+//! a guest has taken over cannot add a target. Its environment is empty. It ends with the daemon.
+pub(crate) mod message;
 mod process;
+mod targets;
 
+use super::sandbox::helpers;
 use anyhow::Context;
 use message::{Message, PATIENCE, receive, send};
 use paravane_store::{Connector, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -31,26 +32,27 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    /// Starts the process. `config`: the file of devices, which may get more targets.
+    /// Starts the process. `reader`: names more targets later.
     ///
     /// # Errors
     /// The host refuses a process.
     pub(crate) fn start(
         targets: &[Target],
-        config: Option<&Path>,
+        reader: Option<OwnedFd>,
         user: Option<&str>,
     ) -> Result<Self, anyhow::Error> {
         let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (near, far) = pair().context("cannot create a socket")?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("broker").stdin(Stdio::from(far)).stdout(Stdio::null());
+        command.env_clear().env("RES_OPTIONS", helpers::resolver_options());
         // It ends when the socket is closed, and is not waited for.
         command.spawn().context("cannot start the process that connects to servers")?;
         for target in targets {
             send(&near, &Message::Allow(target.into()), None)?;
         }
-        let (config, user) = (config.map(Path::to_owned), user.map(ToOwned::to_owned));
-        send(&near, &Message::Sealed { config, user }, None)?;
+        let sealed = Message::Sealed { user: user.map(ToOwned::to_owned) };
+        send(&near, &sealed, reader.as_ref().map(AsFd::as_fd))?;
         Ok(Self { socket: near })
     }
 }
@@ -88,16 +90,16 @@ fn ended(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use message::Targets;
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::os::unix::net::UnixStream;
+    use targets::Targets;
 
     /// A broker in a thread.
-    fn broker(targets: Vec<Target>, config: Option<&Path>) -> Broker {
+    fn broker(targets: Vec<Target>, reader: Option<OwnedFd>) -> Broker {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let allowed = Targets::new(targets, config.map(Path::to_owned));
+        let allowed = Targets::new(targets, reader);
         std::thread::spawn(move || process::serve(&far, allowed));
         Broker { socket: near }
     }
@@ -120,18 +122,27 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_devices_may_get_more_targets() {
+    fn the_reader_of_the_file_names_more_targets() {
         let folder = tempfile::tempdir().unwrap();
-        let (config, socket) = (folder.path().join("devices.toml"), folder.path().join("server.sock"));
-        std::fs::write(&config, "").unwrap();
-        let broker = broker(Vec::new(), Some(&config));
+        let socket = folder.path().join("server.sock");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (reader, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let broker = broker(Vec::new(), Some(far));
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let target = Target::Unix(socket);
-        assert!(broker.connect(&target, Duration::from_secs(20)).is_err());
-        let text = "[[blk]]\nname = \"a\"\nimage = \"nbd+unix:///x?socket=server.sock\"\nsocket = \"/s\"\n";
-        std::fs::write(&config, text).unwrap();
+        let error = broker.connect(&target, Duration::from_secs(20)).unwrap_err();
+        assert!(error.to_string().contains("restart the daemon"), "{error}");
+        rustix::io::ioctl_fionbio(&reader, false).unwrap();
+        // More than the socket has room for: the broker takes them unasked.
+        for port in 0..=2000 {
+            let target = Target::Tcp { host: "store".into(), port };
+            send(&reader, &Message::Allow((&target).into()), None).unwrap();
+        }
+        send(&reader, &Message::Allow((&target).into()), None).unwrap();
         let stream = broker.connect(&target, Duration::from_secs(20)).unwrap();
         assert!(UnixStream::from(stream).peer_addr().is_ok());
+        drop(reader);
+        broker.connect(&target, Duration::from_secs(20)).unwrap();
     }
 
     #[test]

@@ -57,13 +57,20 @@ impl Config {
     /// # Errors
     /// The file cannot be read or is invalid.
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+        Self::parse(path, &Self::text(path)?)
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn text(path: &Path) -> Result<String, ConfigError> {
         let os = |source| ConfigError::Read { path: path.to_owned(), source };
         let len = std::fs::metadata(path).map_err(os)?.len();
         if len > MAX_LEN {
             return Err(os(std::io::Error::other(format!("file too large: {len} bytes, at most {MAX_LEN}"))));
         }
-        let text = std::fs::read_to_string(path).map_err(os)?;
-        Self::parse(path, &text)
+        std::fs::read_to_string(path).map_err(os)
     }
 
     /// Parses a file with this text; see [`Config::read`].

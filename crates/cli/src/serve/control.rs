@@ -11,29 +11,37 @@
 //! By default it is PID.sock in a directory of all daemons of the user, where `paravane status`
 //! finds it.
 use super::connections::{Client, ConnectionGuard, Connections, accept_until};
+use super::deadline::Until;
+use super::places::Places;
 use super::report::Report;
 use super::reporter::Reporter;
+use super::sandbox::user::Target;
 use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
-use super::trace::stream::{self, Find, Give, TRACES, Wanted};
+use super::trace::stream::{self, Find, Give, Wanted};
+use crate::printable::printable_json;
 use anyhow::{Context, bail};
 use hyper::body::Bytes;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 /// How long either side waits for the other.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for a whole report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of connections.
 const CONNECTIONS: usize = 64;
+/// Most clients that wait to be accepted: as many as the kernel allows.
+const BACKLOG: i32 = 4096;
 /// Daemons that `paravane status` asks in parallel.
 const ASKED_AT_ONCE: usize = 32;
 /// Maximum length of a report in bytes.
@@ -95,6 +103,14 @@ impl Control {
         Ok(Some(Self { path, listener }))
     }
 
+    /// Makes the user that the daemon becomes the owner of the socket's file.
+    ///
+    /// # Errors
+    /// The process lacks the privilege, or the file is gone.
+    pub(crate) fn give_to(&self, user: &Target) -> Result<(), anyhow::Error> {
+        give(&self.path, user).with_context(|| format!("control socket {}", self.path.display()))
+    }
+
     /// Answers clients in a new thread until the process ends.
     ///
     /// `find` finds the trace of a device by its name, `give` hands all devices over, or takes a snapshot. `moved` ends
@@ -134,7 +150,7 @@ async fn answer(
     let listener = tokio::net::UnixListener::from_std(listener)?;
     let connections = Connections::new(CONNECTIONS);
     let reporter = Reporter::start(CONNECTIONS, make);
-    let traces = Arc::new(Semaphore::new(TRACES));
+    let traces = Arc::new(Places::default());
     loop {
         let Some(accepted) = accept_until(moved, |context| listener.poll_accept(context)).await else {
             break;
@@ -191,14 +207,25 @@ fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
     {
         std::fs::remove_file(path)?;
     }
-    // The file is created with its final mode, so there is no race. The process has one thread
-    // here.
-    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let listener = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = listener?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The file gets the mode of the socket: there is no moment for others, and no path to follow.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Makes `user` the owner of the socket at `path`, and of nothing that has taken its place.
+fn give(path: &Path, user: &Target) -> io::Result<()> {
+    let (uid, gid) = user.owner();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(io::Error::other("it is no socket any more"));
+    }
+    Ok(rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
 }
 
 /// Connects, with a timeout for a daemon that does not respond.
@@ -214,16 +241,17 @@ fn connect(path: &Path, asks: bool) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Reads the report of the daemon at `path`.
+/// Reads the report of the daemon at `path`. Its strings are printable.
 ///
 /// # Errors
 /// The daemon does not answer, or the answer is no report.
 pub(crate) fn ask(path: &Path) -> io::Result<Report> {
     let stream = connect(path, false)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    let end = Some(Instant::now() + REPORT_TIMEOUT);
     let mut text = Vec::new();
-    stream.take(MAX_LEN).read_to_end(&mut text)?;
-    serde_json::from_slice(&text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    Until { stream: &stream, end }.take(MAX_LEN).read_to_end(&mut text)?;
+    serde_json::from_slice(&printable_json(&text))
+        .map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 /// Sends a request to the daemon at `path`, and returns the stream of its answers.
@@ -283,6 +311,7 @@ pub(crate) fn ask_all(directory: &Path) -> io::Result<Vec<(PathBuf, io::Result<R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_report_is_answered_and_the_socket_is_private() {
@@ -301,6 +330,20 @@ mod tests {
         assert_eq!(ask_all(directory.path()).unwrap().len(), 1);
         drop(control);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_the_socket_is_given_to_a_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, file) = (directory.path().join("7.sock"), directory.path().join("file"));
+        let control = Control::open(Some(&path)).unwrap().unwrap();
+        let Ok(user) = Target::find(&rustix::process::geteuid().as_raw().to_string()) else { return };
+        control.give_to(&user).unwrap();
+        std::fs::write(&file, "").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&file, &path).unwrap();
+        let error = control.give_to(&user).unwrap_err();
+        assert!(format!("{error:#}").contains("no socket any more"), "{error:#}");
     }
 
     #[test]

@@ -18,9 +18,11 @@
 pub(crate) mod calls;
 pub(crate) mod capabilities;
 mod error;
+pub(crate) mod helpers;
 pub(crate) mod paths;
 pub(crate) mod probe;
 pub(crate) mod user;
+pub(crate) mod writable;
 
 use error::SandboxError;
 use paths::AllowedPaths;
@@ -37,7 +39,8 @@ pub(crate) fn enter(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     // vector.
     let _ = rustix::param::page_size();
     paths::restrict(allowed)?;
-    calls::restrict(&calls::DAEMON, allowed.connects())
+    let calls = if allowed.connects() { &calls::DAEMON_WITH_CEPH } else { &calls::DAEMON };
+    calls::restrict(calls)
 }
 
 /// The sandbox of `paravane hold`: no files, no capabilities, few system calls.
@@ -53,7 +56,7 @@ pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
     paths::restrict(&allowed)?;
     capabilities::empty_bounding_set()?;
     capabilities::keep(CapabilitySet::empty())?;
-    calls::restrict(&calls::HOLDER, false)
+    calls::restrict(&calls::HOLDER)
 }
 
 /// The sandbox of the inspector: no files, no capabilities, few system calls.
@@ -67,40 +70,7 @@ pub(crate) fn enter_inspector() -> Result<(), SandboxError> {
     paths::restrict(&AllowedPaths::default())?;
     capabilities::empty_bounding_set()?;
     capabilities::keep(CapabilitySet::empty())?;
-    calls::restrict(&calls::INSPECTOR, false)
-}
-
-/// Directories that name resolution reads.
-const RESOLVER: [&str; 5] = ["/etc", "/usr", "/lib", "/lib64", "/run"];
-/// Port of name servers, which long answers come from by TCP.
-const DNS: u16 = 53;
-
-/// The sandbox of the broker: it reads what resolves names, and connects to servers.
-///
-/// `ports`: those of the servers. With a file of devices, which may get more, all are allowed.
-/// The calling thread must be the only one.
-///
-/// # Errors
-/// The kernel lacks Landlock. The process must not continue.
-pub(crate) fn enter_broker(
-    ports: impl Iterator<Item = u16>,
-    config: Option<&Path>,
-    user: Option<&Target>,
-) -> Result<(), SandboxError> {
-    let mut allowed = AllowedPaths::default();
-    RESOLVER.iter().for_each(|directory| allowed.read(Path::new(directory)));
-    ports.chain([DNS]).for_each(|port| allowed.port(port));
-    if let Some(config) = config {
-        allowed.config(config);
-        allowed.all_ports();
-    }
-    paths::restrict(&allowed)?;
-    capabilities::empty_bounding_set()?;
-    if let Some(user) = user {
-        user.become_user()?;
-    }
-    // Sockets and the file of other users.
-    capabilities::keep(if user.is_some() { CapabilitySet::empty() } else { CapabilitySet::DAC_OVERRIDE })
+    calls::restrict(&calls::INSPECTOR)
 }
 
 /// Drops the capabilities of the calling thread except `kept`.

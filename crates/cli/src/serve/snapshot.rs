@@ -14,6 +14,7 @@ pub(crate) mod messages;
 mod start;
 
 use super::exports::Exports;
+use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
 use messages::{Base, Message, NextStart, Taken};
 use paravane_device::LogDevice;
@@ -22,39 +23,42 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Longest wait for a message of the client.
+/// Longest wait for all that a client sends.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Most snapshots that are being taken.
-const MOST: usize = 8;
 /// Longest time for which queues may be held.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Takes snapshots for clients.
 pub(crate) struct SnapshotServer {
     exports: Exports,
-    running: AtomicUsize,
+    places: Arc<Places>,
 }
 
 impl SnapshotServer {
     pub(crate) fn new(exports: Exports) -> Arc<Self> {
-        Arc::new(Self { exports, running: AtomicUsize::new(0) })
+        Arc::new(Self { exports, places: Arc::default() })
     }
 
     /// Answers a client of the user `uid`, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, device: String) -> io::Result<()> {
         let server = self.clone();
-        let wire = Wire::new(stream, PATIENCE)?;
+        let place = self.places.take(&stream);
+        let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
+        let place = match place {
+            Ok(place) => place,
+            Err(full) => {
+                let why = match full {
+                    Full::All => format!("{MOST} snapshots are being taken: try again"),
+                    Full::Share => format!("this process is taking {EACH} snapshots: try again"),
+                };
+                return wire.say(&Message::Failed(why));
+            }
+        };
         let answer = move || {
-            // Relaxed: a count that orders nothing.
-            let running = server.running.fetch_add(1, Ordering::Relaxed);
-            let message = match running < MOST {
-                true => server.serve(&wire, uid, &device),
-                false => Message::Failed(format!("{MOST} snapshots are being taken: try again")),
-            };
-            server.running.fetch_sub(1, Ordering::Relaxed);
+            let message = server.serve(&wire, uid, &device);
+            drop(place);
             // A client that has gone misses it.
             let _ = wire.say(&message);
         };

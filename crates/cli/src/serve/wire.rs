@@ -7,6 +7,8 @@
 //!   record
 //! ```
 //! Numbers are little-endian. Descriptors come first, so that no other byte carries any.
+use super::deadline::{Until, named};
+use crate::printable::printable_json;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -19,7 +21,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// First bytes of each message. No JSON begins so.
@@ -31,6 +33,10 @@ const MAX_FDS_AT_ONCE: usize = 253;
 const MAX_FDS: usize = 4096;
 /// Maximum length of a message or a record in bytes.
 const MAX_LEN: usize = 64 << 20;
+/// The same for messages of a client of the control socket, record included.
+const MAX_LEN_OF_CLIENT: usize = 64 << 10;
+/// Those of an overlay, and some to spare.
+const MAX_FDS_OF_CLIENT: usize = 8;
 /// Time that the kernel may refuse to have more descriptors under way.
 const TOO_MANY_REFS: Duration = Duration::from_secs(10);
 
@@ -38,8 +44,22 @@ const TOO_MANY_REFS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Wire<M> {
     stream: UnixStream,
+    /// The other side is a client of the control socket, not a daemon.
+    is_client: bool,
+    /// What it says is printed.
+    prints: bool,
+    times: Mutex<Times>,
     sending: Mutex<()>,
     messages: PhantomData<fn(M)>,
+}
+
+/// How long the other side is waited for.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    /// For each message; `None`: no limit.
+    patience: Option<Duration>,
+    /// For all of them.
+    end: Option<Instant>,
 }
 
 /// A message with what it carries.
@@ -51,17 +71,48 @@ pub(crate) struct Parcel<M> {
 }
 
 impl<M: Serialize + DeserializeOwned> Wire<M> {
-    /// Uses a stream; either direction waits for `patience` at most.
+    /// Uses a stream; each message takes `patience` at most, in either direction.
     pub(crate) fn new(stream: UnixStream, patience: Duration) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
-        Ok(Self { stream, sending: Mutex::new(()), messages: PhantomData })
+        let times = Mutex::new(Times { patience: Some(patience), end: None });
+        let (sending, messages) = (Mutex::new(()), PhantomData);
+        Ok(Self { stream, is_client: false, prints: false, times, sending, messages })
+    }
+
+    /// The other side is a client: all of its messages together take `time` at most, and each of them
+    /// has few bytes and descriptors.
+    pub(crate) fn of_a_client(mut self, time: Duration) -> Self {
+        self.is_client = true;
+        self.end_within(time);
+        self
+    }
+
+    /// Makes strings of the other side printable.
+    pub(crate) fn printable(mut self) -> Self {
+        self.prints = true;
+        self
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the longest wait for a message; `None`: no limit.
-    pub(crate) fn wait_at_most(&self, patience: Option<Duration>) -> io::Result<()> {
-        self.stream.set_read_timeout(patience)
+    pub(crate) fn wait_at_most(&self, patience: Option<Duration>) {
+        self.times().patience = patience;
+    }
+
+    /// Changes the longest time for all messages from now on.
+    pub(crate) fn end_within(&self, time: Duration) {
+        self.times().end = Instant::now().checked_add(time);
+    }
+
+    /// The stream, for one message that begins now.
+    fn message(&self) -> Until<'_> {
+        let Times { patience, end } = *self.times();
+        let own = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let end = [own, end].into_iter().flatten().min();
+        Until { stream: &self.stream, end }
     }
 
     /// Sends a message without record and descriptors.
@@ -80,10 +131,11 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
         for number in [MAGIC, text.len() as u32, record.len() as u32, fds.len() as u32] {
             header.extend_from_slice(&number.to_le_bytes());
         }
-        let mut stream = &self.stream;
+        let mut stream = self.message();
         stream.write_all(&header)?;
         for fds in fds.chunks(MAX_FDS_AT_ONCE) {
-            self.send_fds(fds)?;
+            stream.before_write()?;
+            self.send_fds(fds).map_err(named)?;
         }
         stream.write_all(&text)?;
         stream.write_all(record)
@@ -111,7 +163,7 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
     pub(crate) fn receive(&self) -> io::Result<Option<Parcel<M>>> {
         let invalid = |what: &'static str| io::Error::new(ErrorKind::InvalidData, what);
         let mut header = [0; HEADER];
-        let mut stream = &self.stream;
+        let mut stream = self.message();
         let first = loop {
             match stream.read(&mut header) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -131,37 +183,36 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
         if magic != MAGIC {
             return Err(invalid("it does not answer as a daemon of this version"));
         }
-        if text > MAX_LEN || record > MAX_LEN || count > MAX_FDS {
+        let is_too_large = match self.is_client {
+            true => text.saturating_add(record) > MAX_LEN_OF_CLIENT || count > MAX_FDS_OF_CLIENT,
+            false => text > MAX_LEN || record > MAX_LEN || count > MAX_FDS,
+        };
+        if is_too_large {
             return Err(invalid("a message is too large"));
         }
         let mut fds = Vec::with_capacity(count);
         while fds.len() < count {
             let before = fds.len();
-            self.receive_fds(&mut fds)?;
+            stream.before_read()?;
+            self.receive_fds(&mut fds, count - before).map_err(named)?;
             if fds.len() == before || fds.len() > count {
                 return Err(invalid("a message has another number of descriptors than it says"));
             }
         }
-        let text = self.receive_bytes(text)?;
-        let record = self.receive_bytes(record)?;
+        let text = receive_bytes(&mut stream, text)?;
+        let record = receive_bytes(&mut stream, record)?;
+        let text = if self.prints { printable_json(&text) } else { text.into() };
         let message =
             serde_json::from_slice(&text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
         Ok(Some(Parcel { message, record, fds }))
     }
 
-    /// Allocates for what has arrived only.
-    fn receive_bytes(&self, count: usize) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        (&self.stream).take(count as u64).read_to_end(&mut bytes)?;
-        if bytes.len() < count {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        Ok(bytes)
-    }
-
-    fn receive_fds(&self, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+    /// Receives at most about `wanted` descriptors. The kernel closes others.
+    fn receive_fds(&self, fds: &mut Vec<OwnedFd>, wanted: usize) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_AT_ONCE))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let wanted = wanted.min(MAX_FDS_AT_ONCE);
+        let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(wanted))]);
+        let before = fds.len();
         let mut byte = [0];
         let received = loop {
             let mut slices = [IoSliceMut::new(&mut byte)];
@@ -175,12 +226,22 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
                 fds.extend(received);
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
+        if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() - before < wanted {
             // RLIMIT_NOFILE: the kernel has closed the others.
             return Err(io::Error::other("too few free descriptors: raise LimitNOFILE="));
         }
         Ok(())
     }
+}
+
+/// Allocates for what has arrived only.
+fn receive_bytes(stream: &mut Until<'_>, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.take(count as u64).read_to_end(&mut bytes)?;
+    if bytes.len() < count {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -223,6 +284,38 @@ mod tests {
         assert!(end.message == "end" && end.record.is_empty() && end.fds.is_empty());
         sender.join().unwrap();
         assert!(far.receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_client_has_few_bytes_descriptors_and_little_time() {
+        let client = |header: [u32; 3], fds: usize, time| {
+            let (near, far) = UnixStream::pair().unwrap();
+            let near = Wire::<Message>::new(near, Duration::from_secs(20)).unwrap();
+            let near = near.of_a_client(Duration::from_millis(time));
+            let numbers = [MAGIC].into_iter().chain(header);
+            (&far).write_all(&numbers.flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
+            let far = Wire::<Message>::new(far, Duration::from_secs(20)).unwrap();
+            let file = std::fs::File::open("/dev/null").unwrap();
+            if fds > 0 {
+                far.send_fds(&vec![file.as_fd(); fds]).unwrap();
+            }
+            let error = near.receive().unwrap_err();
+            (near, far, error)
+        };
+        for header in [[64 << 10, 1, 0], [0, 64 << 10 | 1, 0], [2, 0, 9]] {
+            let (.., error) = client(header, 0, 60_000);
+            assert!(error.to_string().contains("too large"), "{error}");
+        }
+        // The kernel closes what is more than was said.
+        let (.., error) = client([2, 0, 2], 253, 60_000);
+        assert!(error.to_string().contains("another number of descriptors"), "{error}");
+        // Silence, or a byte now and then, does not prolong it, nor does another message.
+        let (near, far, error) = client([64 << 10, 0, 0], 0, 100);
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        far.say(&"late".to_owned()).unwrap();
+        assert_eq!(near.receive().unwrap_err().kind(), ErrorKind::TimedOut);
+        near.end_within(Duration::from_secs(20));
+        near.receive().unwrap();
     }
 
     #[test]

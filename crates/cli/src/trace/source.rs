@@ -1,14 +1,17 @@
 //! The daemon that traces, as the client sees it.
+use crate::printable::printable_json;
 use crate::serve::control;
 use crate::serve::trace::lines::{Answer, Ask, TraceLine, TraceRequest};
 use anyhow::{Context, anyhow, bail};
-use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum length of a daemon's line in bytes.
 const MAX_LINE: usize = 1 << 16;
+/// Longest wait for the first line.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between two looks at signals and the deadline.
 const PERIOD: Duration = Duration::from_millis(100);
 
@@ -74,30 +77,48 @@ impl Source {
     fn ask(path: &Path, ask: &Ask) -> Result<Option<Self>, anyhow::Error> {
         let stream = control::request(path, ask)?;
         let mut source = Self { stream: BufReader::new(stream), line: Vec::new(), pid: 0, dropped: 0 };
-        let first = source.line()?.context("no answer")?;
+        source.stream.get_ref().set_read_timeout(Some(PERIOD))?;
+        let end = Instant::now() + ANSWER_TIMEOUT;
+        let first = loop {
+            match source.line() {
+                Ok(line) => break line.context("no answer")?,
+                Err(error) if is_late(&error) && Instant::now() < end => {}
+                Err(error) if is_late(&error) => bail!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
+                Err(error) => return Err(error.into()),
+            }
+        };
         // An older daemon sends a report.
-        let answer = serde_json::from_slice(&first).context("the daemon cannot trace: update it")?;
+        let answer =
+            serde_json::from_slice(&printable_json(&first)).context("the daemon cannot trace: update it")?;
         match answer {
             Answer::Started { pid, .. } => {
                 source.pid = pid;
-                source.stream.get_ref().set_read_timeout(Some(PERIOD))?;
                 Ok(Some(source))
             }
             Answer::NoDevice(_) => Ok(None),
-            Answer::Error(why) => Err(anyhow!("{}", printable(&why))),
+            Answer::Error(why) => Err(anyhow!("{why}")),
             _ => Err(anyhow!("unexpected answer")),
         }
     }
 
-    /// The next line; `None`: the end.
+    /// The next line; `None`: the end. Reads once at most: a line that comes in parts takes several
+    /// calls, and the others fail with [`ErrorKind::WouldBlock`].
     fn line(&mut self) -> std::io::Result<Option<Vec<u8>>> {
-        let room = MAX_LINE - self.line.len();
-        self.stream.by_ref().take(room as u64).read_until(b'\n', &mut self.line)?;
-        match self.line.last() {
-            Some(b'\n') => Ok(Some(std::mem::take(&mut self.line))),
-            _ if self.line.len() == MAX_LINE => Err(std::io::Error::other("line too long")),
+        let bytes = self.stream.fill_buf()?;
+        if bytes.is_empty() {
             // A part of a line is no request.
-            _ => Ok(None),
+            return Ok(None);
+        }
+        let end = bytes.iter().position(|byte| *byte == b'\n').map(|end| end + 1);
+        let count = end.unwrap_or(bytes.len());
+        if self.line.len() + count > MAX_LINE {
+            return Err(std::io::Error::other("line too long"));
+        }
+        self.line.extend_from_slice(&bytes[..count]);
+        self.stream.consume(count);
+        match end {
+            Some(_) => Ok(Some(std::mem::take(&mut self.line))),
+            None => Err(ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -106,21 +127,21 @@ impl Source {
         let line = match self.line() {
             Ok(Some(line)) => line,
             Ok(None) => return Ok(Event::End),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Ok(Event::Nothing);
-            }
+            Err(error) if is_late(&error) => return Ok(Event::Nothing),
             Err(error) => return Err(error).context("cannot read from the daemon"),
         };
-        Ok(match serde_json::from_slice(&line).context("unexpected answer of the daemon")? {
-            Answer::Request(line) => Event::Request(line),
-            Answer::Dropped(count) => {
-                self.dropped = count;
-                Event::Nothing
-            }
-            Answer::Error(why) => return Err(anyhow!("{}", printable(&why))),
-            Answer::End(_) => Event::End,
-            Answer::Started { .. } | Answer::NoDevice(_) => Event::Nothing,
-        })
+        Ok(
+            match serde_json::from_slice(&printable_json(&line)).context("unexpected answer of the daemon")? {
+                Answer::Request(line) => Event::Request(line),
+                Answer::Dropped(count) => {
+                    self.dropped = count;
+                    Event::Nothing
+                }
+                Answer::Error(why) => return Err(anyhow!("{why}")),
+                Answer::End(_) => Event::End,
+                Answer::Started { .. } | Answer::NoDevice(_) => Event::Nothing,
+            },
+        )
     }
 }
 
@@ -129,9 +150,9 @@ fn is_refused(error: &anyhow::Error) -> bool {
     kind == Some(ErrorKind::ConnectionRefused)
 }
 
-/// What a daemon says must not control the terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+/// A line is not there yet.
+fn is_late(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 #[cfg(test)]
@@ -149,8 +170,9 @@ mod tests {
         daemon.write_all(b": 7}\n").unwrap();
         assert!(matches!(source.next().unwrap(), Event::Nothing));
         assert_eq!(source.dropped, 7);
-        daemon.write_all(&vec![b' '; MAX_LINE]).unwrap();
-        assert!(source.next().unwrap_err().root_cause().to_string().contains("line too long"));
+        daemon.write_all(&vec![b' '; MAX_LINE + 1]).unwrap();
+        let error = std::iter::repeat_with(|| source.next()).find_map(Result::err).unwrap();
+        assert!(error.root_cause().to_string().contains("line too long"));
     }
 
     #[test]
@@ -159,6 +181,7 @@ mod tests {
         let mut source = Source { stream: BufReader::new(client), line: Vec::new(), pid: 0, dropped: 0 };
         daemon.write_all(b"{\"requ").unwrap();
         drop(daemon);
-        assert!(matches!(source.next().unwrap(), Event::End));
+        let mut events = std::iter::repeat_with(|| source.next().unwrap());
+        assert!(matches!(events.find(|event| !matches!(event, Event::Nothing)), Some(Event::End)));
     }
 }

@@ -18,6 +18,7 @@ mod doctor;
 mod driver;
 #[path = "../../../vhost/tests/serve/entropy.rs"]
 mod entropy;
+mod false_daemon;
 mod full;
 #[path = "../../../vhost/tests/serve/guest_physical.rs"]
 mod guest_physical;
@@ -73,6 +74,7 @@ mod stop;
 mod store;
 mod stores;
 mod take_over;
+mod taken_over;
 mod told;
 mod top;
 mod trace;

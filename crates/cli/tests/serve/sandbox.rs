@@ -3,7 +3,7 @@ use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, sta
 use crate::driver::{Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img};
 use paravane_test_support::copy_program;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -65,7 +65,7 @@ fn one_device_gives_up_files_programs_and_sockets() {
     let mut threads = 0;
     for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
         let text = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-        for word in ["Seccomp:\t2", "Seccomp_filters:\t2", "NoNewPrivs:\t1"] {
+        for word in ["Seccomp:\t2", "Seccomp_filters:\t3", "NoNewPrivs:\t1"] {
             assert!(text.lines().any(|line| line == word), "{word:?} is not in\n{text}");
         }
         threads += 1;
@@ -205,6 +205,24 @@ fn root_keeps_the_capabilities_that_its_devices_need() {
     let another = [&disk[..], &["--user", "nobody"]].concat();
     std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
     assert_capabilities(Daemon::start(&another), 0);
+}
+
+#[test]
+fn the_control_socket_belongs_to_the_user_of_the_daemon() {
+    const TEST: &str = "the_control_socket_belongs_to_the_user_of_the_daemon";
+    if !is_root() {
+        return skip(TEST, "only root can become another user");
+    }
+    let folder = Folder::new();
+    std::fs::set_permissions(folder.root(), PermissionsExt::from_mode(0o777)).unwrap();
+    let (socket, control) = (folder.text("s"), folder.text("control"));
+    let daemon = Daemon::start(&["rng", "--socket", &socket, "--control", &control, "--user", "nobody"]);
+    let [own, device] = [&control, &socket].map(|path| std::fs::metadata(path).unwrap());
+    assert!(own.uid() != 0 && own.uid() == device.uid() && own.gid() == device.gid(), "{own:?}");
+    assert_eq!(own.permissions().mode() & 0o777, 0o600);
+    assert_eq!(status(&control)["devices"][0]["name"], "rng");
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
 }
 
 /// I/O threads of an image start when a driver connects.

@@ -142,10 +142,22 @@ fn the_control_socket_bounds_what_clients_ask() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    let eight: Vec<_> = (0..8).map(|_| wait_for("started")).collect();
-    assert!(answer(asking(&control, ask)).contains("8 traces run already"));
+    let own: Vec<_> = (0..4).map(|_| wait_for("started")).collect();
+    assert!(answer(asking(&control, ask)).contains("this process runs 4 traces already"));
+    let mut others: Vec<_> =
+        (0..4).map(|_| trace(&control, &["blk"]).stdout(Stdio::null()).spawn().unwrap()).collect();
+    let end = Instant::now() + PATIENCE;
+    while !answer(asking(&control, ask)).contains("8 traces run already") {
+        assert!(Instant::now() < end, "the others do not trace");
+    }
+    let refused = trace(&control, &["blk"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("8 traces run already"));
     assert_eq!(status(&control)["devices"][0]["name"], "blk");
-    drop((eight, silent));
+    for other in &mut others {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    drop((own, silent));
     wait_for("started");
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");

@@ -1,5 +1,4 @@
-//! Messages between daemon and broker: JSON in packets, with at most one descriptor.
-use crate::serve::config::Config;
+//! Messages between daemon, broker and reader: JSON in packets, with at most one descriptor.
 use paravane_store::Target;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
@@ -7,7 +6,6 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,11 +20,15 @@ const MOST: usize = 64 << 10;
 /// One packet.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// The daemon may ask for it.
     Allow(Place),
-    /// No more targets, except those of the file; the user to become.
-    Sealed { config: Option<PathBuf>, user: Option<String> },
+    /// No more targets, except those that come by the socket that comes along; the user to become.
+    Sealed { user: Option<String> },
+    /// To the reader: the file to read, and the user to become. A socket of the broker may come along.
+    File { path: PathBuf, user: Option<String> },
+    /// To the reader: read the file, and answer on the pipe that comes along.
+    Read,
     /// Connect, and answer on the socket that comes along.
     Connect { target: Place, millis: u64 },
     /// Done: the descriptor comes along.
@@ -38,7 +40,7 @@ pub(super) enum Message {
 /// A target, in a message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Place {
+pub(crate) enum Place {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
@@ -62,7 +64,7 @@ impl From<Place> for Target {
 }
 
 /// Sends a message.
-pub(super) fn send(socket: &OwnedFd, message: &Message, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub(crate) fn send(socket: &OwnedFd, message: &Message, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let fds: Vec<_> = fd.into_iter().collect();
@@ -79,7 +81,7 @@ pub(super) fn send(socket: &OwnedFd, message: &Message, fd: Option<BorrowedFd<'_
 }
 
 /// Receives a message. `None`: the other side has closed its end.
-pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
+pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
     let mut text = vec![0; MOST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -103,31 +105,4 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<Ow
     }
     let message = serde_json::from_slice(&text[..received.bytes])?;
     Ok(Some((message, found)))
-}
-
-/// What the broker may connect to.
-#[derive(Debug)]
-pub(super) struct Targets {
-    named: HashSet<Target>,
-    /// Names more.
-    config: Option<PathBuf>,
-}
-
-impl Targets {
-    pub(super) fn new(named: Vec<Target>, config: Option<PathBuf>) -> Self {
-        Self { named: named.into_iter().collect(), config }
-    }
-
-    /// Whether a target is configured; reads the file again if it is not known.
-    pub(super) fn has(&mut self, target: &Target) -> bool {
-        if !self.named.contains(target)
-            && let Some(config) = &self.config
-            && let Ok(Config { devices, .. }) = Config::read(config)
-        {
-            self.named.extend(
-                devices.iter().flat_map(|device| device.locations()).filter_map(paravane_store::target),
-            );
-        }
-        self.named.contains(target)
-    }
 }

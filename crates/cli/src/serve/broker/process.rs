@@ -1,16 +1,19 @@
 //! The broker's process: `paravane broker`, started by the daemon with a socket as its stdin.
-use super::message::{Message, Targets, receive, send};
+use super::message::{Message, receive, send};
+use super::targets::Targets;
 use crate::failure::Failure;
 use crate::log;
-use crate::serve::sandbox::{self, user::Target as User};
+use crate::serve::sandbox::{helpers, user::Target as User};
 use crate::serve::signals::Signals;
 use anyhow::{Context, anyhow};
 use paravane_store::{Connector, Direct, Target};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Most connections that are being made at once.
@@ -27,26 +30,39 @@ pub(crate) fn main() -> Result<ExitCode, Failure> {
     while sealed.is_none() {
         match receive(&socket).context("stdin is not the socket of a daemon")? {
             Some((Message::Allow(target), _)) => named.push(Target::from(target)),
-            Some((Message::Sealed { config, user }, _)) => sealed = Some((config, user)),
+            Some((Message::Sealed { user }, reader)) => sealed = Some((reader, user)),
             Some(_) => return Err(Failure::request(anyhow!("unexpected message"))),
             None => return Ok(ExitCode::SUCCESS),
         }
     }
-    let (config, user) = sealed.unwrap_or_default();
+    let (reader, user) = sealed.unwrap_or_default();
     let user = user.as_deref().map(User::find).transpose().map_err(Failure::request)?;
     let ports = named.iter().filter_map(|target| match target {
         Target::Tcp { port, .. } => Some(*port),
         Target::Unix(_) => None,
     });
-    sandbox::enter_broker(ports, config.as_deref(), user.as_ref())?;
-    serve(&socket, Targets::new(named, config));
+    helpers::enter_broker(reader.is_none().then_some(ports), user.as_ref())?;
+    serve(&socket, Targets::new(named, reader));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Answers until the daemon has gone.
 pub(super) fn serve(socket: &OwnedFd, targets: Targets) {
-    let (targets, busy) = (Arc::new(Mutex::new(targets)), Arc::new(AtomicUsize::new(0)));
+    let (targets, busy) = (Arc::new(targets), Arc::new(AtomicUsize::new(0)));
+    let mut reads = targets.reader.is_some();
     loop {
+        let asked = match wait(socket, targets.reader.as_ref().filter(|_| reads)) {
+            Ok(asked) => asked,
+            Err(error) => {
+                tracing::warn!(%error, "cannot wait for messages");
+                return;
+            }
+        };
+        // Before the daemon's message: it asks for a server of the file once it has the file.
+        reads = reads && targets.take();
+        if !asked {
+            continue;
+        }
         let (target, millis, answer) = match receive(socket) {
             Ok(Some((Message::Connect { target, millis }, Some(answer)))) => {
                 (Target::from(target), millis, answer)
@@ -78,9 +94,20 @@ pub(super) fn serve(socket: &OwnedFd, targets: Targets) {
     }
 }
 
-fn connect(targets: &Mutex<Targets>, target: &Target, timeout: Duration, answer: &OwnedFd) {
-    if !targets.lock().unwrap_or_else(PoisonError::into_inner).has(target) {
-        return fail(answer, &format!("{target} is not configured"), None);
+/// Waits for a message of the daemon or of the reader. `true`: the daemon's is there.
+fn wait(socket: &OwnedFd, reader: Option<&OwnedFd>) -> io::Result<bool> {
+    let one = |fd| PollFd::new(fd, PollFlags::IN);
+    let mut fds: Vec<_> = [Some(socket), reader].into_iter().flatten().map(one).collect();
+    match poll(&mut fds, None) {
+        Ok(_) => Ok(fds.first().is_some_and(|socket| !socket.revents().is_empty())),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn connect(targets: &Targets, target: &Target, timeout: Duration, answer: &OwnedFd) {
+    if !targets.has(target) {
+        return fail(answer, &format!("{target} is not configured: restart the daemon to add it"), None);
     }
     match Direct.connect(target, timeout) {
         // The daemon may wait no longer.

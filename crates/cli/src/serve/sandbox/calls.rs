@@ -5,11 +5,13 @@
 //!
 //! io_uring bypasses seccomp. Landlock restricts its operations on files and TCP, and rings cannot
 //! execute programs.
+pub(super) mod helpers;
+mod limits;
+
 use super::error::SandboxError;
 use libc::c_long;
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-};
+use limits::{Limit, Values};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
 use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -48,21 +50,17 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_faccessat2,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
-    libc::SYS_fcntl,
     libc::SYS_flock,
     // The mark of an image that is frozen below an overlay.
     libc::SYS_fgetxattr,
     libc::SYS_fsetxattr,
     libc::SYS_fremovexattr,
-    // Whether two descriptors are of one open file; fcntl tells from Linux 6.10 on.
-    libc::SYS_kcmp,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_unlinkat,
     libc::SYS_renameat2,
+    // Of open files: Landlock does not restrict the mode and the owner of a path.
     libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    libc::SYS_fchownat,
     libc::SYS_umask,
     // Sockets; socket(2) itself is below.
     libc::SYS_bind,
@@ -105,16 +103,14 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_munlock,
     libc::SYS_brk,
     libc::SYS_memfd_create,
-    // Threads and signals.
-    libc::SYS_clone,
+    // Threads and signals; clone is in `limits`, and `restrict` hides clone3.
     libc::SYS_clone3,
-    libc::SYS_futex,
     libc::SYS_membarrier,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sched_yield,
+    // The C library asks for each thread by its number.
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -131,7 +127,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getegid,
     libc::SYS_getrandom,
     libc::SYS_getrusage,
-    libc::SYS_prlimit64,
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getcpu,
@@ -156,8 +151,6 @@ const ALLOWED_OLDER: &[c_long] = &[
     libc::SYS_access,
     libc::SYS_unlink,
     libc::SYS_rename,
-    libc::SYS_chmod,
-    libc::SYS_chown,
     libc::SYS_poll,
     libc::SYS_epoll_wait,
     // By Ceph's libraries.
@@ -199,58 +192,65 @@ const IOCTLS: &[u64] = &[
 ];
 
 /// Allowed operations of prctl(2): thread and mapping names, privilege drop.
-const PRCTLS: &[i32] = &[
-    libc::PR_SET_NAME,
-    libc::PR_GET_NAME,
-    libc::PR_SET_VMA,
-    libc::PR_SET_NO_NEW_PRIVS,
-    libc::PR_SET_DUMPABLE,
-    libc::PR_CAPBSET_DROP,
+const PRCTLS: &[u64] = &[
+    libc::PR_SET_NAME as u64,
+    libc::PR_GET_NAME as u64,
+    libc::PR_SET_VMA as u64,
+    libc::PR_SET_NO_NEW_PRIVS as u64,
+    libc::PR_SET_DUMPABLE as u64,
+    libc::PR_CAPBSET_DROP as u64,
 ];
-
-/// Scheduling classes that a thread may enter: behind all others.
-const CLASSES: &[i32] = &[libc::SCHED_IDLE];
 
 /// Calls that a process may make.
 ///
-/// Any process may also map memory that is not executable, and signal its threads.
+/// Any process may also use futexes and descriptors, and signal its threads.
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Allowed with any arguments.
     allowed: &'static [&'static [c_long]],
-    /// Allowed to create Unix sockets.
-    sockets: bool,
+    /// Allowed with some arguments.
+    limits: &'static [&'static [Limit<'static>]],
     /// Allowed requests of ioctl(2).
     ioctls: &'static [u64],
     /// Allowed operations of prctl(2).
-    prctls: &'static [i32],
-    /// Allowed scheduling classes.
-    classes: &'static [i32],
+    prctls: &'static [u64],
 }
 
 /// `paravane serve`.
 pub(super) const DAEMON: Calls = Calls {
     allowed: &[ALLOWED, ALLOWED_OLDER],
-    sockets: true,
+    limits: &[&[limits::DATA_ONLY, limits::THREADS], limits::SCHEDULING, limits::LOCAL_SOCKETS],
     ioctls: IOCTLS,
     prctls: PRCTLS,
-    classes: CLASSES,
+};
+
+/// `paravane serve` with a disk in a Ceph cluster.
+pub(super) const DAEMON_WITH_CEPH: Calls = Calls {
+    limits: &[
+        &[limits::DATA_ONLY, limits::THREADS, limits::INTERNET_SOCKETS],
+        limits::SCHEDULING,
+        limits::LOCAL_SOCKETS,
+    ],
+    ..DAEMON
 };
 
 /// `paravane hold`: messages, the log, and nothing that opens files or creates sockets.
 pub(super) const HOLDER: Calls =
-    Calls { allowed: &[HELD, HELD_OLDER], sockets: false, ioctls: &[], prctls: &[], classes: &[] };
+    Calls { allowed: &[HELD, HELD_OLDER], limits: &[&[limits::DATA_ONLY]], ioctls: &[], prctls: &[] };
 
 /// `paravane inspector`: descriptors of messages, processes that look at them.
-pub(super) const INSPECTOR: Calls =
-    Calls { allowed: &[INSPECTED, INSPECTED_OLDER], sockets: false, ioctls: &[], prctls: &[], classes: &[] };
+pub(super) const INSPECTOR: Calls = Calls {
+    allowed: &[INSPECTED, INSPECTED_OLDER],
+    limits: &[&[limits::DATA_ONLY]],
+    ioctls: &[],
+    prctls: &[],
+};
 
 const INSPECTED: &[c_long] = &[
     // Messages with descriptors, and what these are.
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
     libc::SYS_sendto,
-    libc::SYS_fcntl,
     libc::SYS_getsockopt,
     libc::SYS_readlinkat,
     libc::SYS_close,
@@ -268,7 +268,6 @@ const INSPECTED: &[c_long] = &[
     libc::SYS_mremap,
     libc::SYS_madvise,
     libc::SYS_brk,
-    libc::SYS_futex,
     libc::SYS_clock_gettime,
     libc::SYS_getrandom,
     libc::SYS_getpid,
@@ -303,7 +302,6 @@ const HELD: &[c_long] = &[
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_sendto,
-    libc::SYS_fcntl,
     // Its own socket, at the end.
     libc::SYS_statx,
     libc::SYS_newfstatat,
@@ -314,7 +312,6 @@ const HELD: &[c_long] = &[
     libc::SYS_madvise,
     libc::SYS_brk,
     // The C library and the end of the process.
-    libc::SYS_futex,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
@@ -359,12 +356,6 @@ fn failed(error: impl std::fmt::Display) -> SandboxError {
     SandboxError::Seccomp(error.to_string())
 }
 
-/// A rule: argument `index` compares with `value`.
-fn rule(index: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, SandboxError> {
-    let condition = SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator, value).map_err(failed)?;
-    SeccompRule::new(vec![condition]).map_err(failed)
-}
-
 fn compile(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, SandboxError> {
     let arch = std::env::consts::ARCH.try_into().map_err(failed)?;
     SeccompFilter::new(rules, others, these, arch).map_err(failed)?.try_into().map_err(failed)
@@ -375,44 +366,31 @@ fn refuse() -> SeccompAction {
 }
 
 /// Denies all other calls to the calling thread and the threads that it will start.
-///
-/// `tcp`: also allows to create TCP sockets. Landlock says to which ports they connect.
-pub(super) fn restrict(calls: &Calls, tcp: bool) -> Result<(), SandboxError> {
+pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
     let mut rules: Rules = calls.allowed.iter().copied().flatten().map(|&call| (call, Vec::new())).collect();
-    let eq = SeccompCmpOp::Eq;
-    let each = |index, values: &mut dyn Iterator<Item = u64>| {
-        values.map(|value| rule(index, SeccompCmpOp::Eq, value)).collect::<Result<Vec<_>, _>>()
-    };
-    // A call with an empty list of rules would be allowed with any arguments.
-    if calls.sockets {
-        let mut families = vec![libc::AF_UNIX];
-        if tcp {
-            families.extend([libc::AF_INET, libc::AF_INET6]);
-        }
-        rules.insert(libc::SYS_socket, each(0, &mut families.into_iter().map(|family| family as u64))?);
-        rules.insert(libc::SYS_socketpair, vec![rule(0, eq.clone(), libc::AF_UNIX as u64)?]);
+    let limits = calls.limits.iter().copied().flatten().chain(limits::COMMON);
+    for limit in limits {
+        rules.entry(limit.call).or_default().extend(limit.rules()?);
     }
+    // A call with an empty list of rules would be allowed with any arguments.
     if !calls.ioctls.is_empty() {
-        rules.insert(libc::SYS_ioctl, each(1, &mut calls.ioctls.iter().copied())?);
+        let limit = Limit { call: libc::SYS_ioctl, arguments: &[(1, Values::OneOf(calls.ioctls))] };
+        rules.insert(libc::SYS_ioctl, limit.rules()?);
     }
     if !calls.prctls.is_empty() {
-        rules.insert(libc::SYS_prctl, each(0, &mut calls.prctls.iter().map(|&option| option as u64))?);
+        let limit = Limit { call: libc::SYS_prctl, arguments: &[(0, Values::OneOf(calls.prctls))] };
+        rules.insert(libc::SYS_prctl, limit.rules()?);
     }
-    if !calls.classes.is_empty() {
-        rules.insert(
-            libc::SYS_sched_setscheduler,
-            each(1, &mut calls.classes.iter().map(|&class| class as u64))?,
-        );
+    if rules.contains_key(&libc::SYS_clone3) {
+        // The C library uses clone(2) instead. First, as the other filter may deny a filter.
+        let hidden = [(libc::SYS_clone3, Vec::new())].into();
+        apply(hidden, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
     }
-    // Threads of this process: the C library aborts and changes the user of all threads by it.
-    rules.insert(libc::SYS_tgkill, vec![rule(0, eq, std::process::id().into())?]);
-    // No executable memory.
-    let executable = libc::PROT_EXEC as u64;
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, vec![rule(2, SeccompCmpOp::MaskedEq(executable), 0)?]);
-    }
-    let program = compile(rules, refuse(), SeccompAction::Allow)?;
-    seccompiler::apply_filter(&program).map_err(failed)
+    apply(rules, refuse(), SeccompAction::Allow)
+}
+
+fn apply(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<(), SandboxError> {
+    seccompiler::apply_filter(&compile(rules, others, these)?).map_err(failed)
 }
 
 /// Denies all threads to open files and, without `connect`, to create sockets.

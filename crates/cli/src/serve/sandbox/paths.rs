@@ -196,6 +196,31 @@ impl AllowedPaths {
         }
     }
 
+    /// The path of the rule by which a file may be read.
+    pub(crate) fn reads(&self, file: &Path) -> Option<&Path> {
+        self.above(file, AccessFs::ReadFile)
+    }
+
+    /// The path of the rule by which a file may be written.
+    pub(super) fn writes(&self, file: &Path) -> Option<&Path> {
+        self.above(file, AccessFs::WriteFile)
+    }
+
+    /// The path of the rule by which files may be created in a directory.
+    pub(super) fn creates_in(&self, directory: &Path) -> Option<&Path> {
+        self.above(directory, AccessFs::MakeReg)
+    }
+
+    /// The path of a rule with this right, for `path` itself or a directory above it.
+    fn above(&self, path: &Path, right: AccessFs) -> Option<&Path> {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let path = real(path);
+        let gives = |(there, access): &(&PathBuf, &BitFlags<AccessFs>)| {
+            access.contains(right) && path.starts_with(real(there))
+        };
+        self.rules.iter().find(gives).map(|(there, _)| &**there)
+    }
+
     /// Whether connections to a TCP port are allowed.
     pub(super) fn connects(&self) -> bool {
         !matches!(&self.ports, Ports::These(ports) if ports.is_empty())

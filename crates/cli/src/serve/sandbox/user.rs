@@ -29,6 +29,18 @@ impl Target {
         Ok(Self { name: name.to_owned(), uid: user.uid, gid: user.gid, groups })
     }
 
+    /// The user's number, and those of its groups.
+    pub(super) fn ids(&self) -> (Uid, Vec<Gid>) {
+        let groups = self.groups.iter().copied().chain([self.gid]).collect();
+        (self.uid, groups)
+    }
+
+    /// The user and group that own its files.
+    pub(crate) fn owner(&self) -> (rustix::fs::Uid, rustix::fs::Gid) {
+        let (uid, gid) = (self.uid.as_raw(), self.gid.as_raw());
+        (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid))
+    }
+
     /// Makes all threads run as this user. Irreversible.
     ///
     /// # Errors

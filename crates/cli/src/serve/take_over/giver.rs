@@ -93,7 +93,7 @@ impl Giver {
     /// Answers a daemon of the user `uid` that wants to take over, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, version: u32) -> io::Result<()> {
         let giver = self.clone();
-        let wire = Wire::new(stream, PATIENCE)?;
+        let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
         let give = move || giver.serve(&wire, uid, version);
         std::thread::Builder::new().name("hand-over".into()).spawn(give)?;
         Ok(())
@@ -159,6 +159,7 @@ impl Giver {
             None => return Err(Fault::Lost(io::Error::other("the new daemon has closed the connection"))),
         }
         let (sender, arrivals) = channel();
+        wire.end_within(self.stop_timeout.saturating_add(TAKEN_PATIENCE));
         // The state first: the main thread must not take a reload in between.
         *self.state() = State::Begun;
         self.exports.begin_hand_over(sender).map_err(Fault::Refused)?;
@@ -210,7 +211,8 @@ impl Giver {
         }
         wire.say(&Message::End).map_err(lost)?;
         let count = sent.len();
-        wire.wait_at_most(Some(TAKEN_PATIENCE)).map_err(lost)?;
+        wire.wait_at_most(Some(TAKEN_PATIENCE));
+        wire.end_within(TAKEN_PATIENCE * 5);
         while !sent.is_empty() {
             let names = |sent: HashSet<String>| {
                 let mut names: Vec<_> = sent.into_iter().collect();

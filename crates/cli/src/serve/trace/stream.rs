@@ -1,17 +1,15 @@
 //! Sends a trace to one client of the control socket.
 use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
 use super::{RequestTrace, TraceReader};
+use crate::serve::places::{EACH, Full, MOST, Place, Places};
 use crate::serve::snapshot::messages::SnapshotRequest;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Maximum number of traces of a daemon.
-pub(crate) const TRACES: usize = 8;
 /// Maximum length of a client's line in bytes.
 const MAX_LINE: usize = 1024;
 /// Time for a client to send its line.
@@ -47,7 +45,7 @@ pub(crate) async fn serve(
     mut stream: UnixStream,
     find: &Find,
     give: &Give,
-    slots: &Semaphore,
+    slots: &Arc<Places>,
     asked: impl FnOnce(),
 ) -> io::Result<()> {
     let line = timeout(ASK_TIMEOUT, read_line(&mut stream)).await??;
@@ -64,7 +62,7 @@ pub(crate) async fn serve(
         }
         Err(error) => return send(&mut stream, &[Answer::Error(format!("invalid request: {error}"))]).await,
     };
-    let (_slot, mut reader, limit) = match begin(&request, find, slots) {
+    let (_slot, mut reader, limit) = match begin(&stream, &request, find, slots) {
         Ok(begun) => begun,
         Err(answer) => return send(&mut stream, &[answer]).await,
     };
@@ -73,12 +71,19 @@ pub(crate) async fn serve(
     follow(&mut stream, &mut reader, limit).await
 }
 
-type Begun<'a> = (tokio::sync::SemaphorePermit<'a>, TraceReader, u64);
+type Begun = (Place, TraceReader, u64);
 
-fn begin<'a>(request: &TraceRequest, find: &Find, slots: &'a Semaphore) -> Result<Begun<'a>, Answer> {
+fn begin(
+    client: &UnixStream,
+    request: &TraceRequest,
+    find: &Find,
+    slots: &Arc<Places>,
+) -> Result<Begun, Answer> {
     let trace = find(&request.device)?;
-    let busy = |_| Answer::Error(format!("{TRACES} traces run already: end one of them"));
-    let slot = slots.try_acquire().map_err(busy)?;
+    let slot = slots.take(client).map_err(|full| match full {
+        Full::All => Answer::Error(format!("{MOST} traces run already: end one of them")),
+        Full::Share => Answer::Error(format!("this process runs {EACH} traces already: end one of them")),
+    })?;
     let reader = trace.read(request).map_err(Answer::Error)?;
     Ok((slot, reader, request.limit.unwrap_or(u64::MAX)))
 }

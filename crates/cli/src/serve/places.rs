@@ -1,0 +1,92 @@
+//! A number of places that clients of the control socket share, by their processes.
+use nix::sys::socket::{getsockopt, sockopt};
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most places.
+pub(crate) const MOST: usize = 8;
+/// Most places of one process: half of them.
+pub(crate) const EACH: usize = MOST / 2;
+
+/// The places of one kind of request.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    taken: Mutex<HashMap<i32, usize>>,
+}
+
+/// A place, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    places: Arc<Places>,
+    process: i32,
+}
+
+/// There is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// For nobody.
+    All,
+    /// For this process.
+    Share,
+}
+
+impl Places {
+    fn taken(&self) -> MutexGuard<'_, HashMap<i32, usize>> {
+        // No change can leave the table inconsistent.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for the process at the other end of a connection.
+    ///
+    /// # Errors
+    /// There is none for it. Processes that this one cannot see share one share.
+    pub(crate) fn take(self: &Arc<Self>, client: &impl AsFd) -> Result<Place, Full> {
+        // 0: it is in another PID name space.
+        self.take_for(getsockopt(client, sockopt::PeerCredentials).map_or(0, |peer| peer.pid()))
+    }
+
+    fn take_for(self: &Arc<Self>, process: i32) -> Result<Place, Full> {
+        let mut taken = self.taken();
+        if taken.values().sum::<usize>() >= MOST {
+            return Err(Full::All);
+        }
+        let own = taken.entry(process).or_default();
+        if *own >= EACH {
+            return Err(Full::Share);
+        }
+        *own += 1;
+        Ok(Place { places: self.clone(), process })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        if let Some(own) = taken.get_mut(&self.process) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.process);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_process_leaves_places_to_others() {
+        let places = Arc::new(Places::default());
+        let mut first: Vec<_> = (0..EACH).map(|_| places.take_for(1).unwrap()).collect();
+        assert_eq!(places.take_for(1).unwrap_err(), Full::Share);
+        let others: Vec<_> = (0..MOST - EACH).map(|process| places.take_for(process as i32 + 2)).collect();
+        assert!(others.iter().all(Result::is_ok));
+        assert_eq!(places.take_for(0).unwrap_err(), Full::All);
+        first.pop();
+        assert!(places.take_for(1).is_ok());
+        drop((first, others));
+        assert!(places.taken().is_empty());
+    }
+}
