@@ -90,6 +90,10 @@ pub(super) fn moment(events: &[Event], early: bool, random: &mut Random) -> u64 
         let mut places: Vec<_> = events.iter().filter_map(place).collect();
         places.sort_unstable();
         places.dedup();
+        // The header most of all.
+        if places.first() == Some(&0) && random.once_in(4) {
+            places.truncate(1);
+        }
         if !places.is_empty() {
             let one = Some(places[random.below(places.len())]);
             let there: Vec<_> = events.iter().filter(|event| place(event) == one).collect();
