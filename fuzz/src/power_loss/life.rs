@@ -103,7 +103,8 @@ impl Setting<'_> {
             Layer { source, format }
         };
         let backing = base.map(layer).into_iter().collect();
-        let config = BlkConfig { format, backing, ..BlkConfig::new("") };
+        // The base is a store, not the file that the image names.
+        let config = BlkConfig { format, backing, force_layers: true, ..BlkConfig::new("") };
         let disk = Blk::over(store, config).map_err(|error| format!("does not open: {error}"))?;
         Machine::start(disk, self.write_through).map_err(|error| format!("does not start: {error}"))
     }
