@@ -51,5 +51,6 @@ fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
     let cases = Case::select("tmpfs/split/read4k/depth4", true, Present::default()).unwrap();
     let result = measure(&cases, &[subject], &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();
-    assert!(error.starts_with("paravane: tmpfs/split/read4k/depth4: the process ended"), "{error}");
+    assert!(error.starts_with("tmpfs/split/read4k/depth4: the process ended"), "{error}");
+    assert!(error.ends_with("(subject paravane)"), "{error}");
 }

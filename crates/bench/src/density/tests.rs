@@ -47,5 +47,5 @@ fn a_server_that_ends_is_told_apart_from_one_that_is_slow() {
     let subjects = [Subject::Paravane(build)];
     let result = measure(&cases, &subjects, &Options::default(), TINY, &mut |_| {});
     let error = result.map(|rows| rows.len()).unwrap_err().to_string();
-    assert!(error.starts_with("paravane: the process ended"), "{error}");
+    assert!(error.starts_with("the process ended") && error.ends_with("(subject paravane)"), "{error}");
 }
