@@ -145,11 +145,11 @@ impl Core {
         }
         self.io.sync()?;
         for (number, cluster) in missing.iter().zip(&own) {
+            // Durable with the sync that ends `fill`, before anything names what the block counts.
             counts.set_block(&self.io, *number, cluster << bits)?;
             tables.map.forget(cluster << bits);
         }
-        // A block is used from here on, and its entry must not be lost once a table names what it counts.
-        self.io.sync()
+        Ok(())
     }
 
     /// Moves the refcount table to a larger place, behind all clusters that it counts.
@@ -185,7 +185,6 @@ impl Core {
         self.io.write(&place, REFCOUNT_TABLE)?;
         counts.move_table(offset, &bytes);
         tables.map.reserve((offset, entries));
-        self.io.sync()?;
         let old = old_offset >> bits;
         tables.pending.runs.push(old..old + (old_entries * 8).div_ceil(self.shape.cluster()));
         Ok(())
@@ -219,6 +218,8 @@ impl Core {
     }
 
     /// Allocates clusters in a row, for a table. Their content is anything.
+    ///
+    /// They are counted durably after the next sync.
     pub(super) fn allocate_run(&self, len: u64) -> io::Result<u64> {
         let mut tables = self.tables();
         while tables.is_filling {
@@ -230,7 +231,6 @@ impl Core {
         let done = self.mark().and_then(|()| match fits_block {
             true => {
                 let runs = self.count_free(len, len)?;
-                self.io.sync()?;
                 runs.first().map(|run| run.start).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
             }
             false => self.allocate_behind(len),
@@ -260,7 +260,6 @@ impl Core {
                 counts.set_block(&self.io, (first >> block_bits) + number, cluster << bits)?;
                 tables.map.forget(cluster << bits);
             }
-            self.io.sync()?;
             return Ok(first + blocks);
         }
     }

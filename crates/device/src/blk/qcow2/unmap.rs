@@ -174,7 +174,6 @@ impl Core {
         let (old_offset, old_entries) = tables.map.l1_table();
         let refcount_table = tables.counts.as_ref().map_or((0, 0), |counts| counts.table());
         tables.map.move_l1(first << bits, entries as usize, refcount_table);
-        self.io.sync()?;
         let old = old_offset >> bits;
         tables.pending.runs.push(old..old + (old_entries * 8).div_ceil(self.shape.cluster()));
         Ok(())

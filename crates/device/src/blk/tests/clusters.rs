@@ -194,7 +194,8 @@ fn what_lies_beyond_the_end_of_the_file_reads_as_zeroes() {
     assert_eq!(rig.read(8 * SECTORS, CLUSTER), pattern(CLUSTER, 4));
     // The file ends within the cluster.
     let bytes = std::fs::read(&path).unwrap();
-    let at = bytes.windows(CLUSTER).rposition(|window| window == pattern(CLUSTER, 4)).unwrap();
+    let data = pattern(CLUSTER, 4);
+    let at = CLUSTER * bytes.chunks(CLUSTER).position(|cluster| cluster == data).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(at as u64 + 2048).unwrap();
     let expected = [&pattern(CLUSTER, 4)[..2048], &[0; 2048]].concat();
     assert_eq!(rig.read(8 * SECTORS, CLUSTER), expected);
