@@ -43,11 +43,12 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
     // What the image holds itself. The rest shows its base, so that writes copy from there.
     let own = match kind.base {
         Base::None => None,
-        _ => Some(content(kind, vec![0; size], IMAGE, kind.filled, &mut random.clone())),
+        _ => Some(content(kind, vec![0; size], IMAGE, kind.filled, &mut random)),
     };
-    let disk = match kind.extra {
-        Extra::Full => full(below),
-        _ => content(kind, below, IMAGE, kind.filled, &mut random),
+    let disk = match (&own, kind.extra) {
+        (Some(own), _) => over(own, below, kind.cluster() as usize),
+        (None, Extra::Full) => full(below),
+        (None, _) => content(kind, below, IMAGE, kind.filled, &mut random),
     };
     let (base_disk, disk) = (Arc::new(base_disk), Arc::new(disk));
     let Format::Qcow2 { .. } = kind.format else {
@@ -76,7 +77,8 @@ fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
     let lazy = if kind.extra == Extra::LazyRefcounts { ",lazy_refcounts=on" } else { "" };
     let compat = if version == 2 { "0.10" } else { "1.1" };
     let options = format!("compat={compat},cluster_size={cluster},refcount_bits={refcount_bits}{lazy}");
-    let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-o", &options];
+    // -S: no cluster of zeroes is written.
+    let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-S", "512", "-o", &options];
     if kind.extra == Extra::Compressed {
         arguments.push("-c");
     }
@@ -96,6 +98,16 @@ fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
         Extra::Bitmap => run(folder, &["bitmap", "--add", "image.qcow2", "changes"]),
         _ => Ok(()),
     }
+}
+
+/// The clusters of an image that are not zeroes, over those of its base.
+fn over(own: &[u8], mut below: Vec<u8>, cluster: usize) -> Vec<u8> {
+    for (below, own) in below.chunks_mut(cluster).zip(own.chunks(cluster)) {
+        if own.iter().any(|byte| *byte != 0) {
+            below.copy_from_slice(own);
+        }
+    }
+    below
 }
 
 /// Fills a disk with clusters of 512 bytes until its tables take it to a multiple of 2 MiB.
