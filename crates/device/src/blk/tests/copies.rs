@@ -147,7 +147,7 @@ fn holes_of_every_layer_are_not_read() {
         let (base, image) = (Recorder::new(&path("base"), LIMITS, tells), Recorder::new(&top, LIMITS, tells));
         let layers = [Layer { source: source(&base), format: Format::Raw }];
         let disk = Disk::open(&source(&image), Format::Qcow2, &layers, Use::Read).unwrap();
-        assert_eq!(disk.extent(0, SIZE).unwrap().0, if tells { Extent::Zeroes } else { Extent::Data });
+        assert_eq!(disk.extent(0, SIZE).unwrap().0, if tells { Extent::Hole } else { Extent::Data });
         let (written, copy) = copied(&disk);
         assert_eq!(written, MIB + 4096);
         assert!(copy == std::fs::read(path("base")).unwrap());
@@ -159,7 +159,7 @@ fn holes_of_every_layer_are_not_read() {
     // The same in files.
     let file = |name: &str| LayerSource::Path(path(name));
     let disk = Disk::open(&file("top.qcow2"), Format::Qcow2, &[layer(&path("base"), Format::Raw)], Use::Read);
-    assert_eq!(disk.unwrap().extent(0, SIZE).unwrap(), (Extent::Zeroes, 10 * MIB));
+    assert_eq!(disk.unwrap().extent(0, SIZE).unwrap(), (Extent::Hole, 10 * MIB));
     let full = Disk::open_alone(&file("full.qcow2")).unwrap();
     assert_eq!(full.extent(0, SIZE).unwrap().0, Extent::Zeroes, "merging must zero what is below");
 }

@@ -3,7 +3,7 @@ use super::super::{Geometry, OpenError};
 use super::*;
 use crate::Device;
 use crate::rig::{BASE, SIZE};
-use paravane_dma::{Alarm, Backing, FileRange, MappingQuota, Region, RegionConfig};
+use paravane_dma::{Alarm, Backing, FileRange, MappingLimits, MappingPool, Region, RegionConfig};
 use paravane_spec::blk::Config;
 use zerocopy::FromBytes;
 
@@ -243,7 +243,8 @@ fn memory_that_the_kernel_does_not_register_is_used_by_addresses() {
     let theirs = image(&vec![0; 1 << 20]);
     let range = FileRange { gpa: BASE + SIZE, size: 1 << 20, offset: 0, writable: true };
     let handed = theirs.as_file().try_clone().unwrap().into();
-    let region = Region::guarded(range, handed, &Alarm::new().unwrap(), &MappingQuota::default()).unwrap();
+    let any = MappingPool::new(MappingLimits { any_file: true, ..MappingLimits::of_host() });
+    let region = Region::guarded(range, handed, &Alarm::new().unwrap(), &any.quota()).unwrap();
     rig.memory.replace(vec![rig.region.clone(), region.clone()]).unwrap();
     assert_eq!(rig.read(8, 4096), content[4096..8192]);
     if Arc::strong_count(&region) == 3 {

@@ -310,7 +310,8 @@ fn a_raw_image_that_ends_within_a_block_is_refused_everywhere() {
         if let Some(folder) = qcow2_tests::folder(test) {
             let top = qcow2_tests::create_on(&folder, "top.qcow2", file.path(), "raw", DISK as u64);
             let backing = vec![Layer { source: place, format: Format::Raw }];
-            is_odd(Blk::open(BlkConfig { backing, ..qcow2_tests::disk(&top) }).unwrap_err());
+            let force_layers = true;
+            is_odd(Blk::open(BlkConfig { backing, force_layers, ..qcow2_tests::disk(&top) }).unwrap_err());
         }
     }
 }
