@@ -306,7 +306,8 @@ pub(crate) struct HoldArgs {
     pub(crate) socket: PathBuf,
     /// Maximum number of held descriptors
     ///
-    /// A session needs about 10, and 4 for each queue. RLIMIT_NOFILE (LimitNOFILE= of systemd) must
+    /// A session needs about 10, and 4 for each queue; the largest one 140, and 4 for each queue. Half
+    /// of N is divided evenly among the devices. RLIMIT_NOFILE (LimitNOFILE= of systemd) must
     /// allow 285 more.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_descriptors: u32,

@@ -9,6 +9,7 @@
 //! ```
 //! A new file is written under a temporary name: at its place there is all of it, or nothing. In a
 //! store that is no file, a qcow2 image is written in place.
+mod apart;
 pub(crate) mod args;
 mod commit;
 mod convert;

@@ -255,6 +255,7 @@ pub(crate) const ALL: [Sections; 22] = [
             (0, "All daemons answered; there may be none."),
             (1, "A daemon did not answer, or a named device does not exist."),
             USAGE,
+            (3, "All daemons answered; a device of a file is not served."),
         ],
         see_also: &["paravane-serve(1)", "paravane-top(1)"],
         ..CLIENT

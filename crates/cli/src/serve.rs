@@ -166,6 +166,12 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
 
 /// Checks users, files and limits. Changes nothing.
 pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Error> {
+    check_daemon(daemon, devices)?;
+    devices.iter().try_for_each(check_device)
+}
+
+/// Checks what concerns all devices.
+fn check_daemon(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), anyhow::Error> {
     if let Some(user) = &daemon.user {
         Target::find(user)?;
     }
@@ -184,24 +190,27 @@ pub(crate) fn check(daemon: &DaemonArgs, devices: &[DeviceSpec]) -> Result<(), a
     if daemon.holder.is_some() {
         devices.iter().try_for_each(|device| shelf::check_name(&device.name))?;
     }
-    for device in devices {
-        let named = || format!("device {}", device.name);
-        for image in device.images() {
-            let file =
-                std::fs::metadata(image).with_context(|| image.display().to_string()).with_context(named)?;
-            if file.is_dir() {
-                return Err(anyhow!("image {} is a directory", image.display())).with_context(named);
-            }
+    Ok(())
+}
+
+/// Checks the files of a device.
+fn check_device(device: &DeviceSpec) -> Result<(), anyhow::Error> {
+    let named = || format!("device {}", device.name);
+    for image in device.images() {
+        let file =
+            std::fs::metadata(image).with_context(|| image.display().to_string()).with_context(named)?;
+        if file.is_dir() {
+            return Err(anyhow!("image {} is a directory", image.display())).with_context(named);
         }
-        if let Some(socket) = device.socket() {
-            check_length(socket).with_context(named)?;
-        }
-        let directory = device.socket().and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
-        if let Some(directory) = directory
-            && !directory.is_dir()
-        {
-            return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
-        }
+    }
+    if let Some(socket) = device.socket() {
+        check_length(socket).with_context(named)?;
+    }
+    let directory = device.socket().and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
+    if let Some(directory) = directory
+        && !directory.is_dir()
+    {
+        return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
     }
     Ok(())
 }
@@ -221,7 +230,13 @@ fn check_length(socket: &Path) -> Result<(), anyhow::Error> {
 }
 
 fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
-    check(daemon, &devices).map_err(Failure::request)?;
+    // The devices of a file start each for itself.
+    let each = args.config.is_some() && !args.take_over;
+    match each {
+        true => check_daemon(daemon, &devices),
+        false => check(daemon, &devices),
+    }
+    .map_err(Failure::request)?;
     let fd = args.device.as_ref().and_then(|device| device.endpoint().fd);
     // Before this process opens a descriptor that could have that number.
     // A daemon that takes over gets that of the old one.
@@ -288,10 +303,19 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         false => Some(InspectorProcess::start(!daemon.no_sandbox)?),
     };
     let files = NamedFiles::default();
+    let mut unusable = HashMap::new();
     for device in &devices {
+        if each && let Some(Err(why)) = device.socket().map(check_length) {
+            unusable.insert(device.name.clone(), why);
+        }
         for location in device.locations() {
-            let wrong = |why| Failure::request(anyhow!("device {}: {location}: {why}", device.name));
-            files.read(location).map_err(wrong)?;
+            match files.read(location) {
+                Ok(()) => {}
+                Err(why) if each => drop(unusable.insert(device.name.clone(), anyhow!("{location}: {why}"))),
+                Err(why) => {
+                    return Err(Failure::request(anyhow!("device {}: {location}: {why}", device.name)));
+                }
+            }
         }
     }
     match &allowed {
@@ -306,24 +330,38 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
     let allowed = allowed.map(Arc::new);
     let connects = devices.iter().any(|spec| matches!(spec.endpoint, Endpoint::Connect(_)));
     let specs = devices.clone();
-    let mut sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
+    if let Some(shelf) = &shelf {
+        shelf.divide(devices.len());
+    }
+    let sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let mut told = recorded(&sessions, &specs);
-    let take = |(name, session): (&String, &mut KeptSession)| {
+    let copy = |(name, session): (&String, &KeptSession)| {
         let block = told.get(name).and_then(Told::block);
-        (name.clone(), Earlier { fds: session.kept.take_device_fds(), block })
+        Ok((name.clone(), Earlier { fds: session.kept.device_fds()?, block }))
     };
-    let earlier = sessions.iter_mut().map(take).collect();
+    let earlier = sessions.iter().map(copy).collect::<io::Result<_>>()?;
     let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon), files };
-    let Some(mut opened) = open_all(devices, opening.clone(), &signals, args.take_over, earlier)? else {
+    let how = match (args.take_over, each) {
+        (true, _) => Start::TakeOver,
+        (false, true) => Start::Each { unusable, changes_user: user.is_some() },
+        (false, false) => Start::All,
+    };
+    let Some(opened) = open_all(devices, opening.clone(), &signals, how, earlier)? else {
         tracing::info!("stopped by a signal before all devices were open");
         return Ok(());
+    };
+    let mut opened = match each {
+        true => at_least_one(opened, &sessions)?,
+        false => all(opened)?.into_iter().map(|(spec, opening)| (spec, Ok(opening))).collect(),
     };
     // Before privileges are dropped, which the socket may need.
     let taker = match &old {
         Some(path) => {
             // From `begin` on clients wait.
             paravane_device::latency::calibrate();
-            let taker = Taker::ask(path, &specs).map_err(Failure::request)?;
+            let open = opened.iter().filter_map(|(spec, opening)| Some((spec, opening.as_ref().ok()?)));
+            let wanted: Vec<_> = open.map(|(spec, opening)| opening.wanted(spec)).collect();
+            let taker = Taker::ask(path, &wanted).map_err(Failure::request)?;
             if let Some(address) = port.filter(|address| !taker.has_metrics(*address)) {
                 return Err(Failure::request(anyhow!("metrics: {address} is in use by another process")));
             }
@@ -332,14 +370,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         }
         None => None,
     };
-    let what = match old {
-        Some(_) => "cannot take over: a guest would find another device; keep it as it is, or restart",
-        None => {
-            "cannot resume a session: a guest would find another device; keep it as it was, or end the session by \
-             a restart of the holder"
-        }
-    };
-    told::check(&mut opened, &told, shelf.is_some(), what).map_err(Failure::request)?;
+    let what = if old.is_some() { told::NOT_TAKEN } else { told::NOT_RESUMED };
+    check_told(&mut opened, &told, shelf.is_some(), what, each)?;
     match &user {
         user if sandboxed => sandbox::drop_privileges(user.as_ref(), kept)?,
         Some(user) => user.become_user()?,
@@ -361,10 +393,10 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             control = Some(took.control);
             metrics = metrics.or(took.metrics);
             take_overs = took.take_overs;
-            Exports::take_over(opened, context, took.arrivals)?
+            Exports::take_over(all(opened)?, context, took.arrivals)?
         }
-        None if is_kept => Exports::recover(opened, context, sessions)?,
-        None => Exports::start(opened, context)?,
+        None if is_kept || each => Exports::begin(opened, context, sessions)?,
+        None => Exports::start(all(opened)?, context)?,
     };
     if let (Some(shelf), Some(waiting)) = (&shelf, waiting) {
         let exports = exports.clone();
@@ -444,32 +476,45 @@ fn recorded(sessions: &HashMap<String, KeptSession>, specs: &[DeviceSpec]) -> Ha
 
 /// Opens all devices in a separate thread, as storage may hang.
 ///
-/// `take_over`: another daemon serves them. `earlier`: what an earlier one had of devices.
+/// `earlier`: what an earlier one had of devices.
 /// `None`: a signal ended the wait.
 fn open_all(
     devices: Vec<DeviceSpec>,
     context: OpenContext,
     signals: &Signals,
-    take_over: bool,
+    mut how: Start,
     mut earlier: HashMap<String, Earlier>,
-) -> Result<Option<Vec<(DeviceSpec, Opening)>>, Failure> {
+) -> Result<Option<Vec<OpenedDevice>>, Failure> {
     let (sender, receiver) = channel();
     let done = Arc::new(Notifier::new(false).context("cannot create an eventfd")?);
     let signal = Arc::clone(&done);
     let open = move || {
         let mut link_ends = LinkEnds::default();
-        let open = |spec: DeviceSpec| {
-            let device = match take_over {
-                true => exports::prepare_one(&spec, &mut link_ends, &context),
-                false => {
-                    let earlier = earlier.remove(&spec.name).unwrap_or_default();
-                    exports::open_with(&spec, &mut link_ends, &context, earlier)
-                }
-            };
-            let device = device.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
-            Ok((spec, device))
+        // Without one of them, there are none.
+        let needs_all = !matches!(how, Start::Each { .. });
+        let mut open = |spec: &DeviceSpec| {
+            let kept = earlier.remove(&spec.name).unwrap_or_default();
+            match &mut how {
+                Start::TakeOver => exports::prepare_one(spec, &mut link_ends, &context),
+                Start::All => exports::open_with(spec, &mut link_ends, &context, kept),
+                Start::Each { unusable, changes_user } => match unusable.remove(&spec.name) {
+                    Some(error) => Err(error),
+                    None => match open::without_servers(spec, *changes_user)? {
+                        Some(opening) => Ok(opening),
+                        None => exports::open_with(spec, &mut link_ends, &context, kept),
+                    },
+                },
+            }
         };
-        let opened = devices.into_iter().map(open).collect::<Result<Vec<_>, Failure>>();
+        let mut opened = Vec::new();
+        for spec in devices {
+            let opening = open(&spec);
+            let ends = opening.is_err() && needs_all;
+            opened.push((spec, opening));
+            if ends {
+                break;
+            }
+        }
         // After a signal the receiver is gone.
         drop(sender.send(opened));
         signal.signal();
@@ -480,7 +525,7 @@ fn open_all(
             Ok(opened) => {
                 // The thread must have ended before privileges are dropped: see `sandbox`.
                 let _ = thread.join();
-                return opened.map(Some);
+                return Ok(Some(opened));
             }
             // The thread panicked.
             Err(TryRecvError::Disconnected) => {
@@ -496,6 +541,85 @@ fn open_all(
         if signals.wait(done.as_fd(), None)? == Some(Request::End) {
             return Ok(None);
         }
+    }
+}
+
+/// How devices are opened at the start.
+enum Start {
+    /// As far as the daemon allows that serves them.
+    TakeOver,
+    All,
+    /// Each for itself.
+    Each {
+        /// Devices that are known to be unusable, and why.
+        unusable: HashMap<String, anyhow::Error>,
+        /// The process becomes another user later.
+        changes_user: bool,
+    },
+}
+
+/// A device that is open, or why it is not.
+type OpenedDevice = (DeviceSpec, Result<Opening, anyhow::Error>);
+
+/// The devices, if all of them are open.
+fn all(opened: Vec<OpenedDevice>) -> Result<Vec<(DeviceSpec, Opening)>, Failure> {
+    let one = |(spec, opening): OpenedDevice| {
+        let opening = opening.with_context(|| format!("device {}", spec.name)).map_err(Failure::request)?;
+        Ok((spec, opening))
+    };
+    opened.into_iter().map(one).collect()
+}
+
+/// The devices, if one of them is open or a session waits for one.
+fn at_least_one(
+    opened: Vec<OpenedDevice>,
+    sessions: &HashMap<String, KeptSession>,
+) -> Result<Vec<OpenedDevice>, Failure> {
+    match sessions.is_empty() && !opened.is_empty() && opened.iter().all(|(_, opening)| opening.is_err()) {
+        true => Err(none_open(&opened)),
+        false => Ok(opened),
+    }
+}
+
+/// Why none of these devices is open.
+fn none_open(opened: &[OpenedDevice]) -> Failure {
+    let why = |(spec, opening): &OpenedDevice| {
+        opening.as_ref().err().map(|error| format!("device {}: {}", spec.name, failure::one_line(error)))
+    };
+    let why: Vec<_> = opened.iter().filter_map(why).collect();
+    Failure::request(anyhow!(why.join("; ")))
+}
+
+/// Checks that guests would be told of their devices what they were `told`.
+///
+/// `each`: one that differs is not served, and its session stays kept. `what`: what cannot be done.
+///
+/// # Errors
+/// A device differs, and none is left.
+fn check_told(
+    opened: &mut [OpenedDevice],
+    told: &HashMap<String, Told>,
+    is_kept: bool,
+    what: &'static str,
+    each: bool,
+) -> Result<(), Failure> {
+    let mut differs = false;
+    for (spec, opening) in &mut *opened {
+        let (Ok(open), Some(told)) = (&mut *opening, told.get(&spec.name)) else { continue };
+        match told::check(spec, open, told, is_kept) {
+            Ok(()) => {}
+            Err(error) if each => {
+                *opening = Err(error.context(what));
+                differs = true;
+            }
+            Err(error) => {
+                return Err(Failure::request(error.context(format!("device {}", spec.name)).context(what)));
+            }
+        }
+    }
+    match differs && opened.iter().all(|(_, opening)| opening.is_err()) {
+        true => Err(none_open(opened)),
+        false => Ok(()),
     }
 }
 
@@ -569,7 +693,7 @@ fn run(
     manager: &systemd::Manager,
     seal: Option<bool>,
     observers: Observers<'_>,
-) -> Result<(), anyhow::Error> {
+) -> Result<(), Failure> {
     let Observers { control, metrics, process, giver, take_overs } = observers;
     let report = || {
         let (exports, process) = (exports.clone(), process.clone());
@@ -601,13 +725,15 @@ fn run(
     let mut reading: Option<Reading> = None;
     // SIGHUP arrived while the file was read.
     let mut again = false;
+    // A list that waits for the end of a snapshot.
+    let mut wanted = None;
     loop {
         if let Some(read) = reading.as_ref().and_then(Reading::result) {
             reading = None;
             match read {
                 // The new daemon has read it, too.
                 Ok(_) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {}
-                Ok(config) => exports.reload(config.devices),
+                Ok(config) => wanted = Some(config.devices),
                 Err(why) => {
                     exports.refused(&why);
                     manager.tell(&[NotifyState::Ready]);
@@ -617,6 +743,9 @@ fn run(
                 reading = Some(Reading::begin(file, exports.notifier())?);
             }
         }
+        if let Some(devices) = wanted.take_if(|_| !giver.as_ref().is_some_and(|giver| giver.has_begun())) {
+            wanted = exports.reload(devices);
+        }
         let (time, told) = exports.advance();
         if giver.as_ref().is_some_and(|giver| giver.outcome().is_some()) {
             return Ok(());
@@ -624,22 +753,34 @@ fn run(
         if told {
             manager.tell(&[NotifyState::Ready]);
         }
+        if is_ready {
+            manager.status(status_line(exports));
+        }
         if !is_ready {
             is_ready = match exports.startup() {
                 Startup::Complete => true,
+                Startup::Failed { why, is_settled: true }
+                    if args.config.is_some() && !exports.is_of_use() =>
+                {
+                    return Err(Failure::request(anyhow!(why)));
+                }
                 // The daemon of a file serves the others meanwhile.
+                Startup::Failed { is_settled: true, .. } if args.config.is_some() => true,
                 _ if args.config.is_some() => start.elapsed() >= START_PATIENCE,
                 Startup::Waiting => false,
                 // The others have clients of the old daemon.
-                Startup::Failed(_) if args.take_over && exports.serves_any() => true,
-                Startup::Failed(why) => return Err(anyhow!(why)),
+                Startup::Failed { .. } if args.take_over && exports.serves_any() => true,
+                Startup::Failed { why, .. } => return Err(anyhow!(why).into()),
             };
             match is_ready {
                 true => {
                     config.iter().for_each(|file| file.warn());
                     become_ready(args, manager, seal)?;
+                    manager.status(status_line(exports));
                 }
-                false => manager.starting(STARTUP_INTERVAL * 10),
+                // Most devices begin at once.
+                false if start.elapsed() >= STARTUP_INTERVAL => manager.starting(STARTUP_INTERVAL * 10),
+                false => {}
             }
         }
         let time = match is_ready {
@@ -669,6 +810,14 @@ fn run(
             }
         }
     }
+}
+
+/// What a service manager shows while a device is not served.
+fn status_line(exports: &Exports) -> String {
+    exports.not_served().map_or_else(String::new, |why| {
+        let (served, all) = exports.count();
+        format!("serving {served} of {all} devices; not served: {why}")
+    })
 }
 
 /// Drops the last rights, and reports readiness.

@@ -39,6 +39,7 @@ mod current;
 mod direct;
 mod engine;
 mod errors;
+mod file_id;
 mod full;
 mod geometry;
 mod handler;
@@ -88,6 +89,7 @@ use wake::Wake;
 use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
+pub use file_id::{FileId, ImageId};
 pub use full::{Full, FullStatus, OnFull};
 pub use geometry::Geometry;
 pub use mark::{OVERLAY_MARK, clear_overlay_mark};
@@ -427,6 +429,18 @@ pub enum OpenError {
         /// Path of the image.
         path: PathBuf,
     },
+    /// The path names another file than before the wait for the lock.
+    #[error("{}: has become another file while its lock was waited for; try again", path.display())]
+    Replaced {
+        /// Path of the image.
+        path: PathBuf,
+    },
+    /// The file was deleted before its lock was there.
+    #[error("{}: was deleted while its lock was waited for", path.display())]
+    Deleted {
+        /// Path of the image.
+        path: PathBuf,
+    },
     /// The image has become the backing file of an overlay while it was served.
     #[error(
         "{}: is the backing file of {}: serve that with --format qcow2, and this with --backing; to give up the \
@@ -543,6 +557,17 @@ pub struct UnlockedBlk {
 }
 
 impl UnlockedBlk {
+    /// Sets [`BlkConfig::backing`] and [`BlkConfig::force_layers`].
+    pub fn set_backing(&mut self, backing: Vec<Layer>, force_layers: bool) {
+        (self.config.backing, self.config.force_layers) = (backing, force_layers);
+    }
+
+    /// The file of the image.
+    #[must_use]
+    pub fn file_id(&self) -> Option<FileId> {
+        self.file.file_id()
+    }
+
     /// What drivers would be told of the disk.
     ///
     /// # Errors

@@ -124,9 +124,16 @@ impl Cache {
         };
         if let Some(config) = config {
             let folder = Folder::open(&config.folder, config.limit_bytes)?;
-            let files = folder.files(layout, key)?;
+            let waiting = match folder.files(layout, key) {
+                Ok(files) => Some((files, Instant::now())),
+                // What another program has put there stops no disk.
+                Err(error) => {
+                    tracing::warn!("{}: the cache is not used: {error}", folder.path().display());
+                    None
+                }
+            };
             cache.folder = Some(folder);
-            *cache.waiting.get_mut().unwrap_or_else(PoisonError::into_inner) = Some((files, Instant::now()));
+            *cache.waiting.get_mut().unwrap_or_else(PoisonError::into_inner) = waiting;
             cache.take_files();
         }
         Ok(cache)

@@ -127,12 +127,14 @@ impl Kept {
         self.handover.known_to_driver()
     }
 
-    /// Takes the descriptors of the device: those of a network card's TAP device, for example.
+    /// Copies of the descriptors of the device: those of a network card's TAP device, for example.
     ///
     /// Open the device with them.
-    #[must_use]
-    pub fn take_device_fds(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.device)
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn device_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        self.device.iter().map(OwnedFd::try_clone).collect()
     }
 }
 
@@ -154,6 +156,8 @@ pub(crate) struct Keeping {
     fixed: Fixed,
     /// `None`: the keeper has failed, or is not there yet.
     active: Option<Active>,
+    /// A record was not kept.
+    has_given_up: bool,
 }
 
 /// What stays the same as long as an export lives.
@@ -207,7 +211,7 @@ enum KeepError {
 impl Keeping {
     /// `active`: what an earlier process has left.
     pub(crate) fn new(keeper: Box<dyn Keeper>, fixed: Fixed, active: Option<Active>) -> Self {
-        Self { keeper, fixed, active }
+        Self { keeper, fixed, active, has_given_up: false }
     }
 
     /// Whether the state is kept.
@@ -228,7 +232,7 @@ impl Keeping {
             Ok::<_, KeepError>(Active { file, numbers, known, next, stored, last })
         };
         match begin(&mut *self.keeper) {
-            Ok(active) => self.active = Some(active),
+            Ok(active) => (self.active, self.has_given_up) = (Some(active), false),
             Err(KeepError::Keeper(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => tracing::warn!("cannot keep sessions for the next process: {error}"),
         }
@@ -265,8 +269,7 @@ impl Keeping {
             }
             Err(error) => {
                 tracing::warn!("sessions are not kept for the next process any more: {error}");
-                self.forget();
-                self.active = None;
+                self.give_up();
                 false
             }
         }
@@ -281,14 +284,24 @@ impl Keeping {
         }
     }
 
-    /// Ends the keeping: there is nothing to continue.
-    pub(crate) fn end(mut self) {
+    /// Whether there was no room for a session, and there may be for the next one.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.has_given_up
+    }
+
+    /// Keeps nothing, and takes no room from others.
+    fn give_up(&mut self) {
         self.forget();
         if let Some(active) = self.active.take() {
-            for number in active.stored {
-                let _ = self.keeper.remove(number);
-            }
+            // A keeper that has ended refuses all.
+            let _ = active.stored.into_iter().try_for_each(|number| self.keeper.remove(number));
         }
+        self.has_given_up = true;
+    }
+
+    /// Ends the keeping: there is nothing to continue.
+    pub(crate) fn end(mut self) {
+        self.give_up();
     }
 }
 

@@ -1,5 +1,5 @@
 //! `paravane disk commit`.
-use super::image::{failed, format, layers, open_bytes};
+use super::image::{failed, format, is_same, layers, open_bytes};
 use super::work::Work;
 use crate::failure::Failure;
 use crate::output;
@@ -46,12 +46,15 @@ pub(super) fn main(args: &CommitArgs) -> Result<(), Failure> {
         return Err(Failure::request(anyhow!("--backing: names no backing file")));
     };
     let place = open_bytes(&args.overlay, false)?;
-    let info = images::info(&place, Some(Format::Qcow2)).map_err(Failure::request)?;
-    let layout = info.header.and_then(|header| header.layout);
+    let overlay = Disk::open_alone(&place).map_err(Failure::request)?;
+    if is_same(&args.overlay, &base.location) {
+        return Err(Failure::request(anyhow!("{}: is the overlay itself", base.location)));
+    }
+    // Of the image that is locked, whatever its path names by now.
+    let layout = overlay.recorded().map_err(failed)?.and_then(|header| header.layout);
     if layout.is_none_or(|layout| layout.backing.is_none()) {
         return Err(Failure::request(anyhow!("{}: has no backing file", args.overlay)));
     }
-    let overlay = Disk::open_alone(&place).map_err(Failure::request)?;
     let (source, layers) = (open_bytes(&base.location, true)?, layers(below)?);
     if !args.force_layers {
         let all =

@@ -1,4 +1,5 @@
 //! `paravane disk convert`.
+use super::apart;
 use super::image::{CLUSTER_SIZE, cluster_size, failed, format, is_same, layers, open_bytes};
 use super::new_file::NewFile;
 use super::work::Work;
@@ -57,9 +58,11 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
         return Err(Failure::request(anyhow!("--cluster-size: raw images have no clusters")));
     }
     let target = &args.target.location;
+    let sources = || [&args.source].into_iter().chain(&args.backing).map(|layer| &layer.location);
     if !args.target_exists {
         check_new(target).map_err(Failure::request)?;
-    } else if [&args.source].into_iter().chain(&args.backing).any(|layer| is_same(&layer.location, target)) {
+        apart::check(target, sources())?;
+    } else if sources().any(|source| is_same(source, target)) {
         return Err(Failure::request(anyhow!("{target}: is the source, or one of its layers")));
     }
     let place = open_bytes(&args.source.location, false)?;

@@ -1,5 +1,6 @@
 //! `paravane disk create`.
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format, open_bytes};
+use super::apart;
+use super::image::{CLUSTER_SIZE, cluster_size, failed, format};
 use super::target::Target;
 use super::work::Work;
 use crate::failure::Failure;
@@ -8,7 +9,7 @@ use crate::serve::args::{Backing, Format};
 use crate::size::{Size, bytes};
 use anyhow::{Context, anyhow};
 use clap::Args;
-use paravane_device::blk::images::{self, BackingName, NewImage, NewQcow2};
+use paravane_device::blk::images::{self, BackingName, NewImage, NewQcow2, ReadLock};
 use paravane_store::Location;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +41,8 @@ pub(super) struct CreateArgs {
     #[arg(long, value_name = "SIZE")]
     cluster_size: Option<Size>,
     /// Replace an image that is there and not in use, or the content of a store
+    ///
+    /// Never one that the new image is based on, also through the names that its layers record.
     #[arg(long)]
     force: bool,
 }
@@ -54,7 +57,11 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
             (None, None) => {}
         }
     }
-    let base = args.backing.as_ref().map(size_of).transpose()?;
+    // Locked until the image is in its place.
+    let lock =
+        args.backing.as_ref().map(|backing| apart::lock_backing(&args.location, backing)).transpose()?;
+    let base = lock.as_ref().zip(args.backing.as_ref()).map(|(lock, backing)| size_of(lock, backing));
+    let base = base.transpose()?;
     // One of them is given.
     let size = args.size.map(|size| size.0).or(base).unwrap_or_default();
     if let Some(base) = base.filter(|base| *base > size) {
@@ -77,15 +84,15 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
     let target = Target::begin(&args.location, &new, args.force, &work)?;
     images::create(&target.place(), &new).map_err(failed)?;
     target.finish()?;
+    drop(lock);
     let on = args.backing.as_ref().map_or_else(String::new, |backing| format!(", on {}", backing.location));
     output::print(&format!("{}: {}, {}{on}\n", args.location, format(args.format).name(), bytes(size)))?;
     Ok(())
 }
 
 /// Size of a backing file's disk in bytes.
-fn size_of(backing: &Backing) -> Result<u64, Failure> {
-    let place = open_bytes(&backing.location, false)?;
-    let info = images::info(&place, Some(format(backing.format))).map_err(Failure::request)?;
+fn size_of(lock: &ReadLock, backing: &Backing) -> Result<u64, Failure> {
+    let info = lock.info(Some(format(backing.format))).map_err(Failure::request)?;
     match info.header.and_then(|header| header.refused) {
         Some(reason) => Err(Failure::request(anyhow!("{}: {reason}", backing.location))),
         None => Ok(info.size),

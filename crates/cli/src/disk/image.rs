@@ -59,7 +59,7 @@ pub(super) fn is_same(one: &Location, other: &Location) -> bool {
             (&one.pool, &one.namespace, &one.image, &one.snapshot)
                 == (&other.pool, &other.namespace, &other.image, &other.snapshot)
         }
-        _ => false,
+        _ => one == other,
     }
 }
 

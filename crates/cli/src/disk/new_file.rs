@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::LayerSource;
-use paravane_device::blk::images;
+use paravane_device::blk::images::WriteLock;
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,8 @@ const MODE: u32 = 0o666;
 pub(super) struct NewFile {
     temporary: TempPath,
     target: PathBuf,
-    replaces: bool,
+    /// The file that is replaced. It stays locked until then.
+    replaced: Option<WriteLock>,
 }
 
 impl NewFile {
@@ -32,7 +33,7 @@ impl NewFile {
     pub(super) fn create(path: &Path, force: bool) -> Result<Self, Failure> {
         let replaced = replaceable(path, force).map_err(Failure::request)?;
         // Of a symbolic link, the file that it names is replaced.
-        let target = match replaced {
+        let target = match &replaced {
             Some(_) => path.canonicalize().with_context(|| path.display().to_string())?,
             None => path.to_owned(),
         };
@@ -44,17 +45,17 @@ impl NewFile {
                 .prefix(&name)
                 .permissions(Permissions::from_mode(MODE))
                 .tempfile_in(folder(&target))?;
-            if let Some(replaced) = &replaced {
-                keep_owner(file.as_file(), replaced)?;
+            if let Some((metadata, _)) = &replaced {
+                keep_owner(file.as_file(), metadata)?;
                 // Afterwards: a new owner takes bits off.
-                file.as_file().set_permissions(replaced.permissions())?;
+                file.as_file().set_permissions(metadata.permissions())?;
             }
             Ok(file.into_temp_path())
         };
         let temporary = make()
             .with_context(|| format!("{}: cannot create the image", path.display()))
             .map_err(Failure::request)?;
-        Ok(Self { temporary, target, replaces: replaced.is_some() })
+        Ok(Self { temporary, target, replaced: replaced.map(|(_, lock)| lock) })
     }
 
     /// Where the file is until it is complete.
@@ -69,13 +70,16 @@ impl NewFile {
 
     /// Renames the file, whose content is on disk, and makes that durable.
     pub(super) fn finish(self) -> Result<(), Failure> {
-        let Self { temporary, target, replaces } = self;
-        let renamed = match replaces {
-            true => temporary.persist(&target),
-            // Another program may have made it meanwhile.
-            false => temporary.persist_noclobber(&target),
-        };
+        let Self { temporary, target, replaced } = self;
         let named = || format!("{}: cannot put the image in its place", target.display());
+        let renamed = match &replaced {
+            Some(lock) => {
+                lock.check(&target).with_context(named)?;
+                temporary.persist(&target)
+            }
+            // Another program may have made it meanwhile.
+            None => temporary.persist_noclobber(&target),
+        };
         renamed.map_err(|error| error.error).with_context(named)?;
         File::open(folder(&target)).and_then(|folder| folder.sync_all()).with_context(named)?;
         Ok(())
@@ -100,8 +104,8 @@ fn keep_owner(file: &File, replaced: &Metadata) -> std::io::Result<()> {
     })
 }
 
-/// The file that is to be replaced, if there is one and it can be.
-fn replaceable(path: &Path, force: bool) -> Result<Option<Metadata>, anyhow::Error> {
+/// The file that is to be replaced, locked, if there is one and it can be.
+fn replaceable(path: &Path, force: bool) -> Result<Option<(Metadata, WriteLock)>, anyhow::Error> {
     if path.symlink_metadata().is_err() {
         return Ok(None);
     }
@@ -112,8 +116,7 @@ fn replaceable(path: &Path, force: bool) -> Result<Option<Metadata>, anyhow::Err
     if !force {
         return Err(anyhow!("{}: is there already; --force replaces it", path.display()));
     }
-    images::check_unused(path)?;
-    Ok(Some(metadata))
+    Ok(Some((metadata, WriteLock::new(path)?)))
 }
 
 fn folder(path: &Path) -> &Path {

@@ -106,7 +106,7 @@ mod tests {
     fn what_an_earlier_daemon_does_not_tell_is_left_out() {
         let image = Layer { format: Format::Raw, path: "/a.img".into(), lacks_secret: false };
         let start = NextStart { image, ..NextStart::default() };
-        let base = Base { pid: 1, size: 512, serial: None, start };
+        let base = Base { pid: 1, size: 512, serial: None, id: None, start };
         let words = for_shell(&command(&base, "/b.qcow2"));
         assert_eq!(words, "paravane serve blk --image /b.qcow2 --format qcow2 --backing raw:/a.img");
         assert!(!keys(&base, "/b.qcow2", None).contains("serial"));

@@ -12,7 +12,7 @@ use crate::serve::snapshot::messages::{
 use crate::serve::trace::lines::Ask;
 use crate::serve::wire::{Parcel, Wire};
 use anyhow::{Context, anyhow, bail};
-use paravane_device::blk::{Overlay, OverlayBase};
+use paravane_device::blk::{ImageId, Overlay, OverlayBase};
 use paravane_store::Location;
 use serde::Serialize;
 use std::fmt::Write;
@@ -122,6 +122,7 @@ fn create(
         path: header_name(&base.start.image).into(),
         format: base.start.image.format.into(),
         size: base.size,
+        id: base.id.map_or(ImageId { file: None, generation: 0 }, Into::into),
     };
     let mut created = Created::default();
     let mut paths = Vec::new();
@@ -139,7 +140,7 @@ fn create(
     }
     let limit: Duration = common.pause_limit.into();
     let pause_limit_us = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
-    let request = OverlayRequest { path: own.clone(), pause_limit_us };
+    let request = OverlayRequest { path: own.clone(), pause_limit_us, base: base.id };
     wire.send(&Message::Overlay(request), &[], &overlay.files()).context("cannot send the overlay")?;
     // The daemon has its own descriptors. From here on only it says what becomes of the overlay.
     drop(overlay);
@@ -235,7 +236,7 @@ mod tests {
             endpoint: StartOption::new("socket", "/run/vm 0.sock"),
             options: vec![StartOption::new("queues", 4), StartOption::flag("no-packed")],
         };
-        let base = Base { pid: 7, size: 1 << 20, serial: Some("vm0's".into()), start };
+        let base = Base { pid: 7, size: 1 << 20, serial: Some("vm0's".into()), id: None, start };
         let overlays = ["/img/two.qcow2".to_owned(), "/img/fork.qcow2".to_owned()];
         let taken =
             Taken { pause_us: 412.0, queues: 2, marked: false, engine: "threads".into(), unsynced: None };

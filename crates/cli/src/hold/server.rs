@@ -205,6 +205,7 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
     let (text, fds) = match handle(table, buffer, received) {
         Ok(Done::Changed) => (Answer::Done, Vec::new()),
         Ok(Done::Take { from }) => table.chunk(from),
+        Ok(Done::Limit) => (Answer::Limit { most: table.limit() }, Vec::new()),
         Err(why) => refused(why),
     };
     let send = |text: &Answer, fds: &[BorrowedFd<'_>]| {
@@ -228,6 +229,7 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
 enum Done {
     Changed,
     Take { from: usize },
+    Limit,
 }
 
 /// Handles a message.
@@ -257,5 +259,6 @@ fn handle(table: &mut Table, buffer: &[u8], received: Received) -> Result<Done, 
             Ok(Done::Changed)
         }
         Request::Take { from } => Ok(Done::Take { from }),
+        Request::Limit => Ok(Done::Limit),
     }
 }

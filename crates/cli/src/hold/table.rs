@@ -28,6 +28,11 @@ impl Table {
         self.held.len()
     }
 
+    /// Number of descriptors that may be held.
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Holds all descriptors of a message, or none.
     pub(super) fn put(&mut self, name: &Name, fds: Vec<OwnedFd>) -> Result<(), Full> {
         let (more, held, limit) = (fds.len(), self.len(), self.limit);

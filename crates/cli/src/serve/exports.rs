@@ -4,9 +4,9 @@
 //!
 //! ```text
 //!   wanted:   Waiting --no stopping group holds ---> Opening --> Served
-//!                ^      a resource that it needs     (a thread)    |
-//!                |                                      '------> Failed       until the next reload
-//!                |        locks the image when no dead process has requests in flight (lock_wait)
+//!              ^ ^      a resource that it needs     (a thread)    |
+//!              | '-----------after 1, 2, 4 ... 30 s---- Failed <---'          its session stays kept (begin)
+//!              |          locks the image when no dead process has requests in flight (lock_wait)
 //!   reload:      '-- new or changed in the file; or failed or panicked before
 //!                    unchanged in the file: left alone
 //!                    removed from the file, or changed: -----------.
@@ -21,32 +21,34 @@
 //! all changes of state, and the lock is held briefly. After half of the stop timeout, a stopping
 //! device does not continue requests of several parts.
 mod arrival;
+mod begin;
 mod group;
 mod lock_wait;
 mod served;
+mod snapshots;
 
 pub(crate) use arrival::{Arrivals, prepare_one};
 pub(crate) use served::{open_one, open_with};
+pub(crate) use snapshots::{SnapshotBase, SnapshotTurn};
 
 use super::inspector::InspectorProcess;
-use super::open::{LinkEnds, OpenContext, Opening, UnlockedDisk};
+use super::open::{LinkEnds, OpenContext, Opening};
 use super::report::{self, Report};
 
-use super::shelf::Shelf;
-use super::snapshot::messages::NextStart;
+use super::shelf::{KeptSession, Shelf};
 use super::sockets::Sockets;
 use super::spec::DeviceSpec;
 use super::threads::Threads;
 use super::trace::RequestTrace;
 use super::trace::lines::Answer;
 
-use crate::failure::one_line;
+use begin::Beginning;
 use group::{Group, Leaving, State, groups};
 use lock_wait::{LockWait, WAITS_FOR};
-use paravane_device::LogDevice;
-use paravane_device::blk::{Snapshot, Snapshots};
+use paravane_device::blk::Snapshot;
 use paravane_vhost::{Handover, MappingPool, Notifier, caught};
 use served::{ServedDevice, Sessions};
+use snapshots::Turns;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -90,6 +92,10 @@ struct Inner {
     handing_over: Option<Sender<(String, Result<Handover, String>)>>,
     /// Groups that are handed over, of which mappings are left; `None`: the daemon hands nothing over.
     handed: Option<Vec<Leaving>>,
+    /// Snapshots on their way.
+    turns: Turns,
+    /// Sessions of earlier daemons whose devices are not served yet.
+    kept: HashMap<String, KeptSession>,
 }
 
 /// A reload in progress.
@@ -115,8 +121,11 @@ pub(crate) enum Startup {
     Complete,
     /// A device waits for its image.
     Waiting,
-    /// A device cannot be served.
-    Failed(String),
+    /// A device cannot be served. Settled: no other one waits.
+    Failed {
+        why: String,
+        is_settled: bool,
+    },
 }
 
 /// Handle of all served devices; clones share them.
@@ -137,7 +146,7 @@ impl Exports {
         let mut members: HashMap<String, ServedDevice> = HashMap::new();
         // Every device gets its share before the first VMM can connect.
         let quotas: Vec<_> = opened.iter().map(|_| context.pool.quota()).collect();
-        let mut unlocked: HashMap<String, Box<UnlockedDisk>> = HashMap::new();
+        let mut unlocked: HashMap<String, Opening> = HashMap::new();
         for ((spec, opening), quota) in opened.into_iter().zip(quotas) {
             let device = match opening {
                 Opening::Device(device) => device,
@@ -145,7 +154,7 @@ impl Exports {
                 Opening::Ahead(disk) => disk.open()?,
                 Opening::Late(_) => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
                 Opening::Unlocked(disk) => {
-                    unlocked.insert(spec.name, disk);
+                    unlocked.insert(spec.name, Opening::Unlocked(disk));
                     continue;
                 }
             };
@@ -167,19 +176,60 @@ impl Exports {
             next_id: 0,
             handing_over: None,
             handed: None,
+            turns: Turns::default(),
+            kept: HashMap::new(),
         };
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
             let mut group = Group::new(inner.id(), specs);
             // A group with a disk has no other device.
-            group.unlocked = unlocked.remove(&group.specs[0].name);
-            if group.unlocked.is_none() {
+            group.ahead.extend(unlocked.remove_entry(&group.specs[0].name));
+            if group.ahead.is_empty() {
                 group.enter(State::Served(served));
             }
             inner.groups.push(group);
         }
         let inner = Mutex::new(inner);
         Ok(Self(Arc::new(Shared { inner, context, changed, started: Instant::now() })))
+    }
+
+    /// Serves the devices of a file, each as soon as it can be, with the sessions that were kept.
+    ///
+    /// What cannot be opened is tried again. [`Exports::advance`] does all of it.
+    ///
+    /// # Errors
+    /// The host is out of descriptors.
+    pub(crate) fn begin(
+        opened: Vec<(DeviceSpec, Result<Opening, anyhow::Error>)>,
+        context: ExportContext,
+        kept: HashMap<String, KeptSession>,
+    ) -> Result<Self, anyhow::Error> {
+        let exports = Self::start(Vec::new(), context)?;
+        let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut opened: HashMap<String, _> =
+            opened.into_iter().map(|(spec, opening)| (spec.name, opening)).collect();
+        let mut inner = exports.inner();
+        inner.kept = kept;
+        for specs in groups(specs) {
+            let mut group = Group::new(inner.id(), specs.clone());
+            let mut failed = None;
+            for spec in &specs {
+                match opened.remove(&spec.name) {
+                    Some(Ok(opening)) => drop(group.ahead.insert(spec.name.clone(), opening)),
+                    Some(Err(error)) => failed = Some(begin::failed_by(&specs, spec, &error)),
+                    None => {}
+                }
+            }
+            if let Some(failed) = failed {
+                group.ahead.clear();
+                log_failed(&failed);
+                group.enter(State::Failed(failed));
+            }
+            inner.groups.push(group);
+        }
+        drop(inner);
+        exports.advance();
+        Ok(exports)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -199,12 +249,23 @@ impl Exports {
     /// Replaces the list of devices.
     ///
     /// [`Exports::advance`] carries it out and reports the outcome.
-    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) {
-        if let Some(why) = self.frozen(&wanted) {
-            return self.refused(&why);
-        }
+    ///
+    /// Returns the list if an image is being replaced by an overlay: try again when
+    /// [`Exports::changed`] is signalled.
+    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) -> Option<Vec<DeviceSpec>> {
         let mut inner = self.inner();
+        if inner.turns.taking().is_some() {
+            return Some(wanted);
+        }
+        if let Some(why) = inner.frozen(&wanted) {
+            drop(inner);
+            self.refused(&why);
+            return None;
+        }
         inner.report_outcome();
+        if let Some(shelf) = &self.0.context.shelf {
+            shelf.divide(wanted.len());
+        }
         let mut old = std::mem::take(&mut inner.groups);
         let mut reload = Reload {
             left_alone: 0,
@@ -233,24 +294,19 @@ impl Exports {
         }
         reload.removed = old.into_iter().map(|group| inner.leave(group, Sessions::End)).sum();
         inner.reload = Some(reload);
-    }
-
-    /// Why the list cannot be served: a device would write to an image that a snapshot has frozen.
-    ///
-    /// The disk would lose what its guest has written since.
-    fn frozen(&self, wanted: &[DeviceSpec]) -> Option<String> {
-        let inner = self.inner();
-        let frozen = |spec: &DeviceSpec| {
-            let image = spec.writable_image()?;
-            let member = inner.served().find(|member| member.overlay_of(&image).is_some())?;
-            let overlay = member.overlay_of(&image)?.display();
-            Some(format!(
-                "device {}: {} is the backing file of {overlay} since a snapshot; write image = \"{overlay}\", \
-                 format and backing into the file, as `paravane disk snapshot` has printed",
-                spec.name, image
-            ))
-        };
-        wanted.iter().find_map(frozen)
+        let is_wanted =
+            |name: &String| inner.groups.iter().flat_map(|group| &group.specs).any(|spec| spec.name == *name);
+        let unwanted: Vec<_> = inner.kept.keys().filter(|name| !is_wanted(name)).cloned().collect();
+        let unwanted: Vec<_> =
+            unwanted.into_iter().filter_map(|name| inner.kept.remove_entry(&name)).collect();
+        drop(inner);
+        if let Some(shelf) = &self.0.context.shelf {
+            for (device, session) in &unwanted {
+                tracing::warn!(device, "device is not configured any more: its session ends");
+                shelf.forget(device, &session.numbers);
+            }
+        }
+        None
     }
 
     /// Records that the new list is invalid; the devices stay.
@@ -281,6 +337,7 @@ impl Exports {
         inner.take_opened();
         inner.send_drained();
         inner.forget_ended();
+        inner.try_again();
         self.open_waiting(&mut inner);
         let told =
             inner.reload.as_ref().is_some_and(|reload| inner.is_settled() || Instant::now() >= reload.until)
@@ -290,7 +347,8 @@ impl Exports {
         let expedite = stopping.filter_map(|member| member.expedite(patience));
         let reload =
             inner.reload.as_ref().map(|reload| reload.until.saturating_duration_since(Instant::now()));
-        (expedite.chain(reload).min(), told)
+        let retry = inner.groups.iter().filter_map(Group::time_to_retry);
+        (expedite.chain(reload).chain(retry).min(), told)
     }
 
     /// Starts threads that open the waiting groups that no stopping group blocks.
@@ -301,10 +359,13 @@ impl Exports {
                 continue;
             }
             let (exports, id, specs) = (self.clone(), group.id, group.specs.clone());
-            let (unlocked, wait) = (group.unlocked.take(), Arc::new(LockWait::default()));
+            let (ahead, wait) = (std::mem::take(&mut group.ahead), Arc::new(LockWait::default()));
             let state = State::Opening(wait.clone());
             let open = move || {
-                let start = caught(|| exports.open(&specs, unlocked, &wait));
+                let start = caught(|| {
+                    let beginning = Beginning { group: id, specs: specs.clone(), ahead };
+                    exports.begin_group(beginning, &wait)
+                });
                 let start = start.unwrap_or_else(|words| {
                     Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
                 });
@@ -322,44 +383,6 @@ impl Exports {
         }
     }
 
-    /// Opens and serves all devices of a group, or none.
-    ///
-    /// `unlocked`: the disk of the group, if it is open already.
-    fn open(&self, specs: &[DeviceSpec], mut unlocked: Option<Box<UnlockedDisk>>, wait: &LockWait) -> Start {
-        let context = &self.0.context;
-        let ExportContext { opening, pool, .. } = context;
-        let quotas: Vec<_> = specs.iter().map(|_| pool.quota()).collect();
-        let mut link_ends = LinkEnds::default();
-        let mut members = Vec::new();
-        for (spec, quota) in specs.iter().zip(quotas) {
-            let opened = match unlocked.take() {
-                Some(disk) => Ok(Opening::Unlocked(disk)),
-                None => open_one(spec, &mut link_ends, opening),
-            };
-            let opened = opened.and_then(|opening| {
-                let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-                wait.wait(&spec.name, opening)
-            });
-            let member = opened.and_then(|device| {
-                ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, None)
-            });
-            match member {
-                Ok(member) => members.push(member),
-                Err(error) => {
-                    members.into_iter().for_each(ServedDevice::stop);
-                    let why = |other: &DeviceSpec| match other.name == spec.name {
-                        true => one_line(&error),
-                        false => "the other card of its link failed".to_owned(),
-                    };
-                    let failed =
-                        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec) };
-                    return Err(specs.iter().map(failed).collect());
-                }
-            }
-        }
-        Ok(members)
-    }
-
     /// The trace of a device that is served.
     ///
     /// # Errors
@@ -371,20 +394,10 @@ impl Exports {
         member.trace().map_err(Answer::Error)
     }
 
-    /// What a snapshot of a disk that is served takes.
-    ///
-    /// # Errors
-    /// There is no such disk.
-    pub(crate) fn snapshots(&self, name: &str) -> Result<(Arc<Snapshots>, NextStart), String> {
-        let inner = self.inner();
-        let member = inner.served().find(|member| member.spec.name == name);
-        member.ok_or_else(|| format!("no device is named {name:?}"))?.snapshots()
-    }
-
     /// Notes that a disk writes to `overlay` since a snapshot.
     ///
     /// A reload of a file that says so leaves it alone.
-    pub(crate) fn replaced(&self, name: &str, overlay: &Path, snapshot: &Snapshot) {
+    fn replaced(&self, name: &str, overlay: &Path, snapshot: &Snapshot) {
         let mut inner = self.inner();
         let Inner { groups, leaving, .. } = &mut *inner;
         for group in groups {
@@ -403,14 +416,16 @@ impl Exports {
         }
     }
 
+    fn report_of(&self, member: &ServedDevice) -> report::Device {
+        let shelf = self.0.context.shelf.as_ref();
+        let not_kept = shelf.and_then(|shelf| shelf.refusal(&member.spec.name));
+        report::Device { not_kept, ..member.report() }
+    }
+
     /// State and counters of all devices.
     pub(crate) fn report(&self) -> Report {
         let inner = self.inner();
         let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
-        let failed = inner.groups.iter().filter_map(|group| match &group.state {
-            State::Failed(failed) => Some(failed),
-            _ => None,
-        });
         Report {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -418,8 +433,8 @@ impl Exports {
             last_reload: inner.last_reload.clone(),
             reload: inner.outcome.clone(),
             io_threads: self.0.context.threads.report(),
-            devices: inner.served().chain(stopping).map(ServedDevice::report).collect(),
-            failed: failed.flatten().cloned().collect(),
+            devices: inner.served().chain(stopping).map(|member| self.report_of(member)).collect(),
+            failed: inner.failed().collect(),
             waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
             ..Report::default()
         }
@@ -436,19 +451,28 @@ impl Exports {
     /// What keeps the devices of the start from being served.
     pub(crate) fn startup(&self) -> Startup {
         let inner = self.inner();
-        let mut startup = Startup::Complete;
-        for group in &inner.groups {
-            match &group.state {
-                State::Failed(failed) => {
-                    let failed =
-                        failed.iter().map(|failed| format!("device {}: {}", failed.name, failed.why));
-                    return Startup::Failed(failed.collect::<Vec<_>>().join("; "));
-                }
-                State::Waiting | State::Opening(_) => startup = Startup::Waiting,
-                State::Served(_) => {}
-            }
+        let is_waiting = |group: &Group| !group.has_failed() && !matches!(group.state, State::Served(_));
+        match not_served(&inner) {
+            Some(why) => Startup::Failed { why, is_settled: !inner.groups.iter().any(is_waiting) },
+            None if inner.groups.iter().any(is_waiting) => Startup::Waiting,
+            None => Startup::Complete,
         }
-        startup
+    }
+
+    /// Which devices are not served, and why.
+    pub(crate) fn not_served(&self) -> Option<String> {
+        not_served(&self.inner())
+    }
+
+    /// Number of devices that are served, and of all.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        let inner = self.inner();
+        (inner.served().count(), inner.groups.iter().map(|group| group.specs.len()).sum())
+    }
+
+    /// Whether a device is served, or a session waits for one.
+    pub(crate) fn is_of_use(&self) -> bool {
+        self.inner().is_of_use()
     }
 
     /// Begins to stop all devices; see [`Exports::is_gone`].
@@ -500,6 +524,23 @@ impl Inner {
         members.flatten()
     }
 
+    /// Why the list cannot be served: a device would write to an image that a snapshot has frozen.
+    ///
+    /// The disk would lose what its guest has written since.
+    fn frozen(&self, wanted: &[DeviceSpec]) -> Option<String> {
+        let frozen = |spec: &DeviceSpec| {
+            let image = spec.writable_image()?;
+            let member = self.served().find(|member| member.overlay_of(&image).is_some())?;
+            let overlay = member.overlay_of(&image)?.display();
+            Some(format!(
+                "device {}: {} is the backing file of {overlay} since a snapshot; write image = \"{overlay}\", \
+                 format and backing into the file, as `paravane disk snapshot` has printed",
+                spec.name, image
+            ))
+        };
+        wanted.iter().find_map(frozen)
+    }
+
     /// Begins to stop a group. Returns the number of devices that stop.
     fn leave(&mut self, group: Group, sessions: Sessions) -> usize {
         let Group { id, specs, state, .. } = group;
@@ -525,8 +566,8 @@ impl Inner {
                 group.enter(match start {
                     Ok(members) => State::Served(members),
                     Err(failed) => {
-                        for report::Failed { name, why } in &failed {
-                            tracing::error!(device = name, "cannot serve device: {why}");
+                        if !group.is_known(&failed) {
+                            log_failed(&failed);
                         }
                         State::Failed(failed)
                     }
@@ -558,7 +599,7 @@ impl Inner {
 
     /// Whether no group is opening, waiting or stopping.
     fn is_settled(&self) -> bool {
-        let rests = |group: &Group| matches!(group.state, State::Served(_) | State::Failed(_));
+        let rests = |group: &Group| group.has_failed() || matches!(group.state, State::Served(_));
         self.leaving.is_empty() && self.groups.iter().all(rests)
     }
 
@@ -570,10 +611,16 @@ impl Inner {
             groups.map(|group| group.specs.len()).sum()
         };
         let there = count(|state| matches!(state, State::Served(_)));
-        let failed = count(|state| matches!(state, State::Failed(_)));
+        let of_reload = self.groups.iter().filter(|group| added.contains(&group.id));
+        let failed: usize = of_reload.map(|group| group.failures().len()).sum();
         let mut outcome =
             format!("{left_alone} unchanged, {removed} removed, {there} added, {failed} failed");
-        let waiting = count(|state| matches!(state, State::Waiting | State::Opening(_)));
+        let waiting = self.groups.iter().filter(|group| {
+            added.contains(&group.id)
+                && !group.has_failed()
+                && matches!(group.state, State::Waiting | State::Opening(_))
+        });
+        let waiting: usize = waiting.map(|group| group.specs.len()).sum();
         let stopping: usize = self.leaving.iter().map(|leaving| leaving.specs.len()).sum();
         for (count, what) in [(stopping, "still stopping"), (waiting, "not started yet")] {
             if count > 0 {
@@ -596,6 +643,9 @@ impl Inner {
 
     /// What the devices of a group wait for, if they wait.
     fn waiting(&self, group: &Group) -> Vec<report::Waiting> {
+        if group.has_failed() {
+            return Vec::new();
+        }
         let why = match group.state {
             State::Waiting => {
                 let holder = self
@@ -631,8 +681,25 @@ fn same(one: &[DeviceSpec], other: &[DeviceSpec]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(served, wanted)| served.is_served_as(wanted))
 }
 
+/// Which devices are not served, and why.
+fn not_served(inner: &Inner) -> Option<String> {
+    let failed: Vec<_> =
+        inner.failed().map(|failed| format!("device {}: {}", failed.name, failed.why)).collect();
+    (!failed.is_empty()).then(|| failed.join("; "))
+}
+
+fn log_failed(failed: &[report::Failed]) {
+    for report::Failed { name, why, .. } in failed {
+        tracing::error!(device = name, "cannot serve device: {why}");
+    }
+}
+
 fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {
-    let failed = |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why.to_owned() };
+    let failed = |spec: &DeviceSpec| report::Failed {
+        name: spec.name.clone(),
+        why: why.to_owned(),
+        ..Default::default()
+    };
     specs.iter().map(failed).collect()
 }
 

@@ -2,16 +2,18 @@
 use super::args::{Backing, Format, OnFull};
 use super::sandbox::paths::AllowedPaths;
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
+use super::take_over::Offered;
+use super::told::Told;
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{
-    self, BlkConfig, EngineChoice, Full, Geometry, Layer, LayerSource, OpenError, Resizer, Snapshots,
+    self, BlkConfig, EngineChoice, FileId, Full, Geometry, Layer, LayerSource, OpenError, Resizer, Snapshots,
     StorageErrors, UnlockedBlk,
 };
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
-use paravane_store::{CacheFolder, Connector, Direct, NamedFiles, OpenOptions, Store};
+use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles, OpenOptions, Store};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -59,6 +61,8 @@ pub(crate) struct UnlockedDisk {
     image: PathBuf,
     limiter: Option<Arc<Limiter>>,
     stores: Vec<Arc<dyn Store>>,
+    /// The stores of its layers are still to be opened.
+    lacks_stores: bool,
 }
 
 /// A disk whose stores are open.
@@ -105,6 +109,17 @@ impl From<Opened> for Opening {
 }
 
 impl Opening {
+    /// What another daemon must offer for this device.
+    pub(crate) fn wanted(&self, spec: &DeviceSpec) -> Offered {
+        let image = || spec.images().first().and_then(|image| FileId::at(image).ok());
+        let file = match (self, &spec.kind) {
+            (Self::Unlocked(disk), _) => disk.file_id(),
+            (_, Kind::Blk(blk)) if blk.image.path().is_some() => image(),
+            _ => None,
+        };
+        Offered::new(spec, file, Told::default())
+    }
+
     /// The device.
     ///
     /// # Errors
@@ -142,15 +157,34 @@ impl Opening {
 }
 
 impl UnlockedDisk {
+    /// Opens the stores of its layers, if that is still to be done.
+    ///
+    /// # Errors
+    /// A server does not answer, or has no such image.
+    pub(crate) fn connect(&mut self, spec: &DeviceSpec, context: &OpenContext) -> Result<(), anyhow::Error> {
+        if let (true, Kind::Blk(blk)) = (self.lacks_stores, &spec.kind) {
+            let (backing, stores) = layers(blk, context)?;
+            self.disk.set_backing(backing, blk.force_layers);
+            (self.stores, self.lacks_stores) = (stores, false);
+        }
+        Ok(())
+    }
+
+    fn file_id(&self) -> Option<FileId> {
+        self.disk.file_id()
+    }
+
     /// Locks the image, unless the requests are still in flight.
     ///
     /// # Errors
     /// The image cannot be locked, or not be used.
     pub(crate) fn lock(self) -> Result<Opening, anyhow::Error> {
-        let Self { disk, image, limiter, stores } = self;
+        let Self { disk, image, limiter, stores, lacks_stores } = self;
         let device = match disk.lock()? {
             Ok(device) => device,
-            Err(disk) => return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter, stores }))),
+            Err(disk) => {
+                return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter, stores, lacks_stores })));
+            }
         };
         Ok(opened(device, &image.display().to_string(), limiter, stores).into())
     }
@@ -362,7 +396,47 @@ fn unlocked(
     let limiter = limiter(blk.limit);
     let (config, stores) = disk_config(name, blk, context, &limiter)?;
     let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
-    Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores })
+    Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores, lacks_stores: false })
+}
+
+/// Opens what needs no server, for a device that others must not wait for.
+///
+/// `None`: all of the device is to be opened now. `changes_user`: the process becomes another user later.
+///
+/// # Errors
+/// A file cannot be opened.
+pub(crate) fn without_servers(
+    spec: &DeviceSpec,
+    changes_user: bool,
+) -> Result<Option<Opening>, anyhow::Error> {
+    let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+    let Kind::Blk(blk) = &spec.kind else { return Ok(None) };
+    let remote = spec.locations().into_iter().filter(|location| location.path().is_none()).count();
+    Ok(match blk.image.path() {
+        _ if remote == 0 => None,
+        Some(image) => {
+            let limiter = limiter(blk.limit);
+            // They are compared when they are there.
+            let config = config_without_layers(&spec.name, blk, &limiter);
+            let config = BlkConfig { force_layers: true, ..config };
+            let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
+            let (image, stores) = (image.to_owned(), Vec::new());
+            Some(Opening::Unlocked(Box::new(UnlockedDisk {
+                disk,
+                image,
+                limiter,
+                stores,
+                lacks_stores: true,
+            })))
+        }
+        // The keyring may be readable by this user only, and so a backing file.
+        None if changes_user
+            && (remote < spec.locations().len() || matches!(blk.image, Location::Rbd(_))) =>
+        {
+            None
+        }
+        None => Some(Opening::Late(None)),
+    })
 }
 
 /// The configuration of a disk without its path, and the stores of its layers.
@@ -372,6 +446,14 @@ fn disk_config(
     context: &OpenContext,
     limiter: &Option<Arc<Limiter>>,
 ) -> Result<(BlkConfig, Vec<Arc<dyn Store>>), anyhow::Error> {
+    let (backing, stores) = layers(blk, context)?;
+    Ok((BlkConfig { backing, ..config_without_layers(name, blk, limiter) }, stores))
+}
+
+/// Backing files of a disk, top first, and those of them that are stores.
+type Layers = (Vec<Layer>, Vec<Arc<dyn Store>>);
+
+fn layers(blk: &Blk, context: &OpenContext) -> Result<Layers, anyhow::Error> {
     let mut stores = Vec::new();
     let mut layer = |layer: &Backing| {
         let source = match layer.location.path() {
@@ -385,9 +467,13 @@ fn disk_config(
         };
         Ok::<_, anyhow::Error>(Layer { source, format: format(layer.format) })
     };
-    let config = BlkConfig {
+    let layers = blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?;
+    Ok((layers, stores))
+}
+
+fn config_without_layers(name: &str, blk: &Blk, limiter: &Option<Arc<Limiter>>) -> BlkConfig {
+    BlkConfig {
         name: Some(name.to_owned()),
-        backing: blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?,
         force_layers: blk.force_layers,
         registered_buffers: blk.registered_buffers,
         queues: blk.queues,
@@ -405,8 +491,7 @@ fn disk_config(
             OnFull::Error => blk::OnFull::Error,
         },
         ..image_config(blk, Path::new(""))
-    };
-    Ok((config, stores))
+    }
 }
 
 /// The part of a disk's configuration that its image alone is checked against.

@@ -115,6 +115,9 @@ pub(crate) struct Device {
     /// The next daemon can resume the session if this one dies (`--holder`).
     #[serde(default)]
     pub(crate) kept: bool,
+    /// Why the session cannot be resumed, though it shall be (`--holder`).
+    #[serde(default)]
+    pub(crate) not_kept: Option<String>,
     /// Number of connections.
     pub(crate) sessions: u64,
     /// Feature bits accepted by the driver, in hexadecimal.
@@ -444,6 +447,12 @@ fn seconds(time: SystemTime) -> f64 {
 pub(crate) struct Failed {
     pub(crate) name: String,
     pub(crate) why: String,
+    /// Seconds until the next attempt; `None`: it is under way.
+    #[serde(default)]
+    pub(crate) retry_s: Option<f64>,
+    /// A session of an earlier daemon is kept for it.
+    #[serde(default)]
+    pub(crate) kept: bool,
 }
 
 /// An image or backing file that is no file of this host.
@@ -571,6 +580,7 @@ impl Device {
         self.failed.is_some()
             || self.stopping.is_some()
             || self.size_error.is_some()
+            || self.not_kept.is_some()
             || self.host_error.is_some()
             || self.image_deleted
             || self.stores.iter().any(Store::has_problem)

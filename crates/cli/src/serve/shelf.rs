@@ -5,10 +5,14 @@
 //!   serving:    export --DeviceKeeper--> store           kept.DEVICE.NUMBER
 //!   take-over:  the old daemon ends --> the store serves this one --> exports keep their sessions
 //! ```
+mod shares;
+
 use super::spec::DeviceSpec;
 use super::store::{DescriptorStore, Held, HolderStore, ManagerStore, Name, StoreError, WaitingHolder};
 use anyhow::{Context, bail};
+use paravane_vhost::keeper::RECORD;
 use paravane_vhost::{Keeper, Kept};
+use shares::Shares;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,7 +42,15 @@ impl<'a> Place<'a> {
 
 /// The store of the daemon; clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Shelf(Arc<Mutex<Store>>);
+pub(crate) struct Shelf(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    store: Store,
+    shares: Shares,
+    /// Devices whose sessions are not kept, and why.
+    refusals: HashMap<String, String>,
+}
 
 #[derive(Debug)]
 enum Store {
@@ -82,6 +94,10 @@ pub(crate) fn check_name(device: &str) -> Result<(), anyhow::Error> {
 }
 
 impl Shelf {
+    fn new(store: Store) -> Self {
+        Self(Arc::new(Mutex::new(State { store, shares: Shares::default(), refusals: HashMap::new() })))
+    }
+
     /// Opens the store, with what it has.
     ///
     /// `passed`: what the service manager passed.
@@ -89,7 +105,7 @@ impl Shelf {
     /// # Errors
     /// No holder listens, or it serves another daemon; there is no service manager.
     pub(crate) fn open(place: Place<'_>, passed: Vec<Held>) -> Result<(Self, Found), anyhow::Error> {
-        let (store, held): (Box<dyn DescriptorStore>, _) = match place {
+        let (mut store, held): (Box<dyn DescriptorStore>, _) = match place {
             Place::Manager => (Box::new(manager()?), passed),
             Place::Holder(path) => {
                 let mut store = HolderStore::connect(path)
@@ -99,10 +115,13 @@ impl Shelf {
             }
         };
         let mut found = Found::new();
-        let shelf = Self(Arc::new(Mutex::new(Store::Ready(store))));
+        let limit = store.limit();
+        let shelf = Self::new(Store::Ready(store));
+        shelf.state().shares.set_limit(limit);
         for Held { name, fd } in held {
             match parts_of(name.as_str()) {
                 Some((device, number)) => {
+                    shelf.state().shares.found(device, 1);
                     found.entry(device.to_owned()).or_default().push((number, fd));
                 }
                 // Of another program, or a later version.
@@ -122,12 +141,12 @@ impl Shelf {
         Ok(match place {
             Place::Manager => {
                 // The manager serves both.
-                (Self(Arc::new(Mutex::new(Store::Ready(Box::new(manager()?))))), None)
+                (Self::new(Store::Ready(Box::new(manager()?))), None)
             }
             Place::Holder(path) => {
                 let waiting = WaitingHolder::connect(path)
                     .with_context(|| format!("cannot reach the holder at {}", path.display()))?;
-                (Self(Arc::new(Mutex::new(Store::Waiting))), Some(waiting))
+                (Self::new(Store::Waiting), Some(waiting))
             }
         })
     }
@@ -151,8 +170,12 @@ impl Shelf {
                 Ok(store)
             });
             match store {
-                Ok(store) => {
-                    *shelf.store() = Store::Ready(Box::new(store));
+                Ok(mut store) => {
+                    let limit = store.limit();
+                    let mut state = shelf.state();
+                    state.shares.set_limit(limit);
+                    state.store = Store::Ready(Box::new(store));
+                    drop(state);
                     ready();
                 }
                 Err(error) => tracing::error!("sessions are not kept for the next process: {error}"),
@@ -162,9 +185,19 @@ impl Shelf {
         Ok(())
     }
 
-    fn store(&self) -> MutexGuard<'_, Store> {
-        // Each change under the lock is one assignment.
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No change can be left half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Divides the room of the store between so many devices.
+    pub(crate) fn divide(&self, devices: usize) {
+        self.state().shares.set_devices(devices);
+    }
+
+    /// Why the sessions of a device are not kept.
+    pub(crate) fn refusal(&self, device: &str) -> Option<String> {
+        self.state().refusals.get(device).cloned()
     }
 
     /// The keeper of a device.
@@ -174,8 +207,9 @@ impl Shelf {
 
     /// Forgets descriptors of a device.
     pub(crate) fn forget(&self, device: &str, numbers: &[u64]) {
-        let Store::Ready(store) = &mut *self.store() else { return };
+        let State { store: Store::Ready(store), shares, .. } = &mut *self.state() else { return };
         for number in numbers {
+            shares.give_back(device);
             if let Err(error) = stored_name(device, *number).and_then(|name| store.remove(&name)) {
                 tracing::warn!(device, "cannot remove a descriptor from the descriptor store: {error}");
                 return;
@@ -229,21 +263,46 @@ impl DeviceKeeper {
         number: u64,
         act: impl FnOnce(&mut dyn DescriptorStore, &Name) -> Result<(), StoreError>,
     ) -> io::Result<()> {
-        let Store::Ready(store) = &mut *self.shelf.store() else {
+        let State { store: Store::Ready(store), .. } = &mut *self.shelf.state() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         stored_name(&self.device, number)
             .and_then(|name| act(&mut **store, &name))
             .map_err(|error| io::Error::other(error.to_string()))
     }
+
+    fn put_one(&self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
+        {
+            let State { store: Store::Ready(_), shares, .. } = &mut *self.shelf.state() else {
+                return Err(io::ErrorKind::WouldBlock.into());
+            };
+            shares.take(&self.device).map_err(io::Error::other)?;
+        }
+        let put = self.with(number, |store, name| store.put(name, &[fd.as_fd()]));
+        if put.is_err() {
+            self.shelf.state().shares.give_back(&self.device);
+        }
+        put
+    }
 }
 
 impl Keeper for DeviceKeeper {
     fn put(&mut self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.with(number, |store, name| store.put(name, &[fd.as_fd()]))
+        let put = self.put_one(number, fd);
+        let refusals = &mut self.shelf.state().refusals;
+        match &put {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                refusals.insert(self.device.clone(), error.to_string());
+            }
+            // A session is kept from its record on.
+            Ok(()) if number == RECORD => drop(refusals.remove(&self.device)),
+            _ => {}
+        }
+        put
     }
 
     fn remove(&mut self, number: u64) -> io::Result<()> {
+        self.shelf.state().shares.give_back(&self.device);
         self.with(number, |store, name| store.remove(name))
     }
 }

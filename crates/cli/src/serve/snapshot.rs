@@ -3,9 +3,11 @@
 //! ```text
 //!   client (`paravane disk snapshot`)                    daemon
 //!   {"snapshot": {"device": "vm0"}}              ----->  same user or root? a disk with snapshots?
+//!                                                        no other snapshot of it on its way?
 //!                                                <-----  Base: its image; or Failed
 //!   creates and locks the overlay
-//!   Overlay, with its descriptors                ----->  prepares, holds the queues, goes on with the overlay
+//!   Overlay, with its descriptors, and Base's id ----->  still that device and image? prepares, holds the queues,
+//!                                                        goes on with the overlay
 //!                                                <-----  Taken; or Failed, and nothing has changed
 //! ```
 //! The daemon may not create files in its sandbox, and so the client does. A client that goes after
@@ -13,12 +15,12 @@
 pub(crate) mod messages;
 mod start;
 
-use super::exports::Exports;
+use super::exports::{Exports, SnapshotBase, SnapshotTurn};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
 use messages::{Base, Message, NextStart, Taken};
 use paravane_device::LogDevice;
-use paravane_device::blk::{Overlay, Snapshots};
+use paravane_device::blk::Overlay;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -83,8 +85,8 @@ impl SnapshotServer {
 
     fn take(&self, wire: &Wire<Message>, device: &str) -> Result<Taken, String> {
         let lost = |error: io::Error| format!("the client has failed: {error}");
-        let (snapshots, start) = self.exports.snapshots(device)?;
-        wire.say(&Message::Base(base(&snapshots, start)?)).map_err(lost)?;
+        let turn = self.exports.begin_snapshot(device)?;
+        wire.say(&Message::Base(base(&turn)?)).map_err(lost)?;
         let (request, fds) = match wire.receive().map_err(lost)? {
             Some(Parcel { message: Message::Overlay(request), fds, .. }) => (request, fds),
             Some(_) => return Err("a message is out of order".to_owned()),
@@ -95,12 +97,11 @@ impl SnapshotServer {
             return Err(format!("{}: the path of the overlay is not absolute", path.display()));
         }
         let limit = Duration::from_micros(request.pause_limit_us).min(LONGEST_PAUSE);
-        let taken = Overlay::received(fds, path)
-            .map_err(Into::into)
-            .and_then(|overlay| snapshots.take(overlay, limit))
-            .map_err(|error| error.to_string())?;
+        let made_for =
+            request.base.ok_or("the client does not say which image its overlay is for: update it")?;
+        let overlay = Overlay::received(fds, path).map_err(|error| error.to_string())?;
+        let taken = turn.take(overlay, made_for.into(), path, limit)?;
         let pause_us = taken.pause.as_secs_f64() * 1e6;
-        self.exports.replaced(device, path, &taken);
         tracing::info!(
             device,
             overlay = %path.display(),
@@ -123,8 +124,9 @@ impl SnapshotServer {
 }
 
 /// What the client has to know of the image.
-fn base(snapshots: &Snapshots, start: NextStart) -> Result<Base, String> {
-    let base = snapshots.base().map_err(|error| error.to_string())?;
+fn base(turn: &SnapshotTurn) -> Result<Base, String> {
+    let SnapshotBase { base, start, serial } = turn.base()?;
     let start = NextStart { image: messages::Layer { format: base.format.into(), ..start.image }, ..start };
-    Ok(Base { pid: std::process::id(), size: base.size, serial: Some(snapshots.serial()), start })
+    let (size, id) = (base.size, Some(base.id.into()));
+    Ok(Base { pid: std::process::id(), size, serial: Some(serial), id, start })
 }

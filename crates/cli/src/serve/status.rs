@@ -42,6 +42,9 @@ struct TextOptions {
     width: Option<usize>,
 }
 
+/// Exit status if a device of a file is not served.
+const NOT_SERVED: u8 = 3;
+
 pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let seconds = Duration::try_from_secs_f64(args.seconds).context("--seconds").map_err(Failure::request)?;
     let before = reports(args.control.as_deref())?;
@@ -94,7 +97,8 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
         );
     }
     if missing.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+        let is_missed = daemons.iter().any(|daemon| !daemon.report.failed.is_empty());
+        return Ok(if is_missed { ExitCode::from(NOT_SERVED) } else { ExitCode::SUCCESS });
     }
     Err(anyhow::anyhow!("{}", missing.join("; ")).into())
 }
@@ -168,7 +172,9 @@ fn text(daemons: &[Daemon], options: TextOptions) -> String {
             line(&mut out, &format!("  ! {name}: waiting for {why} ({seconds:.0} s)"));
         }
         for failed in failed {
-            line(&mut out, &format!("  ! {}: not served: {}", failed.name, failed.why));
+            let kept = if failed.kept { "; its session is kept" } else { "" };
+            let again = failed.retry_s.map_or(String::new(), |time| format!("; tried again in {time:.0} s"));
+            line(&mut out, &format!("  ! {}: not served: {}{kept}{again}", failed.name, failed.why));
         }
     }
     if let [first, others @ ..] = daemons
@@ -191,6 +197,9 @@ fn problems(device: &Device, out: &mut String) {
     }
     if let Some(error) = &device.last_error {
         line(out, &format!("  ! {name}: {error}"));
+    }
+    if let Some(error) = &device.not_kept {
+        line(out, &format!("  ! {name}: sessions are not kept for the next daemon: {error}"));
     }
     if let Some(error) = &device.host_error {
         line(out, &format!("  ! {name}: {error}"));
@@ -283,7 +292,7 @@ mod tests {
         };
         let net = Net { received_bytes: completed * 1_000_000, ..Net::default() };
         let card = Device { name: "n".into(), kind: "net".into(), net: Some(net), ..Device::default() };
-        let failed = vec![Failed { name: "x".into(), why: "no image".into() }];
+        let failed = vec![Failed { name: "x".into(), why: "no image".into(), ..Failed::default() }];
         let blown = Some("the fuse".into());
         let rng = Device { name: "r".into(), kind: "rng".into(), failed: blown, ..Device::default() };
         let stopping = Some(Stopping { seconds: 4.0, in_flight: 7 });

@@ -3,7 +3,7 @@
 //! The notification socket is opened at startup, as the sandbox denies it later.
 use anyhow::Context;
 use sd_notify::NotifyState;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +16,8 @@ pub(crate) struct Manager {
     socket: Option<UnixDatagram>,
     /// The manager shows a status of the start.
     has_status: Cell<bool>,
+    /// The status that the manager shows since.
+    shown: RefCell<String>,
 }
 
 impl Manager {
@@ -25,7 +27,7 @@ impl Manager {
     /// NOTIFY_SOCKET is set and cannot be connected to.
     pub(crate) fn from_environment() -> Result<Self, anyhow::Error> {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return Ok(Self { socket: None, has_status: Cell::new(false) });
+            return Ok(Self { socket: None, has_status: Cell::new(false), shown: RefCell::default() });
         };
         let open = || {
             let address = match name.as_bytes().strip_prefix(b"@") {
@@ -39,7 +41,7 @@ impl Manager {
             Ok::<_, io::Error>(socket)
         };
         let socket = open().with_context(|| format!("NOTIFY_SOCKET {name:?}"))?;
-        Ok(Self { socket: Some(socket), has_status: Cell::new(false) })
+        Ok(Self { socket: Some(socket), has_status: Cell::new(false), shown: RefCell::default() })
     }
 
     /// Sends the state of the service. Failure is logged only.
@@ -65,6 +67,14 @@ impl Manager {
         match self.has_status.take() {
             true => self.tell(&[NotifyState::Ready, NotifyState::Status("")]),
             false => self.tell(&[NotifyState::Ready]),
+        }
+    }
+
+    /// Shows a status, one line; empty: none. The same one is sent once.
+    pub(crate) fn status(&self, text: String) {
+        if *self.shown.borrow() != text {
+            self.tell(&[NotifyState::Status(&text)]);
+            self.shown.replace(text);
         }
     }
 

@@ -6,9 +6,9 @@
 //!   (not locked); what fails here changes nothing
 //!   {"hand_over": {"version": 1}}                ----->  same user or root? no other take-over?
 //!                                                <-----  Offer: its devices; or Refused
-//!   the same devices, and their guests would be told
-//!   the same? else it exits
-//!   Begin                                        ----->  drains all devices at the same time
+//!   the same devices and images, and their guests
+//!   would be told the same? else it exits
+//!   Begin                                        ----->  still what was offered? drains all devices at the same time
 //!                                                <-----  Control, Metrics: listening sockets
 //!                                                <-----  Device: record and descriptors, as each is drained
 //!   locks the image, resumes the session
@@ -31,8 +31,10 @@ mod taker;
 pub(crate) use giver::Giver;
 pub(crate) use taker::{Taker, find};
 
-use super::spec::DeviceSpec;
+use super::args::Format;
+use super::spec::{DeviceSpec, Kind};
 use super::told::Told;
+use paravane_device::blk::FileId;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -83,6 +85,9 @@ pub(crate) struct Offered {
     pub(crate) name: String,
     pub(crate) kind: String,
     pub(crate) endpoint: String,
+    /// `None`: no disk, or an earlier version does not tell.
+    #[serde(default)]
+    pub(crate) image: Option<OfferedImage>,
     /// Empty: no VMM has been connected, or the daemon does not tell.
     #[serde(default)]
     pub(crate) told: Told,
@@ -90,8 +95,49 @@ pub(crate) struct Offered {
 
 impl Offered {
     /// Of a device that is served, or of one that is to be.
-    pub(crate) fn new(spec: &DeviceSpec, told: Told) -> Self {
+    ///
+    /// `file`: that of a disk's image, if it is open.
+    pub(crate) fn new(spec: &DeviceSpec, file: Option<FileId>, told: Told) -> Self {
         let DeviceSpec { name, kind, endpoint, .. } = spec;
-        Self { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string(), told }
+        let image = match kind {
+            Kind::Blk(blk) => Some(OfferedImage {
+                location: blk.image.to_string(),
+                format: match blk.format {
+                    Format::Raw => "raw".to_owned(),
+                    Format::Qcow2 => "qcow2".to_owned(),
+                },
+                file: file.map(|file| [file.device, file.inode]),
+            }),
+            _ => None,
+        };
+        Self { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string(), image, told }
+    }
+
+    /// Whether both are the same device with the same image.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        (&self.name, &self.kind, &self.endpoint, &self.image)
+            == (&other.name, &other.kind, &other.endpoint, &other.image)
+    }
+}
+
+/// The image of a disk that is offered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OfferedImage {
+    pub(crate) location: String,
+    pub(crate) format: String,
+    /// Numbers of its file system and file; `None`: it lies in another store.
+    pub(crate) file: Option<[u64; 2]>,
+}
+
+impl OfferedImage {
+    /// Whether both are the same image.
+    fn is(&self, other: &Self) -> bool {
+        let same = match (self.file, other.file) {
+            // The paths may differ, as in two name spaces.
+            (Some(one), Some(other)) => one == other,
+            (None, None) => self.location == other.location,
+            _ => false,
+        };
+        same && self.format == other.format
     }
 }

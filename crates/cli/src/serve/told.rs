@@ -10,12 +10,12 @@
 //! resumed.
 use super::open::Opening;
 use super::spec::{Blk, DeviceSpec, Kind, Net};
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use paravane_device::blk::{Geometry, most_segments};
 use paravane_spec::{blk, feature, net};
 use paravane_vhost::KnownToDriver;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 
 /// Size of a disk in bytes. It may grow: the guest is told.
@@ -174,35 +174,34 @@ fn address(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Checks that guests would be told of their devices what they were told `before`, by device.
+/// What cannot be done if a device differs, and the way out.
+pub(crate) const NOT_TAKEN: &str =
+    "cannot take over: a guest would find another device; keep it as it is, or restart";
+pub(crate) const NOT_RESUMED: &str = "cannot resume a session: a guest would find another device; keep it as it \
+     was, or end the session by a restart of the holder";
+
+/// Checks that a guest would be told of its device what it was told `before`.
 ///
 /// A disk keeps the block size of its guest, unless its specification names another one. `is_kept`: the
-/// daemon has a descriptor store. `what`: what cannot be done if a device differs, and the way out.
+/// daemon has a descriptor store.
 ///
 /// # Errors
-/// A device differs, or its image cannot be used.
+/// The device differs, or its image cannot be used.
 pub(crate) fn check(
-    opened: &mut [(DeviceSpec, Opening)],
-    before: &HashMap<String, Told>,
+    spec: &DeviceSpec,
+    opening: &mut Opening,
+    before: &Told,
     is_kept: bool,
-    what: &str,
 ) -> Result<(), anyhow::Error> {
-    for (spec, opening) in opened {
-        let named = || format!("device {}", spec.name);
-        let Some(known) = before.get(&spec.name) else { continue };
-        if let Some(block) = known.block() {
-            opening.keep_block(block);
-        }
-        let mut new = Told::planned(spec, opening.geometry().with_context(named)?, is_kept);
-        if let (Opening::Late(_), Kind::Blk(blk)) = (&*opening, &spec.kind)
-            && blk.block_size.is_none()
-        {
-            // It is opened when the other daemon has closed it, and keeps its block then.
-            new.0.remove(BLOCK);
-        }
-        if let Some(difference) = known.difference(&new) {
-            return Err(anyhow!("{difference}")).with_context(named).context(what.to_owned());
-        }
+    if let Some(block) = before.block() {
+        opening.keep_block(block);
     }
-    Ok(())
+    let mut new = Told::planned(spec, opening.geometry()?, is_kept);
+    if let (Opening::Late(_), Kind::Blk(blk)) = (&*opening, &spec.kind)
+        && blk.block_size.is_none()
+    {
+        // It is opened when the other daemon has closed it, and keeps its block then.
+        new.0.remove(BLOCK);
+    }
+    before.difference(&new).map_or(Ok(()), |difference| Err(anyhow!(difference)))
 }

@@ -109,6 +109,12 @@ impl Current {
         self.state().attached.image.clone()
     }
 
+    /// The image, and the number of replacements before it.
+    pub(super) fn numbered(&self) -> (u64, Arc<Image>) {
+        let state = self.state();
+        (state.generation, state.attached.image.clone())
+    }
+
     /// Keeps the size of the disk.
     pub(super) fn keep_size(&self) -> MutexGuard<'_, ()> {
         self.sizing.lock().unwrap_or_else(PoisonError::into_inner)

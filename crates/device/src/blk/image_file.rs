@@ -5,6 +5,7 @@ mod block_device;
 mod lock;
 
 use super::direct::Alignment;
+use super::file_id::FileId;
 use super::magic;
 use super::mark;
 use super::present_pages::PresentPages;
@@ -150,12 +151,7 @@ impl UnlockedFile {
             (open(0).map_err(os)?, true)
         };
         check_kind(path, &file.metadata().map_err(os)?)?;
-        if !read_only
-            && !opening.frozen
-            && let Some(overlay) = mark::overlay(&file)
-        {
-            return Err(OpenError::Frozen { path: path.to_owned(), overlay });
-        }
+        check_mark(&file, path, opening)?;
         // Held from here on: another process that finds the image locked knows that this one lives.
         let slot = Slot::take(&file, open(0).ok(), read_only);
         Ok(Self { file, slot, path: path.to_owned(), opening, claimed })
@@ -164,6 +160,11 @@ impl UnlockedFile {
     /// Another handle of its bytes.
     pub(super) fn source(&self) -> Option<Source> {
         self.file.try_clone().ok().map(Source::File)
+    }
+
+    /// The file.
+    pub(super) fn file_id(&self) -> Option<FileId> {
+        FileId::of_file(&self.file).ok()
     }
 
     /// What the file allows. Nothing is locked.
@@ -193,6 +194,15 @@ impl UnlockedFile {
     /// # Errors
     /// [`OpenError::InUse`]: a live process has it locked. Or the file cannot be used.
     pub(super) fn lock(self) -> Result<Result<ImageFile, Self>, OpenError> {
+        let (path, opening) = (self.path.clone(), self.opening);
+        Ok(match self.hold()? {
+            Ok(HeldFile { file, guards }) => Ok(ImageFile::locked(file, &path, opening, guards)?),
+            Err(unlocked) => Err(unlocked),
+        })
+    }
+
+    /// As [`UnlockedFile::lock`], whatever is in the file.
+    fn hold(self) -> Result<Result<HeldFile, Self>, OpenError> {
         let Self { file, slot, path, opening, claimed } = self;
         let os = |source| OpenError::Os { path: path.clone(), source };
         let lock = || match opening.lock {
@@ -213,12 +223,43 @@ impl UnlockedFile {
             Some(false) => return Ok(Err(Self { file, slot, path, opening, claimed })),
             None => return Err(refusal.get().error(path)),
         }
+        check_place(&file, &path)?;
         let claim = match claimed {
             true => None,
             false => claim(&path)?,
         };
         let guards = FileGuards { slot, _claim: claim, is_shared: !opening.lock };
-        ImageFile::locked(file, &path, opening, guards).map(Ok)
+        Ok(Ok(HeldFile { file, guards }))
+    }
+}
+
+/// A file that is locked as an image, whatever is in it.
+#[derive(Debug)]
+pub(super) struct HeldFile {
+    file: File,
+    guards: FileGuards,
+}
+
+impl HeldFile {
+    /// Opens and locks the file at `path`.
+    pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let mut unlocked = UnlockedFile::open(path, opening)?;
+        let start = Instant::now();
+        loop {
+            match unlocked.hold()? {
+                Ok(held) => break check_mark(&held.file, path, opening).map(|()| held),
+                Err(_) if start.elapsed() >= PATIENCE => {
+                    return Err(OpenError::RequestsInFlight { path: path.to_owned() });
+                }
+                Err(still) => unlocked = still,
+            }
+            std::thread::sleep(INTERVAL[1]);
+        }
+    }
+
+    /// Checks that the file is still at `path`.
+    pub(super) fn check(&self, path: &Path) -> Result<(), OpenError> {
+        check_place(&self.file, path)
     }
 }
 
@@ -274,18 +315,8 @@ const BLOCKS: std::ops::RangeInclusive<u64> = SECTOR..=4096;
 impl ImageFile {
     /// Opens the image at `path`, and locks it.
     pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let mut unlocked = UnlockedFile::open(path, opening)?;
-        let start = Instant::now();
-        loop {
-            match unlocked.lock()? {
-                Ok(file) => return Ok(file),
-                Err(_) if start.elapsed() >= PATIENCE => {
-                    return Err(OpenError::RequestsInFlight { path: path.to_owned() });
-                }
-                Err(still) => unlocked = still,
-            }
-            std::thread::sleep(INTERVAL[1]);
-        }
+        let HeldFile { file, guards } = HeldFile::open(path, opening)?;
+        Self::locked(file, path, opening, guards)
     }
 
     /// Uses an open file, and shares the lock of its open file description.
@@ -374,6 +405,8 @@ impl ImageFile {
     /// Uses an open file whose lock is held, if it is to be locked.
     fn locked(file: File, path: &Path, opening: Opening, guards: FileGuards) -> Result<Self, OpenError> {
         let read_only = opening.read_only;
+        // Its last owner may have taken a snapshot after the first look.
+        check_mark(&file, path, opening)?;
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let metadata = file.metadata().map_err(os)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.
@@ -503,6 +536,28 @@ impl Refusal {
             Self::Locked => OpenError::InUse { path },
             Self::Written => OpenError::Written { path },
         }
+    }
+}
+
+/// Refuses to write to an image that is the backing file of an overlay.
+fn check_mark(file: &File, path: &Path, opening: Opening) -> Result<(), OpenError> {
+    match mark::overlay(file) {
+        Some(overlay) if !opening.read_only && !opening.frozen => {
+            Err(OpenError::Frozen { path: path.to_owned(), overlay })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a file that is no longer at its path: the wait for its lock may have been long.
+fn check_place(file: &File, path: &Path) -> Result<(), OpenError> {
+    let path_of = || path.to_owned();
+    let locked = FileId::of_file(file).map_err(|source| OpenError::Os { path: path_of(), source })?;
+    match FileId::at(path) {
+        Ok(there) if there != locked => Err(OpenError::Replaced { path: path_of() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::Deleted { path: path_of() }),
+        // The process may have dropped the right to look.
+        _ => Ok(()),
     }
 }
 

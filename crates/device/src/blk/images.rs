@@ -26,6 +26,7 @@
 mod copy;
 mod disk;
 mod info;
+mod locked;
 mod merge;
 
 use super::image_file::{ImageFile, Opening};
@@ -43,6 +44,7 @@ pub use super::qcow2::{BackingName, Extent, Layout, NewQcow2, Recorded};
 pub use copy::{Content, copy};
 pub use disk::{Disk, Use};
 pub use info::{Info, info};
+pub use locked::{ReadLock, WriteLock};
 pub use merge::merge;
 
 /// Longest name of a backing file that a header can hold, in bytes.
@@ -217,16 +219,4 @@ pub fn check_layers(place: &LayerSource, format: Format, backing: &[Layer]) -> R
         LayerSource::Store(store) => (Source::Store(store.clone()), store.status().location.into()),
     };
     layers::check(&source, &path, format, backing)
-}
-
-/// Checks that no process uses the file at `path`, which is to be replaced.
-///
-/// # Errors
-/// [`OpenError::InUse`], or the file cannot be opened for writing.
-pub fn check_unused(path: &Path) -> Result<(), OpenError> {
-    // The format takes any size.
-    match open_file(&LayerSource::Path(path.to_owned()), Format::Qcow2, false) {
-        Ok(_) | Err(OpenError::Empty { .. }) => Ok(()),
-        Err(error) => Err(error),
-    }
 }

@@ -7,6 +7,7 @@
 //!     closes its own                                  Snapshots::take
 //! ```
 //! The locks belong to the open file descriptions, and so go along.
+use super::file_id::ImageId;
 use super::image_file::{ImageFile, Opening};
 use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
@@ -38,6 +39,8 @@ pub struct OverlayBase {
     pub format: Format,
     /// Size of the disk in bytes.
     pub size: u64,
+    /// The image itself: an overlay for it is of no use when the disk has another one.
+    pub id: ImageId,
 }
 
 /// Bytes of a cluster, as qemu-img has it.

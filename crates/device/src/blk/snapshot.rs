@@ -14,6 +14,7 @@
 use super::choice::{choose_engine, engine_name};
 use super::current::{Attached, Current};
 use super::engine::EngineKind;
+use super::file_id::{FileId, ImageId};
 use super::image::Image;
 use super::image_file;
 use super::mark;
@@ -38,6 +39,9 @@ pub enum SnapshotError {
     /// The image is not locked.
     #[error("the image is not locked, and another process may write to it: serve it without --no-lock")]
     Unlocked,
+    /// The overlay was made for an image that the disk does not use any more.
+    #[error("the disk has got another image since the overlay was made for it: try again")]
+    Changed,
     /// Another snapshot is being taken.
     #[error("another snapshot of the disk is being taken; try again")]
     Busy,
@@ -102,10 +106,28 @@ impl Snapshots {
     /// # Errors
     /// The disk has no snapshots.
     pub fn base(&self) -> Result<OverlayBase, SnapshotError> {
-        let image = self.current.image();
+        let (generation, image) = self.current.numbered();
         check(&image)?;
-        let format = if image.qcow2.is_some() { Format::Qcow2 } else { Format::Raw };
-        Ok(OverlayBase { path: image.path.clone(), format, size: image.sectors() * SECTOR })
+        let id = id(generation, &image);
+        Ok(OverlayBase {
+            path: image.path.clone(),
+            format: format(&image),
+            size: image.sectors() * SECTOR,
+            id,
+        })
+    }
+
+    /// The image in use.
+    #[must_use]
+    pub fn image_id(&self) -> ImageId {
+        let (generation, image) = self.current.numbered();
+        id(generation, &image)
+    }
+
+    /// Format of the image in use.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        format(&self.current.image())
     }
 
     /// Path of the image in use.
@@ -128,17 +150,22 @@ impl Snapshots {
 
     /// Freezes the image, and has the disk write to `overlay` from now on.
     ///
-    /// The queues are held for `limit` at most. May block on storage before and after that.
+    /// `made_for`: the image for which the overlay was made ([`OverlayBase::id`]). The queues are held for `limit` at most. May block on storage before and after that.
     ///
     /// # Errors
     /// See [`SnapshotError`]. Nothing has changed.
-    pub fn take(&self, overlay: Overlay, limit: Duration) -> Result<Snapshot, SnapshotError> {
+    pub fn take(
+        &self,
+        overlay: Overlay,
+        made_for: ImageId,
+        limit: Duration,
+    ) -> Result<Snapshot, SnapshotError> {
         let _alone = match self.alone.try_lock() {
             Ok(alone) => alone,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(SnapshotError::Busy),
         };
-        let taken = self.take_alone(overlay, limit);
+        let taken = self.take_alone(overlay, made_for, limit);
         self.current.clear();
         taken
     }
@@ -154,11 +181,20 @@ impl Snapshots {
         }
     }
 
-    fn take_alone(&self, Overlay(file): Overlay, limit: Duration) -> Result<Snapshot, SnapshotError> {
-        let base = self.current.image();
-        check(&base)?;
-        let path = file.path.clone();
+    fn take_alone(
+        &self,
+        Overlay(file): Overlay,
+        made_for: ImageId,
+        limit: Duration,
+    ) -> Result<Snapshot, SnapshotError> {
+        // From here on neither the image nor its size changes.
         let _kept = self.current.keep_size();
+        let (generation, base) = self.current.numbered();
+        check(&base)?;
+        if id(generation, &base) != made_for {
+            return Err(SnapshotError::Changed);
+        }
+        let path = file.path.clone();
         let below = base.as_base().map_err(SnapshotError::Image)?;
         let below_size = below.size().map_err(SnapshotError::Image)?;
         let qcow2 = Qcow2::over(&file, below)?;
@@ -192,6 +228,14 @@ impl Snapshots {
         let (base, serial) = (base.path.clone(), self.serial.text());
         Ok(Snapshot { pause, queues, base, is_marked, engine, serial, unsynced })
     }
+}
+
+fn id(generation: u64, image: &Image) -> ImageId {
+    ImageId { file: FileId::of_source(&image.source), generation }
+}
+
+fn format(image: &Image) -> Format {
+    if image.qcow2.is_some() { Format::Qcow2 } else { Format::Raw }
 }
 
 /// Whether an image can be frozen.

@@ -173,8 +173,26 @@ fn lock(file: &File) -> io::Result<bool> {
 
 fn open(folder: &Path, name: &str, ending: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options.open(folder.join(name).with_extension(ending))
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    regular(&mut options, &folder.join(name).with_extension(ending))
+}
+
+/// Opens a regular file: no link, and nothing that would wait for another process.
+fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let wrong = |what: &str| {
+        let name = path.file_name().unwrap_or_default().display();
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: {what}; remove it"))
+    };
+    let file = match options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
+            return Err(wrong("is not a regular file"));
+        }
+        file => file?,
+    };
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(wrong("is not a regular file")),
+    }
 }
 
 /// The files that no process has locked, the oldest first.
@@ -187,11 +205,11 @@ fn left_in(folder: &Path) -> io::Result<Vec<Left>> {
             continue;
         }
         let Some(name) = name else { continue };
-        let Ok(map) = File::open(&path) else { continue };
+        let Ok(map) = regular(OpenOptions::new().read(true), &path) else { continue };
         if !lock(&map)? {
             continue;
         }
-        let data = fs::metadata(path.with_extension(DATA));
+        let data = fs::symlink_metadata(path.with_extension(DATA));
         let changed = map.metadata()?.modified()?;
         let bytes = data.map_or(0, |data| data.blocks() * 512);
         found.push(Left { name: name.into(), bytes, changed });
@@ -211,7 +229,7 @@ fn is_ours(name: &str) -> bool {
 /// Removes the files of an object, if no process has them.
 fn remove(folder: &Path, name: &str) -> io::Result<()> {
     let path = folder.join(name).with_extension(MAP);
-    let map = File::open(&path)?;
+    let map = regular(OpenOptions::new().read(true), &path)?;
     if !lock(&map)? {
         return Err(io::ErrorKind::WouldBlock.into());
     }
@@ -268,6 +286,37 @@ mod tests {
         let chunks = take(&folder, 4).unwrap();
         (0..10).for_each(|chunk| folder.keep(&chunks, chunk, &[4; 4096], false).unwrap());
         assert_eq!(names(), ["04", "04", "x."]);
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_left_alone_and_waits_for_nobody() {
+        let path = TempDir::new().unwrap();
+        let outside = path.path().join("outside");
+        fs::write(&outside, "precious").unwrap();
+        let fifo = |at: &Path| {
+            let kind = rustix::fs::FileType::Fifo;
+            rustix::fs::mknodat(rustix::fs::CWD, at, kind, 0o600.into(), 0).unwrap();
+        };
+        let link = |at: &Path| std::os::unix::fs::symlink(&outside, at).unwrap();
+        let directory = |at: &Path| fs::create_dir(at).unwrap();
+        for (number, make) in [&fifo as &dyn Fn(&Path), &link, &directory].into_iter().enumerate() {
+            for ending in [MAP, DATA] {
+                let folder = path.path().join(format!("{number}-{ending}"));
+                fs::create_dir(&folder).unwrap();
+                let name = format!("{}-4", "01".repeat(16));
+                make(&folder.join(name).with_extension(ending));
+                let all = Folder::open(&folder, 1 << 20).unwrap();
+                let error = all.files(layout(), [1; 32]).unwrap_err();
+                assert!(error.to_string().contains("is not a regular file; remove it"), "{error}");
+                // The disk does without.
+                let config = super::super::CacheConfig::new(&folder);
+                let cache = super::super::Cache::open(layout(), [1; 32], Some(&config), 1 << 20).unwrap();
+                assert!(cache.trouble().unwrap().contains("chunks are kept in memory"));
+                // Another object has its files.
+                assert!(take(&all, 2).is_some());
+            }
+        }
+        assert_eq!(fs::read(outside).unwrap(), b"precious");
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl ExportTask {
     fn keep(&mut self) {
         if let Some(keeping) = &mut self.keeping {
             // Relaxed: the wake-up orders.
-            if self.shared.keep.swap(false, Ordering::Relaxed) {
+            if self.shared.keep.swap(false, Ordering::Relaxed) || keeping.has_given_up() {
                 keeping.begin();
             }
             keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });

@@ -2,17 +2,15 @@
 //!
 //! ```text
 //!   new daemon:  Opening --session arrives--> image locked --> resumed --> Served
-//!                   |----it does not--------> opened anew, and started -----^
-//!                   '----none was kept------> image locked, started --------'
+//!                   '----it does not--------> opened anew, and started -----^
 //!   old daemon:  Served --> Stopping (drained) --> its state is sent --> gone
 //! ```
-//! A session arrives from a running daemon, or is there from the start: a daemon that has ended had
-//! it kept.
+//! A session that a dead daemon had kept does not arrive: see [`super::begin`].
 use super::super::open::{self, Earlier, LinkEnds, OpenContext, Opening};
 use super::super::report;
-use super::super::shelf::KeptSession;
 use super::super::spec::{DeviceSpec, Kind};
 use super::super::take_over::Offered;
+use super::super::told::Told;
 use super::group::{Group, Leaving, State, groups};
 use super::lock_wait::LockWait;
 use super::served::{ServedDevice, Session, open_one, open_with};
@@ -49,15 +47,8 @@ struct Arriving {
     spec: DeviceSpec,
     opening: Opening,
     quota: MappingQuota,
-    origin: Origin,
-}
-
-/// Where the session of a device comes from.
-enum Origin {
-    /// A running daemon; or it does not come. That daemon still has the image.
-    Running(Option<Receiver<Handover>>),
-    /// The descriptor store, if one was kept.
-    Store(Option<KeptSession>),
+    /// `None`: its session does not come. The running daemon still has the image.
+    receiver: Option<Receiver<Handover>>,
 }
 
 impl Exports {
@@ -71,34 +62,13 @@ impl Exports {
         arrivals: Arrivals,
     ) -> Result<Self, anyhow::Error> {
         let Arrivals { mut receivers, answer } = arrivals;
-        Self::arrive(opened, context, answer, |name| Origin::Running(receivers.remove(name)))
-    }
-
-    /// Serves devices, with the sessions that daemons before have had kept.
-    ///
-    /// # Errors
-    /// The host is out of descriptors.
-    pub(crate) fn recover(
-        opened: Vec<(DeviceSpec, Opening)>,
-        context: ExportContext,
-        mut kept: HashMap<String, KeptSession>,
-    ) -> Result<Self, anyhow::Error> {
-        Self::arrive(opened, context, Arc::new(|_, _| ()), |name| Origin::Store(kept.remove(name)))
-    }
-
-    fn arrive(
-        opened: Vec<(DeviceSpec, Opening)>,
-        context: ExportContext,
-        answer: Arc<AnswerFn>,
-        mut origin: impl FnMut(&str) -> Origin,
-    ) -> Result<Self, anyhow::Error> {
         let exports = Self::start(Vec::new(), context)?;
         let specs: Vec<DeviceSpec> = opened.iter().map(|(spec, _)| spec.clone()).collect();
         let mut arriving: HashMap<String, Arriving> = HashMap::new();
         for (spec, opening) in opened {
             let quota = exports.0.context.pool.quota();
-            let origin = origin(&spec.name);
-            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, origin });
+            let receiver = receivers.remove(&spec.name);
+            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, receiver });
         }
         let mut inner = exports.inner();
         for specs in groups(specs) {
@@ -129,40 +99,23 @@ impl Exports {
         let mut served = Vec::new();
         let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
         for member in members {
-            let Arriving { spec, opening, quota, origin } = member;
+            let Arriving { spec, opening, quota, receiver } = member;
             let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-            let resume = |session| self.serve(&spec, opening, quota, wait, session);
-            let result = match origin {
-                Origin::Running(receiver) => match receiver.and_then(|receiver| receiver.recv().ok()) {
-                    Some(session) => {
-                        let result = resume(Some(Session::Handed(session)));
-                        answer(&spec.name, result.as_ref().map(drop).map_err(one_line));
-                        result.map_err(Some)
-                    }
-                    None => Err(None),
-                },
-                Origin::Store(Some(KeptSession { kept, numbers })) => {
-                    let result = resume(Some(Session::Kept(kept)));
-                    if let (Err(_), Some(shelf)) = (&result, &self.0.context.shelf) {
-                        shelf.forget(&spec.name, &numbers);
-                    }
-                    result.map_err(Some)
-                }
-                Origin::Store(None) => match resume(None) {
-                    Ok(device) => Ok(device),
-                    Err(error) => {
-                        served.into_iter().for_each(ServedDevice::stop);
-                        return Err(all_failed(&specs, &one_line(&error)));
-                    }
-                },
-            };
-            let result = result.or_else(|error| {
-                if let Some(error) = error {
-                    let (name, why) = (&spec.name, one_line(&error));
-                    tracing::error!(device = name, "session not resumed, the client has to reconnect: {why}");
-                }
-                self.start_anew(&spec, wait)
+            let session = receiver.and_then(|receiver| receiver.recv().ok());
+            let resumed = session.map(|session| {
+                let session = Some(Session::Handed(session));
+                let result = self.serve(&spec, opening, quota, wait, session);
+                answer(&spec.name, result.as_ref().map(drop).map_err(one_line));
+                result
             });
+            let result = match resumed {
+                Some(Ok(device)) => Ok(device),
+                Some(Err(error)) => {
+                    self.not_resumed(&spec, &error);
+                    self.start_anew(&spec, wait)
+                }
+                None => self.start_anew(&spec, wait),
+            };
             match result {
                 Ok(device) => served.push(device),
                 Err(error) => {
@@ -218,8 +171,12 @@ impl Exports {
         Ok(device)
     }
 
-    /// Opens and starts a device whose session has not arrived.
-    fn start_anew(&self, spec: &DeviceSpec, wait: &LockWait) -> Result<ServedDevice, anyhow::Error> {
+    /// Opens and starts a device whose session is not resumed.
+    pub(super) fn start_anew(
+        &self,
+        spec: &DeviceSpec,
+        wait: &LockWait,
+    ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let start = || {
             let opening = open_one(spec, &mut LinkEnds::default(), &context.opening)?;
@@ -240,34 +197,27 @@ impl Exports {
     /// # Errors
     /// Devices start or stop at the moment.
     pub(crate) fn offered(&self) -> Result<Vec<Offered>, String> {
-        let inner = self.inner();
-        if inner.reload.is_some() || !inner.is_settled() {
-            return Err("devices are starting or stopping: try again later".to_owned());
-        }
-        let offered = |group: &Group| {
-            let offer = |spec: &DeviceSpec| {
-                let member = match &group.state {
-                    State::Served(members) => members.iter().find(|member| member.spec.name == spec.name),
-                    _ => None,
-                };
-                Offered::new(spec, member.map(ServedDevice::told).unwrap_or_default())
-            };
-            group.specs.iter().map(offer).collect::<Vec<_>>()
-        };
-        Ok(inner.groups.iter().flat_map(offered).collect())
+        self.inner().offered()
     }
 
     /// Begins to hand over all devices; [`Exports::advance`] sends each to `sender`.
     ///
+    /// `offered`: what the other daemon was told.
+    ///
     /// # Errors
-    /// As [`Exports::offered`].
+    /// As [`Exports::offered`], or that is not true any more.
     pub(crate) fn begin_hand_over(
         &self,
+        offered: &[Offered],
         sender: Sender<(String, Result<Handover, String>)>,
     ) -> Result<(), String> {
-        self.offered()?;
         let mut inner = self.inner();
+        let now = inner.offered()?;
+        if now.len() != offered.len() || now.iter().zip(offered).any(|(now, then)| !now.is(then)) {
+            return Err("a device has changed since it was offered, by a snapshot for example".to_owned());
+        }
         for group in std::mem::take(&mut inner.groups) {
+            let failed = group.failures().to_vec();
             let Group { id, specs, state, .. } = group;
             match state {
                 State::Served(mut members) => {
@@ -275,12 +225,11 @@ impl Exports {
                     let members = Some(members);
                     inner.leaving.push(Leaving { id, specs, since: Instant::now(), members });
                 }
-                State::Failed(failed) => {
-                    for report::Failed { name, why } in failed {
-                        drop(sender.send((name, Err(format!("not served: {why}")))));
-                    }
-                }
-                State::Waiting | State::Opening(_) => {}
+                State::Opening(wait) => wait.cancel(),
+                State::Failed(_) | State::Waiting => {}
+            }
+            for report::Failed { name, why, .. } in failed {
+                drop(sender.send((name, Err(format!("not served: {why}")))));
             }
         }
         inner.handing_over = Some(sender);
@@ -305,11 +254,36 @@ impl Exports {
 
     /// Whether a device is served, or will be.
     pub(crate) fn serves_any(&self) -> bool {
-        self.inner().groups.iter().any(|group| !matches!(group.state, State::Failed(_)))
+        self.inner().groups.iter().any(|group| !group.has_failed())
     }
 }
 
 impl super::Inner {
+    /// As [`Exports::offered`].
+    fn offered(&self) -> Result<Vec<Offered>, String> {
+        if self.reload.is_some() || !self.is_settled() {
+            return Err("devices are starting or stopping: try again later".to_owned());
+        }
+        if let Some(device) = self.turns.taking() {
+            return Err(format!("a snapshot of device {device} is being taken: try again later"));
+        }
+        if let Some(device) = self.kept.keys().next() {
+            return Err(format!(
+                "device {device} is not served, and its session is kept: wait until it is, or restart the daemon"
+            ));
+        }
+        let offered = |group: &Group| match &group.state {
+            State::Served(members) => members.iter().map(ServedDevice::offered).collect(),
+            // It is opened anew.
+            _ => {
+                let offer =
+                    |spec: &DeviceSpec| Offered { image: None, ..Offered::new(spec, None, Told::default()) };
+                group.specs.iter().map(offer).collect::<Vec<_>>()
+            }
+        };
+        Ok(self.groups.iter().flat_map(offered).collect())
+    }
+
     /// Sends the devices that are drained.
     pub(super) fn send_drained(&mut self) {
         let Some(sender) = &self.handing_over else { return };

@@ -1,5 +1,5 @@
 //! Devices that start and stop together: one device, or the two cards of a link.
-use super::super::open::UnlockedDisk;
+use super::super::open::Opening;
 use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
 use super::lock_wait::LockWait;
@@ -7,7 +7,7 @@ use super::served::ServedDevice;
 use paravane_store::Location;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Devices of the file that start and stop together.
 pub(super) struct Group {
@@ -15,11 +15,18 @@ pub(super) struct Group {
     /// In the order of the file.
     pub(super) specs: Vec<DeviceSpec>,
     pub(super) state: State,
-    /// Opened when the daemon started, and still to be locked.
-    pub(super) unlocked: Option<Box<UnlockedDisk>>,
+    /// Devices that were opened when the daemon started, by name.
+    pub(super) ahead: HashMap<String, Opening>,
     /// When it entered this state.
     pub(super) since: Instant,
+    /// Why it failed, while it tries again.
+    retried: Vec<report::Failed>,
+    /// Number of failures in a row.
+    failures: u32,
 }
+
+/// Time until a group that has failed tries again: the first one, and the longest.
+const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// See the module `exports`.
 pub(super) enum State {
@@ -40,11 +47,52 @@ pub(super) struct Leaving {
 
 impl Group {
     pub(super) fn new(id: u64, specs: Vec<DeviceSpec>) -> Self {
-        Self { id, specs, state: State::Waiting, unlocked: None, since: Instant::now() }
+        let (ahead, retried) = (HashMap::new(), Vec::new());
+        Self { id, specs, state: State::Waiting, ahead, since: Instant::now(), retried, failures: 0 }
     }
 
     pub(super) fn enter(&mut self, state: State) {
+        match &state {
+            State::Failed(_) => self.failures = self.failures.saturating_add(1),
+            State::Served(_) => (self.failures, self.retried) = (0, Vec::new()),
+            State::Waiting | State::Opening(_) => {}
+        }
         (self.state, self.since) = (state, Instant::now());
+    }
+
+    /// Time until it tries again; `None`: it has not failed.
+    pub(super) fn time_to_retry(&self) -> Option<Duration> {
+        let State::Failed(_) = self.state else { return None };
+        let delay = RETRY[0].saturating_mul(1 << (self.failures.clamp(1, 10) - 1)).min(RETRY[1]);
+        Some(delay.saturating_sub(self.since.elapsed()))
+    }
+
+    /// Tries again, if its time has come.
+    pub(super) fn try_again(&mut self) {
+        if self.time_to_retry().is_some_and(|time| time.is_zero())
+            && let State::Failed(failed) = std::mem::replace(&mut self.state, State::Waiting)
+        {
+            (self.retried, self.since) = (failed, Instant::now());
+        }
+    }
+
+    /// Why its devices are not served, also while it tries again.
+    pub(super) fn failures(&self) -> &[report::Failed] {
+        match &self.state {
+            State::Failed(failed) => failed,
+            State::Waiting | State::Opening(_) => &self.retried,
+            State::Served(_) => &[],
+        }
+    }
+
+    /// Whether it has failed, and is not served since.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failures().is_empty()
+    }
+
+    /// Whether these failures are known already.
+    pub(super) fn is_known(&self, failed: &[report::Failed]) -> bool {
+        self.retried == failed
     }
 
     /// Whether a reload with the same specifications leaves the group alone.

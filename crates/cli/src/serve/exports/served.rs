@@ -7,6 +7,7 @@ use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
 use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::super::take_over::Offered;
 use super::super::told::Told;
 use super::super::trace::RequestTrace;
 use super::ExportContext;
@@ -295,7 +296,7 @@ impl ServedDevice {
     }
 
     /// What its guest has been told; nothing if no VMM has ever been connected.
-    pub(super) fn told(&self) -> Told {
+    fn told(&self) -> Told {
         let status = self.export.status();
         match status.sessions {
             0 => Told::default(),
@@ -322,6 +323,12 @@ impl ServedDevice {
                 Err(format!("device {name} is of kind {}: only disks have snapshots", self.spec.kind.name()))
             }
         }
+    }
+
+    /// What must be the same for another daemon to take it over, and what its guest was told.
+    pub(super) fn offered(&self) -> Offered {
+        let file = self.snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
+        Offered::new(&self.spec, file, self.told())
     }
 
     /// Notes a snapshot: the disk writes to `overlay` now.
@@ -449,6 +456,7 @@ impl ServedDevice {
             threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,
             kept: status.kept,
+            not_kept: None,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
             protocol_features: format!("{:#x}", status.protocol_features),

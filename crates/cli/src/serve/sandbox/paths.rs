@@ -314,13 +314,23 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
         .and_then(Ruleset::create)
         .map_err(failed)?;
     for (path, access) in &allowed.rules {
-        let file = PathFd::new(path).map_err(|error| SandboxError::Path {
-            path: path.clone(),
-            source: match error {
-                landlock::PathFdError::OpenCall { source, .. } => source,
-                other => std::io::Error::other(other.to_string()),
-            },
-        })?;
+        let file = match PathFd::new(path) {
+            Ok(file) => file,
+            // The device that needs it is not served, and says so.
+            Err(landlock::PathFdError::OpenCall { source, .. })
+                if source.kind() == std::io::ErrorKind::NotFound =>
+            {
+                tracing::debug!(path = %path.display(), "is not there: the sandbox does not allow it");
+                continue;
+            }
+            Err(landlock::PathFdError::OpenCall { source, .. }) => {
+                return Err(SandboxError::Path { path: path.clone(), source });
+            }
+            Err(other) => {
+                let source = std::io::Error::other(other.to_string());
+                return Err(SandboxError::Path { path: path.clone(), source });
+            }
+        };
         let is_directory = path.is_dir();
         let access = if is_directory { *access } else { *access & AccessFs::from_file(KNOWN) };
         rules = rules.add_rule(PathBeneath::new(file, access)).map_err(failed)?;

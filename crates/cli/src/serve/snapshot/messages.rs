@@ -34,8 +34,20 @@ pub(crate) struct Base {
     /// A daemon of an earlier version tells neither this nor options.
     #[serde(default)]
     pub(crate) serial: Option<String>,
+    /// The image itself, which a path may not name for long; `None`: an earlier version.
+    #[serde(default)]
+    pub(crate) id: Option<BaseId>,
     #[serde(flatten)]
     pub(crate) start: NextStart,
+}
+
+/// The image that a disk used at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BaseId {
+    /// Numbers of its file system and file; `None`: a store that is no file.
+    pub(crate) file: Option<[u64; 2]>,
+    /// Number of snapshots of the disk before.
+    pub(crate) generation: u64,
 }
 
 /// How a disk is started again, with its images.
@@ -97,6 +109,9 @@ pub(crate) struct OverlayRequest {
     pub(crate) path: String,
     /// Longest pause of the disk, in microseconds.
     pub(crate) pause_limit_us: u64,
+    /// The image that it was made for.
+    #[serde(default)]
+    pub(crate) base: Option<BaseId>,
 }
 
 /// A snapshot that was taken.
@@ -143,5 +158,17 @@ impl From<Format> for blk::Format {
             Format::Raw => Self::Raw,
             Format::Qcow2 => Self::Qcow2,
         }
+    }
+}
+
+impl From<blk::ImageId> for BaseId {
+    fn from(blk::ImageId { file, generation }: blk::ImageId) -> Self {
+        Self { file: file.map(|file| [file.device, file.inode]), generation }
+    }
+}
+
+impl From<BaseId> for blk::ImageId {
+    fn from(BaseId { file, generation }: BaseId) -> Self {
+        Self { file: file.map(|[device, inode]| blk::FileId { device, inode }), generation }
     }
 }

@@ -151,7 +151,7 @@ mod tests {
         ];
         let rate = |completed_per_s| Rates { completed_per_s, ..Rates::default() };
         let rates = [10.0, 2.0, 1.0, 5.0].map(rate).to_vec();
-        let failed = vec![Failed { name: "vm3".into(), why: "no image".into() }];
+        let failed = vec![Failed { name: "vm3".into(), why: "no image".into(), ..Failed::default() }];
         Daemon { rates, report: Report { devices, failed, ..Report::default() }, ..Daemon::default() }
     }
 

@@ -172,6 +172,14 @@ impl DescriptorStore for HolderStore {
     fn remove(&mut self, name: &Name) -> Result<(), StoreError> {
         self.expect_done(&Request::Remove(name.clone()), &[])
     }
+
+    fn limit(&mut self) -> Option<usize> {
+        match self.ask(&Request::Limit, &[]) {
+            Ok((Answer::Limit { most }, _)) => Some(most),
+            // An earlier version.
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

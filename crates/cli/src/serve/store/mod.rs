@@ -73,4 +73,9 @@ pub(crate) trait DescriptorStore: Debug + Send {
     /// # Errors
     /// The store does not answer or has ended.
     fn remove(&mut self, name: &Name) -> Result<(), StoreError>;
+
+    /// Number of descriptors that the store takes, if it tells.
+    fn limit(&mut self) -> Option<usize> {
+        None
+    }
 }

@@ -5,6 +5,7 @@
 //! | (connection) | | `HOLD=1`, `HELD=number`; or `ERROR=` and the end of the connection |
 //! | `FDSTORE=1`, `FDNAME=name`, optionally `FDPOLL=0` | 1 to 253 | `OK=1`, or `ERROR=reason`: none is held |
 //! | `FDSTOREREMOVE=1`, `FDNAME=name` | | `OK=1`, also if no descriptor has the name |
+//! | `LIMIT=1` | | `LIMIT=number` of descriptors that may be held |
 //! | `TAKE=1`, optionally `FROM=index` | | `FDNAME=name` for each descriptor, which go along; or `END=number` |
 //!
 //! Each is lines of `KEY=value`, in any order. The first two are the messages of
@@ -42,7 +43,9 @@ pub(crate) enum TextError {
     Key(String),
     #[error("{0} has an invalid value or is repeated")]
     Value(&'static str),
-    #[error("message has none or several of FDSTORE=1, FDSTOREREMOVE=1 and TAKE=1, or other keys do not fit")]
+    #[error(
+        "message has none or several of FDSTORE=1, FDSTOREREMOVE=1, TAKE=1 and LIMIT=1, or other keys do not fit"
+    )]
     Kind,
     #[error("unknown answer")]
     Answer,
@@ -88,6 +91,8 @@ pub(crate) enum Request {
     Remove(Name),
     /// Send copies of descriptors, from this index on.
     Take { from: usize },
+    /// Say how many descriptors may be held.
+    Limit,
 }
 
 impl Display for Request {
@@ -98,6 +103,7 @@ impl Display for Request {
             Self::Store(name) => write!(f, "FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n"),
             Self::Remove(name) => write!(f, "FDSTOREREMOVE=1\nFDNAME={name}\n"),
             Self::Take { from } => write!(f, "TAKE=1\nFROM={from}\n"),
+            Self::Limit => f.write_str("LIMIT=1\n"),
         }
     }
 }
@@ -126,7 +132,7 @@ impl Request {
     /// # Errors
     /// A line has no '=', an unknown key or an invalid value, or the keys do not fit together.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, TextError> {
-        let (mut store, mut remove, mut take) = (None, None, None);
+        let (mut store, mut remove, mut take, mut limit) = (None, None, None, None);
         let (mut name, mut from, mut poll) = (None::<Name>, None::<usize>, None);
         let flag = |value: &str| (value == "1").then_some(());
         for line in lines(bytes)? {
@@ -134,6 +140,7 @@ impl Request {
                 ("FDSTORE", value) => once(&mut store, "FDSTORE", flag(value))?,
                 ("FDSTOREREMOVE", value) => once(&mut remove, "FDSTOREREMOVE", flag(value))?,
                 ("TAKE", value) => once(&mut take, "TAKE", flag(value))?,
+                ("LIMIT", value) => once(&mut limit, "LIMIT", flag(value))?,
                 ("FDNAME", value) => {
                     let found = value.parse()?;
                     once(&mut name, "FDNAME", Some(found))?;
@@ -143,6 +150,14 @@ impl Request {
                 ("FDPOLL", value) => once(&mut poll, "FDPOLL", (value == "0").then_some(()))?,
                 (key, _) => return Err(TextError::Key(key.to_owned())),
             }
+        }
+        if limit.is_some() {
+            let others = (store, remove, take, &name, from, poll);
+            return if others == (None, None, None, &None, None, None) {
+                Ok(Self::Limit)
+            } else {
+                Err(TextError::Kind)
+            };
         }
         match (store, remove, take, name, from, poll) {
             (Some(()), None, None, Some(name), None, _) => Ok(Self::Store(name)),
@@ -166,6 +181,8 @@ pub(crate) enum Answer {
     Held(Vec<Name>),
     /// There are no more. Number of held descriptors.
     End { total: usize },
+    /// Number of descriptors that may be held.
+    Limit { most: usize },
 }
 
 impl Display for Answer {
@@ -176,6 +193,7 @@ impl Display for Answer {
             Self::Refused(why) => writeln!(f, "ERROR={}", why.replace('\n', " ")),
             Self::Held(names) => names.iter().try_for_each(|name| writeln!(f, "FDNAME={name}")),
             Self::End { total } => writeln!(f, "END={total}"),
+            Self::Limit { most } => writeln!(f, "LIMIT={most}"),
         }
     }
 }
@@ -195,6 +213,7 @@ impl Answer {
             [("OK", "1")] => Ok(Self::Done),
             [("ERROR", why)] => Ok(Self::Refused(why.to_owned())),
             [("END", total)] => Ok(Self::End { total: number(total)? }),
+            [("LIMIT", most)] => Ok(Self::Limit { most: number(most)? }),
             _ => {
                 let name = |(key, value): &(&str, &str)| match *key {
                     "FDNAME" => value.parse(),
@@ -221,6 +240,7 @@ mod tests {
             Request::Remove(name(&"n".repeat(MAX_NAME))),
             Request::Take { from: 0 },
             Request::Take { from: 253 },
+            Request::Limit,
         ];
         for request in all {
             let text = request.to_string();
@@ -239,6 +259,7 @@ mod tests {
             Answer::Refused("no room = none".to_owned()),
             Answer::Held(vec![name("a"), name("b"), name("a")]),
             Answer::End { total: 3 },
+            Answer::Limit { most: 4096 },
         ];
         for answer in all {
             assert_eq!(Answer::parse(answer.to_string().as_bytes()), Ok(answer));
@@ -272,6 +293,8 @@ mod tests {
             (b"FDSTORE=1\nFDSTOREREMOVE=1\nFDNAME=a", TextError::Kind),
             (b"FDSTORE=1\nTAKE=1\nFDNAME=a", TextError::Kind),
             (b"FDSTORE=1\nFROM=1\nFDNAME=a", TextError::Kind),
+            (b"LIMIT=1\nTAKE=1", TextError::Kind),
+            (b"LIMIT=2", TextError::Value("LIMIT")),
             (b"FDSTOREREMOVE=1\nFDPOLL=0\nFDNAME=a", TextError::Kind),
             (b"TAKE=1\nFDNAME=a", TextError::Kind),
             (b"FDSTORE=2\nFDNAME=a", TextError::Value("FDSTORE")),

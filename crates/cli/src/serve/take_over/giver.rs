@@ -148,7 +148,7 @@ impl Giver {
         let offer = Offer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            devices,
+            devices: devices.clone(),
             metrics: self.metrics.as_ref().and_then(|listener| listener.local_addr().ok()),
             take_overs: self.take_overs,
         };
@@ -162,7 +162,7 @@ impl Giver {
         wire.end_within(self.stop_timeout.saturating_add(TAKEN_PATIENCE));
         // The state first: the main thread must not take a reload in between.
         *self.state() = State::Begun;
-        self.exports.begin_hand_over(sender).map_err(Fault::Refused)?;
+        self.exports.begin_hand_over(&devices, sender).map_err(Fault::Refused)?;
         tracing::info!("handing over all devices to another daemon");
         self.send_all(wire, &arrivals).map_err(Fault::Failed)
     }

@@ -2,7 +2,6 @@
 use super::super::control::{self, Control};
 use super::super::exports::Arrivals;
 use super::super::metrics::Metrics;
-use super::super::spec::DeviceSpec;
 use super::super::told::Told;
 use super::super::trace::lines::{Ask, HandOverRequest};
 use super::super::wire::{Parcel, Wire};
@@ -58,11 +57,11 @@ pub(crate) fn find(path: Option<&Path>) -> Result<PathBuf, anyhow::Error> {
 }
 
 impl Taker {
-    /// Asks the daemon at `path` for `devices`, and changes nothing.
+    /// Asks the daemon at `path` for the devices `wanted`, and changes nothing.
     ///
     /// # Errors
-    /// It does not answer, refuses, or serves other devices.
-    pub(crate) fn ask(path: &Path, devices: &[DeviceSpec]) -> Result<Self, anyhow::Error> {
+    /// It does not answer, refuses, or serves other devices or images.
+    pub(crate) fn ask(path: &Path, wanted: &[Offered]) -> Result<Self, anyhow::Error> {
         let ask = || {
             let request = Ask::HandOver(HandOverRequest { version: VERSION });
             let stream = control::request(path, &request).context("cannot reach the running daemon")?;
@@ -73,7 +72,7 @@ impl Taker {
                 Some(_) => bail!("the running daemon sends messages out of order"),
                 None => bail!("the running daemon has closed the connection"),
             };
-            if let Some(difference) = difference(&offer.devices, devices) {
+            if let Some(difference) = difference(&offer.devices, wanted) {
                 bail!(
                     "{difference}; take over with the devices of the running daemon, then change them by SIGHUP"
                 );
@@ -177,11 +176,10 @@ fn receive(wire: &Wire<Message>, mut senders: HashMap<String, Sender<Handover>>)
 }
 
 /// The first difference between the devices of two daemons.
-fn difference(offered: &[Offered], wanted: &[DeviceSpec]) -> Option<String> {
-    let wanted: Vec<Offered> = wanted.iter().map(|spec| Offered::new(spec, Told::default())).collect();
+fn difference(offered: &[Offered], wanted: &[Offered]) -> Option<String> {
     let find = |list: &[Offered], name: &str| list.iter().find(|device| device.name == name).cloned();
     for device in offered {
-        match find(&wanted, &device.name) {
+        match find(wanted, &device.name) {
             None => return Some(format!("only the running daemon has the device {}", device.name)),
             Some(wanted) if (&wanted.kind, &wanted.endpoint) != (&device.kind, &device.endpoint) => {
                 return Some(format!(
@@ -189,7 +187,17 @@ fn difference(offered: &[Offered], wanted: &[DeviceSpec]) -> Option<String> {
                     device.name, device.kind, device.endpoint, wanted.kind, wanted.endpoint
                 ));
             }
-            Some(_) => {}
+            Some(wanted) => {
+                if let (Some(theirs), Some(ours)) = (&device.image, &wanted.image)
+                    && !theirs.is(ours)
+                {
+                    return Some(format!(
+                        "device {} has the image {} ({}) in the running daemon, since a snapshot perhaps, and {} ({}) \
+                         here",
+                        device.name, theirs.location, theirs.format, ours.location, ours.format
+                    ));
+                }
+            }
         }
     }
     let new = wanted.iter().find(|wanted| find(offered, &wanted.name).is_none());
@@ -199,7 +207,8 @@ fn difference(offered: &[Offered], wanted: &[DeviceSpec]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::spec::{Endpoint, Kind};
+    use crate::serve::spec::{DeviceSpec, Endpoint, Kind};
+    use crate::serve::take_over::OfferedImage;
 
     #[test]
     fn the_devices_must_be_the_same() {
@@ -213,13 +222,50 @@ mod tests {
             kind: Kind::Rng,
         };
         let [a, b, moved] = [spec("a", "/a"), spec("b", "/b"), spec("b", "/c")];
-        let offered: Vec<_> = [&a, &b].map(|spec| Offered::new(spec, Told::default())).into();
-        assert_eq!(difference(&offered, &[b.clone(), a.clone()]), None);
-        let told = |wanted: &[DeviceSpec]| difference(&offered, wanted).unwrap();
+        let all = |specs: &[DeviceSpec]| {
+            let offer = |spec: &DeviceSpec| Offered::new(spec, None, Told::default());
+            specs.iter().map(offer).collect::<Vec<_>>()
+        };
+        let offered = all(&[a.clone(), b.clone()]);
+        assert_eq!(difference(&offered, &all(&[b.clone(), a.clone()])), None);
+        let told = |wanted: &[DeviceSpec]| difference(&offered, &all(wanted)).unwrap();
         assert!(told(std::slice::from_ref(&a)).contains("only the running daemon has the device b"));
         assert!(
             told(&[a.clone(), moved]).contains("rng (listen /b) in the running daemon, and rng (listen /c)")
         );
         assert!(told(&[a, b, spec("c", "/d")]).contains("no device c"));
+    }
+
+    #[test]
+    fn the_images_must_be_the_same() {
+        let image = |location: &str, format: &str, file| OfferedImage {
+            location: location.to_owned(),
+            format: format.to_owned(),
+            file,
+        };
+        let disk = |image| Offered {
+            name: "a".to_owned(),
+            kind: "blk".to_owned(),
+            endpoint: "listen /a".to_owned(),
+            image,
+            told: Told::default(),
+        };
+        let differ = |one, other| difference(&[disk(one)], &[disk(other)]);
+        let base = || Some(image("/base.img", "raw", Some([1, 7])));
+        assert_eq!(differ(base(), base()), None);
+        assert_eq!(differ(base(), Some(image("/link", "raw", Some([1, 7])))), None);
+        // An earlier version, or a device that is not served; and a store.
+        assert_eq!(differ(None, base()), None);
+        let store = || Some(image("nbd://host/vm", "raw", None));
+        assert_eq!(differ(store(), store()), None);
+        for other in [
+            image("/base.img", "raw", Some([1, 8])),
+            image("/base.img", "qcow2", Some([1, 7])),
+            image("/top.qcow2", "qcow2", Some([1, 9])),
+            image("/base.img", "raw", None),
+        ] {
+            let told = differ(base(), Some(other)).unwrap();
+            assert!(told.contains("device a has the image /base.img (raw) in the running daemon"), "{told}");
+        }
     }
 }

@@ -3,8 +3,8 @@ use super::super::block_status::BlockStatus;
 use super::super::image::Image;
 use super::super::image_file::{ImageFile, Opening};
 use super::super::mark;
-use super::super::qcow2::{Extent, Qcow2};
-use super::super::{Format, Layer, LayerSource, OpenError};
+use super::super::qcow2::{Extent, Qcow2, Recorded};
+use super::super::{FileId, Format, Layer, LayerSource, OpenError};
 use super::{ImageError, NewImage, create_in, open_file, open_with};
 use crate::blk::source::Source;
 use paravane_spec::blk::SECTOR;
@@ -134,6 +134,20 @@ impl Disk {
         let qcow2 = Qcow2::open_alone(&file)?;
         let image = Image::through(file, qcow2)?;
         Ok(Self { image, has_backing: false, status: BlockStatus::default() })
+    }
+
+    /// What the header of a qcow2 image says; `None`: it is none.
+    ///
+    /// # Errors
+    /// The image cannot be read.
+    pub fn recorded(&self) -> Result<Option<Recorded>, ImageError> {
+        self.named("read the header", Recorded::read(&self.image.source))
+    }
+
+    /// The file; `None`: the image lies in another store.
+    #[must_use]
+    pub fn file_id(&self) -> Option<FileId> {
+        FileId::of_source(&self.image.source)
     }
 
     /// Path or location.

@@ -1,4 +1,5 @@
 //! What is known of an image without opening the disk in it.
+use super::super::image_file::ImageFile;
 use super::super::magic;
 use super::super::qcow2::Recorded;
 use super::super::{Format, LayerSource, OpenError};
@@ -30,7 +31,11 @@ pub struct Info {
 /// The image cannot be opened, or is not qcow2 although `format` is.
 pub fn info(place: &LayerSource, format: Option<Format>) -> Result<Info, OpenError> {
     // This format takes any size.
-    let file = open_file(place, Format::Qcow2, true)?;
+    info_of(&open_file(place, Format::Qcow2, true)?, format)
+}
+
+/// As [`info`], of a file that is open.
+pub(super) fn info_of(file: &ImageFile, format: Option<Format>) -> Result<Info, OpenError> {
     let failed = |source| OpenError::Os { path: file.path.clone(), source };
     let header = match format {
         Some(Format::Raw) => None,
@@ -38,7 +43,7 @@ pub fn info(place: &LayerSource, format: Option<Format>) -> Result<Info, OpenErr
     };
     if header.is_none() && format == Some(Format::Qcow2) {
         let source = Box::new(super::super::HeaderError::NotQcow2);
-        return Err(OpenError::Header { path: file.path, source });
+        return Err(OpenError::Header { path: file.path.clone(), source });
     }
     if let Some(Format::Raw) = format
         && let Some(like) = magic::resembles(Format::Raw, |into, at| file.source.read_at(into, at))

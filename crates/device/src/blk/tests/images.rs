@@ -310,11 +310,11 @@ fn an_image_in_use_is_refused() {
     in_use(Disk::open_alone(&place(&path)).err());
     in_use(Disk::open(&place(&base), Format::Raw, &[], Use::Write).err());
     in_use(images::info(&place(&path), None).err());
-    in_use(images::check_unused(&path).err());
+    in_use(images::WriteLock::new(&path).err());
     // A backing file can be read by others.
     Disk::open(&place(&base), Format::Raw, &[], Use::Read).unwrap();
     drop(served);
-    images::check_unused(&path).unwrap();
+    images::WriteLock::new(&path).unwrap();
     let merging = Disk::open_alone(&place(&path)).unwrap();
     in_use(open(BlkConfig { backing: vec![layer(&base, Format::Raw)], ..disk(&path) }).err());
     drop(merging);

@@ -5,8 +5,8 @@ use crate::Device;
 use crate::blk::clear_overlay_mark;
 use crate::blk::tests::qcow2::{check, compare, done, folder, text};
 use crate::blk::{
-    Format, Layer, LayerSource, OVERLAY_MARK, OpenError, Overlay, OverlayBase, Snapshot, SnapshotError,
-    Snapshots,
+    FileId, Format, ImageId, Layer, LayerSource, OVERLAY_MARK, OpenError, Overlay, OverlayBase, Snapshot,
+    SnapshotError, Snapshots,
 };
 use proptest::prelude::*;
 use std::os::fd::OwnedFd;
@@ -29,9 +29,10 @@ fn overlay(path: &Path, base: &OverlayBase) -> Overlay {
 
 /// Takes a snapshot while the queue is served.
 fn take(rig: &mut Rig<Blk>, snapshots: &Snapshots, path: &Path) -> Result<Snapshot, SnapshotError> {
-    let overlay = overlay(path, &snapshots.base().unwrap());
+    let base = snapshots.base().unwrap();
+    let overlay = overlay(path, &base);
     std::thread::scope(|scope| {
-        let taking = scope.spawn(|| snapshots.take(overlay, PATIENCE));
+        let taking = scope.spawn(|| snapshots.take(overlay, base.id, PATIENCE));
         while !taking.is_finished() {
             rig.serve().unwrap();
             rig.handler.listen();
@@ -149,7 +150,8 @@ fn the_image_below_is_shared_and_marked() {
     let disk = Blk::open(BlkConfig::new(&base)).unwrap();
     let snapshots = disk.snapshots();
     let below = snapshots.base().unwrap();
-    assert_eq!(below, OverlayBase { path: base.clone(), format: Format::Raw, size: DISK as u64 });
+    let id = ImageId { file: FileId::at(&base).ok(), generation: 0 };
+    assert_eq!(below, OverlayBase { path: base.clone(), format: Format::Raw, size: DISK as u64, id });
     let mut rig = Rig::new(disk);
     let (one, other) = (folder.path().join("one.qcow2"), folder.path().join("other.qcow2"));
     Overlay::create_file(&other, &below).unwrap();
@@ -203,7 +205,7 @@ fn requests_in_flight_are_waited_for_and_a_timeout_changes_nothing() {
     // The host does nothing: no wait is long enough.
     let limit = Duration::from_millis(20);
     let error = std::thread::scope(|scope| {
-        let taking = scope.spawn(|| snapshots.take(late, limit));
+        let taking = scope.spawn(|| snapshots.take(late, snapshots.image_id(), limit));
         while !taking.is_finished() {
             assert_eq!(rig.serve().unwrap().completed, 0);
         }
@@ -218,7 +220,7 @@ fn requests_in_flight_are_waited_for_and_a_timeout_changes_nothing() {
     std::fs::remove_file(&path).unwrap();
     let next = overlay(&path, &snapshots.base().unwrap());
     let snapshot = std::thread::scope(|scope| {
-        let taking = scope.spawn(|| snapshots.take(next, PATIENCE));
+        let taking = scope.spawn(|| snapshots.take(next, snapshots.image_id(), PATIENCE));
         // Held: what is available stays so.
         while rig.handler.wants_kicks() {
             rig.serve().unwrap();
@@ -251,7 +253,8 @@ fn a_disk_without_queues_has_snapshots_and_grows_afterwards() {
     let disk = Blk::open(config_at(&base, EngineChoice::Threads)).unwrap();
     let (snapshots, mut resizer) = (disk.snapshots(), disk.resizer());
     let path = folder.path().join("overlay.qcow2");
-    let snapshot = snapshots.take(overlay(&path, &snapshots.base().unwrap()), PATIENCE).unwrap();
+    let snapshot =
+        snapshots.take(overlay(&path, &snapshots.base().unwrap()), snapshots.image_id(), PATIENCE).unwrap();
     assert_eq!((snapshot.queues, snapshot.base), (0, base.clone()));
     assert!(resizer.resize(2 * DISK as u64).unwrap());
     assert_eq!(disk.size(), 2 * DISK as u64);
@@ -274,12 +277,12 @@ fn what_cannot_be_a_base_is_refused_and_so_is_a_wrong_overlay() {
     let snapshots = disk.snapshots();
     let base = snapshots.base().unwrap();
     let small = overlay(&folder.path().join("small.qcow2"), &OverlayBase { size: 512, ..base.clone() });
-    let error = snapshots.take(small, PATIENCE).unwrap_err();
+    let error = snapshots.take(small, base.id, PATIENCE).unwrap_err();
     assert!(matches!(error, SnapshotError::Size { overlay: 512, disk } if disk == DISK as u64), "{error}");
     // No qcow2 image.
     let raw = image(&[7; 4096]);
     let files = vec![OwnedFd::from(raw.reopen().unwrap())];
-    let error = snapshots.take(Overlay::received(files, raw.path()).unwrap(), PATIENCE).unwrap_err();
+    let error = snapshots.take(Overlay::received(files, raw.path()).unwrap(), base.id, PATIENCE).unwrap_err();
     assert!(matches!(error, SnapshotError::Overlay(OpenError::Header { .. })), "{error}");
     assert!(Overlay::received(Vec::new(), raw.path()).is_err());
     // Not locked by us.
@@ -291,4 +294,73 @@ fn what_cannot_be_a_base_is_refused_and_so_is_a_wrong_overlay() {
     assert_eq!(snapshots.image(), file.path());
     let mut rig = Rig::new(disk);
     assert_eq!(rig.status(blk::T_OUT, 0, &[1; 512]), blk::S_OK);
+}
+
+#[test]
+fn an_overlay_for_an_earlier_image_is_refused() {
+    let Some(folder) = folder("an_overlay_for_an_earlier_image_is_refused") else { return };
+    let base = folder.path().join("base.img");
+    std::fs::write(&base, pattern(DISK, 3)).unwrap();
+    let disk = Blk::open(BlkConfig::new(&base)).unwrap();
+    let snapshots = disk.snapshots();
+    let mut rig = Rig::new(disk);
+    // Two clients hear of the same image.
+    let (one, other) = (snapshots.base().unwrap(), snapshots.base().unwrap());
+    let paths = ["one.qcow2", "other.qcow2"].map(|name| folder.path().join(name));
+    let late = overlay(&paths[1], &other);
+    take(&mut rig, &snapshots, &paths[0]).unwrap();
+    assert_eq!(rig.status(blk::T_OUT, 0, &[7; 512]), blk::S_OK);
+    let error = snapshots.take(late, other.id, PATIENCE).unwrap_err();
+    assert!(matches!(error, SnapshotError::Changed), "{error}");
+    assert_eq!((snapshots.image(), rig.read(0, 512)), (paths[0].clone(), vec![7; 512]));
+    // Nor one for another file, or another number.
+    for id in [
+        one.id,
+        ImageId { file: FileId::at(&base).ok(), ..snapshots.image_id() },
+        ImageId { generation: 0, ..snapshots.image_id() },
+    ] {
+        let path = folder.path().join("third.qcow2");
+        let error = snapshots.take(overlay(&path, &snapshots.base().unwrap()), id, PATIENCE).unwrap_err();
+        assert!(matches!(error, SnapshotError::Changed), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+    take(&mut rig, &snapshots, &folder.path().join("third.qcow2")).unwrap();
+}
+
+/// A process waits for the lock of an image while its owner takes a snapshot and ends.
+#[test]
+fn an_image_that_was_frozen_before_its_lock_was_there_is_refused() {
+    const TEST: &str = "an_image_that_was_frozen_before_its_lock_was_there_is_refused";
+    let Some(folder) = folder(TEST) else { return };
+    let base = folder.path().join("base.img");
+    std::fs::write(&base, pattern(DISK, 3)).unwrap();
+    let disk = Blk::open(BlkConfig::new(&base)).unwrap();
+    let snapshots = disk.snapshots();
+    let waiting = Blk::prepare(BlkConfig::new(&base)).unwrap();
+    let shared = Blk::prepare(BlkConfig { read_only: true, ..BlkConfig::new(&base) }).unwrap();
+    let path = folder.path().join("overlay.qcow2");
+    let snapshot =
+        snapshots.take(overlay(&path, &snapshots.base().unwrap()), snapshots.image_id(), PATIENCE).unwrap();
+    drop((disk, snapshots));
+    if !snapshot.is_marked {
+        return skipped(TEST, "no extended attributes of users here");
+    }
+    assert!(matches!(waiting.lock(), Err(OpenError::Frozen { overlay, .. }) if overlay == path));
+    assert!(matches!(shared.lock(), Ok(Ok(_))), "a backing file is read");
+}
+
+#[test]
+fn an_image_that_was_replaced_before_its_lock_was_there_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("vm.img"), folder.path().join("new.img"));
+    std::fs::write(&path, [1; 512]).unwrap();
+    std::fs::write(&other, [2; 512]).unwrap();
+    let prepare = || Blk::prepare(BlkConfig::new(&path)).unwrap();
+    assert!(matches!(prepare().lock(), Ok(Ok(_))));
+    let first = prepare();
+    std::fs::rename(&other, &path).unwrap();
+    assert!(matches!(first.lock(), Err(OpenError::Replaced { .. })));
+    let second = prepare();
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(second.lock(), Err(OpenError::Deleted { .. })));
 }

@@ -1,0 +1,186 @@
+//! How the devices of a group begin: at the start, by a reload, and again after a failure.
+//!
+//! ```text
+//!   opened ahead, or now --> locked --> the kept session is resumed, if there is one --> Served
+//!      '-- a failure ---------'-> Failed, the session stays kept --1, 2, 4 ... 30 s, or SIGHUP--> again
+//! ```
+//! A session is taken only when all devices of the group are open. So what keeps a device from being
+//! opened costs its client nothing but time.
+use super::super::open::{Earlier, LinkEnds, Opened, Opening};
+use super::super::report;
+use super::super::shelf::KeptSession;
+use super::super::spec::DeviceSpec;
+use super::super::told::{self, Told};
+use super::group::State;
+use super::lock_wait::LockWait;
+use super::served::{ServedDevice, Session, open_with};
+use super::{Exports, Start};
+use crate::failure::one_line;
+use anyhow::{Context, anyhow};
+use paravane_device::LogDevice;
+use paravane_vhost::MappingQuota;
+use std::collections::HashMap;
+use std::io;
+
+/// A group whose devices are to begin.
+pub(super) struct Beginning {
+    pub(super) group: u64,
+    pub(super) specs: Vec<DeviceSpec>,
+    /// Devices that are open already, by name.
+    pub(super) ahead: HashMap<String, Opening>,
+}
+
+/// A device that is open.
+struct Member {
+    spec: DeviceSpec,
+    device: Opened,
+    quota: MappingQuota,
+}
+
+impl Exports {
+    /// Opens and serves all devices of a group, or none.
+    pub(super) fn begin_group(&self, beginning: Beginning, wait: &LockWait) -> Start {
+        let Beginning { group, specs, mut ahead } = beginning;
+        let mut link_ends = LinkEnds::default();
+        let mut members = Vec::new();
+        for spec in &specs {
+            let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+            let quota = self.0.context.pool.quota();
+            match self.open_member(spec, ahead.remove(&spec.name), &mut link_ends, wait) {
+                Ok(device) => members.push(Member { spec: spec.clone(), device, quota }),
+                Err(error) => return Err(failed_by(&specs, spec, &error)),
+            }
+        }
+        let mut served = Vec::new();
+        for member in members {
+            let spec = member.spec.clone();
+            match self.serve_member(group, member, wait) {
+                Ok(device) => served.push(device),
+                Err(error) => {
+                    served.into_iter().for_each(ServedDevice::stop);
+                    return Err(failed_by(&specs, &spec, &error));
+                }
+            }
+        }
+        Ok(served)
+    }
+
+    /// Opens a device, and locks its image.
+    fn open_member(
+        &self,
+        spec: &DeviceSpec,
+        ahead: Option<Opening>,
+        link_ends: &mut LinkEnds,
+        wait: &LockWait,
+    ) -> Result<Opened, anyhow::Error> {
+        let context = &self.0.context;
+        let kept = self.inner().kept.get(&spec.name).map(|session| earlier(spec, session)).transpose()?;
+        let (told, earlier) = kept.unwrap_or_default();
+        let mut opening = match ahead {
+            Some(Opening::Late(_)) | None => open_with(spec, link_ends, &context.opening, earlier)?,
+            Some(opening) => opening,
+        };
+        if let Some(told) = told {
+            told::check(spec, &mut opening, &told, context.shelf.is_some()).context(told::NOT_RESUMED)?;
+        }
+        let opening = match opening {
+            Opening::Unlocked(mut disk) => {
+                disk.connect(spec, &context.opening)?;
+                disk.lock()?
+            }
+            Opening::Ahead(disk) => disk.open()?.into(),
+            opening => opening,
+        };
+        wait.wait(&spec.name, opening)
+    }
+
+    /// Serves a device that is open, with the session that was kept for it.
+    fn serve_member(
+        &self,
+        group: u64,
+        member: Member,
+        wait: &LockWait,
+    ) -> Result<ServedDevice, anyhow::Error> {
+        let Member { spec, device, quota } = member;
+        let _named = LogDevice::enter(Some(spec.name.as_str().into()));
+        let context = &self.0.context;
+        let session = self.take_session(group, &spec.name)?;
+        let Some(KeptSession { kept, numbers }) = session else {
+            return ServedDevice::start(spec, device, quota, context, &self.0.changed, None);
+        };
+        let session = Some(Session::Kept(kept));
+        match ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session) {
+            Ok(device) => Ok(device),
+            Err(error) => {
+                if let Some(shelf) = &context.shelf {
+                    shelf.forget(&spec.name, &numbers);
+                }
+                self.not_resumed(&spec, &error);
+                self.start_anew(&spec, wait)
+            }
+        }
+    }
+
+    pub(super) fn not_resumed(&self, spec: &DeviceSpec, error: &anyhow::Error) {
+        let (name, why) = (&spec.name, one_line(error));
+        tracing::error!(device = name, "session not resumed, the client has to reconnect: {why}");
+    }
+
+    /// The session that was kept for a device of this group.
+    fn take_session(&self, group: u64, device: &str) -> Result<Option<KeptSession>, anyhow::Error> {
+        let mut inner = self.inner();
+        // A reload that has changed the device leaves the session to the new one.
+        match inner.groups.iter().any(|wanted| wanted.id == group) {
+            true => Ok(inner.kept.remove(device)),
+            false => Err(anyhow!("removed or changed while it was opened")),
+        }
+    }
+}
+
+/// What the guest of a session was told of its device, if it is known, and what the device had.
+fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>, Earlier)> {
+    // A record that cannot be read is refused when it is resumed.
+    let known = session.kept.known_to_driver().ok().flatten();
+    let told = known.map(|known| Told::recorded(spec.kind.name(), &known));
+    let block = told.as_ref().and_then(Told::block);
+    Ok((told, Earlier { fds: session.kept.device_fds()?, block }))
+}
+
+/// The failures of all devices of a group, since one of them failed.
+pub(super) fn failed_by(
+    specs: &[DeviceSpec],
+    culprit: &DeviceSpec,
+    error: &anyhow::Error,
+) -> Vec<report::Failed> {
+    let why = |other: &DeviceSpec| match other.name == culprit.name {
+        true => one_line(error),
+        false => "the other card of its link failed".to_owned(),
+    };
+    let failed =
+        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec), ..Default::default() };
+    specs.iter().map(failed).collect()
+}
+
+impl super::Inner {
+    /// Has groups that failed try again, if their time has come.
+    pub(super) fn try_again(&mut self) {
+        self.groups.iter_mut().for_each(super::group::Group::try_again);
+    }
+
+    /// Devices that are not served, with what is known of them.
+    pub(super) fn failed(&self) -> impl Iterator<Item = report::Failed> {
+        let failed = self.groups.iter().flat_map(|group| {
+            let retry_s = group.time_to_retry().map(|time| time.as_secs_f64());
+            group.failures().iter().map(move |failed| (failed, retry_s))
+        });
+        failed.map(|(failed, retry_s)| {
+            let kept = self.kept.contains_key(&failed.name);
+            report::Failed { retry_s, kept, ..failed.clone() }
+        })
+    }
+
+    /// Whether a group is served or has its session kept.
+    pub(super) fn is_of_use(&self) -> bool {
+        !self.kept.is_empty() || self.groups.iter().any(|group| matches!(group.state, State::Served(_)))
+    }
+}
