@@ -549,3 +549,78 @@ fn info_says_where_the_format_comes_from() {
     assert_eq!(aes["qcow2"]["features"], serde_json::json!(["encryption-aes"]));
     assert!(aes["qcow2"]["refused"].as_str().unwrap().contains("is encrypted (AES)"));
 }
+
+#[test]
+fn an_image_that_the_new_one_is_based_on_is_not_replaced() {
+    const TEST: &str = "an_image_that_the_new_one_is_based_on_is_not_replaced";
+    let Some(folder) = Folder::with_qemu_img(TEST) else { return };
+    folder.qemu_img("create -q -f qcow2 x 4M");
+    folder.qemu_io("qcow2", "x", &["write -P 65 0 64k"]);
+    folder.done("create --backing qcow2:x top");
+    folder.done("create --backing qcow2:top higher");
+    std::fs::hard_link(folder.path("x"), folder.path("hard")).unwrap();
+    std::os::unix::fs::symlink("x", folder.path("link")).unwrap();
+    let before = std::fs::read(folder.path("x")).unwrap();
+    let refused = "the new image is based on it";
+    for target in ["x", "./x", "link", "hard"] {
+        for backing in ["x", "./x", "link", "hard", "top", "higher"] {
+            let told = folder.fails(2, &format!("create --backing qcow2:{backing} {target} --force"));
+            assert!(told.contains(refused), "{target} on {backing}: {told}");
+        }
+        for source in ["qcow2:x", "qcow2:hard", "qcow2:top --backing qcow2:x"] {
+            let told = folder.fails(2, &format!("convert -q {source} raw:{target} --force"));
+            assert!(told.contains(refused), "{source} to {target}: {told}");
+        }
+        let told = folder.fails(2, &format!("commit -q x --backing qcow2:{target} --force"));
+        assert!(told.contains("is the overlay itself"), "{told}");
+    }
+    assert_eq!(std::fs::read(folder.path("x")).unwrap(), before);
+    assert_eq!(folder.names(), ["hard", "higher", "link", "top", "x"]);
+    // Another one is.
+    folder.done("create --backing qcow2:x top --force");
+    folder.done("convert -q --force qcow2:x qcow2:higher");
+    folder.qemu_img("check -q top");
+}
+
+/// While a new image is made, the one that it replaces and those that it is made from are locked.
+#[test]
+fn an_image_is_locked_until_it_is_replaced() {
+    let folder = Folder::new();
+    let raw = |name: &str| {
+        File::create(folder.path(name)).unwrap().set_len(64 * MIB).unwrap();
+        folder.path(name)
+    };
+    let (_, old) = (raw("from"), raw("old"));
+    let data: Vec<u8> = (0..4 << 20).map(|at: u32| (at >> 9) as u8 | 1).collect();
+    std::fs::write(folder.path("from"), data).unwrap();
+    let held = Blk::open(BlkConfig::new(&old)).unwrap();
+    let told = folder.fails(2, "convert -q --force raw:from raw:old");
+    assert!(told.contains("in use by another process"), "{told}");
+    let told = folder.fails(2, "create --force --size 1M old");
+    assert!(told.contains("in use by another process"), "{told}");
+    drop(held);
+    // Seen from outside: the lock is there as long as the temporary file.
+    let mut command =
+        folder.command(env!("CARGO_BIN_EXE_paravane"), "disk convert -q --force raw:from raw:old");
+    let mut child = command.spawn().unwrap();
+    let mut seen = 0;
+    let observer = File::open(&old).unwrap();
+    while child.try_wait().unwrap().is_none() {
+        let is_made = || folder.names().iter().any(|name| name.starts_with(".old."));
+        let (before, lock, after) = (is_made(), is_locked(&observer), is_made());
+        if before && after {
+            assert!(lock, "not locked while the new image is made");
+            seen += 1;
+        }
+    }
+    assert!(child.wait().unwrap().success());
+    eprintln!("looked at the lock {seen} times");
+    assert!(!is_locked(&observer));
+}
+
+/// Whether another process has the image locked for writing.
+fn is_locked(file: &File) -> bool {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    let file = format!(":{} ", file.metadata().unwrap().ino());
+    locks.lines().any(|line| ["OFDLCK", "WRITE", &file].iter().all(|part| line.contains(part)))
+}

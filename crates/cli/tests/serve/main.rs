@@ -34,6 +34,7 @@ mod kill_tap;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
 mod late;
+mod late_parties;
 mod latencies;
 mod load;
 mod log;
@@ -43,6 +44,7 @@ mod manager;
 mod manuals;
 #[path = "../../../vhost/tests/serve/migration.rs"]
 mod migration;
+mod one_bad;
 mod operation;
 mod other_programs;
 mod probes;
@@ -56,12 +58,14 @@ mod resources;
 mod rig;
 #[path = "../../../vhost/tests/serve/rings.rs"]
 mod rings;
+mod rounds;
 mod sandbox;
 #[path = "../schema/mod.rs"]
 mod schema;
 mod service;
 #[path = "../../../vhost/tests/serve/sessions.rs"]
 mod sessions;
+mod shares;
 #[path = "../../../vhost/tests/serve/signals.rs"]
 mod signals;
 mod slow_disk;

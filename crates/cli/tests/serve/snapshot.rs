@@ -16,7 +16,7 @@ pub(crate) fn disk(name: &str, keys: &str) -> String {
     format!("[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{keys}")
 }
 
-fn take(control: &str, arguments: &[&str]) -> Output {
+pub(crate) fn take(control: &str, arguments: &[&str]) -> Output {
     paravane().arg("disk").args(arguments).args(["--control", control]).output().unwrap()
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Chain {
 
 impl Chain {
     /// A raw image.
-    fn new(image: String) -> Self {
+    pub(crate) fn new(image: String) -> Self {
         Self { paths: vec![image], base: None }
     }
 
@@ -223,7 +223,7 @@ fn wish() -> Wish {
 }
 
 /// Whether the files of a folder can be marked.
-fn has_marks(folder: &Folder) -> bool {
+pub(crate) fn has_marks(folder: &Folder) -> bool {
     let path = folder.write("probe", "");
     rustix::fs::setxattr(&path, "user.paravane.probe", b"1", rustix::fs::XattrFlags::empty()).is_ok()
 }
