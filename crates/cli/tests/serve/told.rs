@@ -1,5 +1,5 @@
 //! Guests keep the disk that they were told of: take-overs, restarts with a holder.
-use crate::daemon::{Daemon, Folder, assert_refused, paravane, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, status, without_sandbox};
 use crate::driver::Driver;
 use crate::kill::Kept;
 use crate::load::{SIZE, wish};
@@ -129,18 +129,27 @@ fn a_session_that_is_resumed_has_the_same_disk() {
     assert_eq!(driver.write_once(0, 4096, 7), 0);
     daemon.signal(Signal::KILL);
     drop(daemon.wait());
+    let alone = text.replace("[[rng]]\nname = \"r\"\nsocket = \"r.sock\"\n", "");
+    assert_ne!(alone, text);
     for (change, differs) in [
-        (text.replace("queues = 2", "queues = 1"), "queues: 2 for the guest, 1 here"),
-        (text.replace("2048", "512"), "block size: 2048 for the guest, 512 here"),
-        (text.replace("block-size", "read-only = true\nblock-size"), "read-only: false for the guest"),
+        (alone.replace("queues = 2", "queues = 1"), "queues: 2 for the guest, 1 here"),
+        (alone.replace("2048", "512"), "block size: 2048 for the guest, 512 here"),
+        (alone.replace("block-size", "read-only = true\nblock-size"), "read-only: false for the guest"),
     ] {
         kept.folder.write("d.toml", &change);
         let (ended, log) = kept.spawn(&[]).wait();
         assert_eq!(ended.code(), Some(2), "{log:?}");
         assert!(log.iter().any(|line| line.contains(differs)), "{differs:?} is not in {log:?}");
     }
-    kept.folder.write("d.toml", &text.replace("block-size = 2048\n", ""));
+    // Another device of the file is served, and the session waits.
+    kept.folder.write("d.toml", &text.replace("queues = 2", "queues = 1"));
     let daemon = kept.start();
+    let report = status(&kept.control);
+    let failed = &report["failed"][0];
+    assert_eq!((&failed["name"], &failed["kept"]), (&"a".into(), &true.into()), "{report}");
+    assert!(failed["why"].as_str().unwrap().contains("queues: 2 for the guest, 1 here"), "{report}");
+    kept.folder.write("d.toml", &text.replace("block-size = 2048\n", ""));
+    daemon.signal(Signal::HUP);
     assert_eq!(block(&driver), 2048);
     assert!(driver.read_once(0, 2048).unwrap() == written(7, 2048));
     assert_eq!(driver.write_once(2048, 2048, 8), 0);
