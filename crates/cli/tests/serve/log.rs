@@ -37,8 +37,10 @@ impl Quiet {
         command.args(["serve", "--config", &file, "--control", &control]).args(more).args(without_sandbox());
         let child = command.stderr(stderr).spawn().expect("the daemon starts");
         let mut quiet = Self { child, control };
-        // The file exists a moment before its socket listens.
-        quiet.wait("it is not ready", |_| UnixStream::connect(folder.path("b.sock")).is_ok());
+        // Each begins by itself, and its file exists a moment before its socket listens.
+        quiet.wait("it is not ready", |_| {
+            listens(&folder.path("a.sock")) && UnixStream::connect(folder.path("b.sock")).is_ok()
+        });
         quiet
     }
 
@@ -73,6 +75,17 @@ impl Drop for Quiet {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether a socket listens; without a session.
+fn listens(socket: &Path) -> bool {
+    /// `__SO_ACCEPTON`.
+    const LISTENS: &str = "00010000";
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let is_it = |line: &str| {
+        line.ends_with(socket.to_str().unwrap()) && line.split_whitespace().nth(3) == Some(LISTENS)
+    };
+    sockets.lines().any(is_it)
 }
 
 /// Clients in sequence, each disconnected for an unknown request.
