@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// What is explored.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A part of a kind's name, or the whole of one [all].
+    /// A part of a kind's name, or the whole of one \[all\].
     pub filter: String,
     /// Seed of the first run of each kind.
     pub seed: u64,

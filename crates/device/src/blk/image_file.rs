@@ -298,7 +298,7 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// The block that drivers are told [`default`], where the image takes `least` or more.
+    /// The block that drivers are told: the named one, or `default`. At least `least`.
     fn block(&self, path: &Path, least: u64, default: u64) -> Result<u64, OpenError> {
         match self.block {
             Some(block) if !block.is_power_of_two() || !BLOCKS.contains(&block) || block < least => {
