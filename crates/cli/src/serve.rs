@@ -606,7 +606,7 @@ fn check_told(
     let mut differs = false;
     for (spec, opening) in &mut *opened {
         let (Ok(open), Some(told)) = (&mut *opening, told.get(&spec.name)) else { continue };
-        match told::check(spec, open, told, is_kept) {
+        match open.check_told(spec, told, is_kept) {
             Ok(()) => {}
             Err(error) if each => {
                 *opening = Err(error.context(what));

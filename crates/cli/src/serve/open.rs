@@ -154,6 +154,32 @@ impl Opening {
             Self::Late(geometry) => *geometry,
         })
     }
+
+    /// Checks that the guest would be told of its device what it was told `before`.
+    ///
+    /// A disk keeps the block size of its guest, unless its specification names another one. `is_kept`: the
+    /// daemon has a descriptor store.
+    ///
+    /// # Errors
+    /// The device differs, or its image cannot be used.
+    pub(crate) fn check_told(
+        &mut self,
+        spec: &DeviceSpec,
+        before: &Told,
+        is_kept: bool,
+    ) -> Result<(), anyhow::Error> {
+        if let Some(block) = before.block() {
+            self.keep_block(block);
+        }
+        let mut new = Told::planned(spec, self.geometry()?, is_kept);
+        if let (Self::Late(_), Kind::Blk(blk)) = (&*self, &spec.kind)
+            && blk.block_size.is_none()
+        {
+            // It is opened when the other daemon has closed it, and keeps its block then.
+            new = new.without_block();
+        }
+        before.difference(&new).map_or(Ok(()), |difference| Err(anyhow!(difference)))
+    }
 }
 
 impl UnlockedDisk {

@@ -8,9 +8,7 @@
 //! A guest reads block size, number of queues and the like once, when its driver starts. So a new daemon
 //! that would tell anything else is refused while the old one serves on, or before the session is
 //! resumed.
-use super::open::Opening;
 use super::spec::{Blk, DeviceSpec, Kind, Net};
-use anyhow::anyhow;
 use paravane_device::blk::{Geometry, most_segments};
 use paravane_spec::{blk, feature, net};
 use paravane_vhost::KnownToDriver;
@@ -152,6 +150,12 @@ impl Told {
         }
     }
 
+    /// Removes the block of a disk, which is not known yet.
+    pub(crate) fn without_block(mut self) -> Self {
+        self.0.remove(BLOCK);
+        self
+    }
+
     /// Block of a disk in bytes.
     pub(crate) fn block(&self) -> Option<u32> {
         self.0.get(BLOCK)?.parse().ok().filter(|block| (512..=4096).contains(block))
@@ -179,29 +183,3 @@ pub(crate) const NOT_TAKEN: &str =
     "cannot take over: a guest would find another device; keep it as it is, or restart";
 pub(crate) const NOT_RESUMED: &str = "cannot resume a session: a guest would find another device; keep it as it \
      was, or end the session by a restart of the holder";
-
-/// Checks that a guest would be told of its device what it was told `before`.
-///
-/// A disk keeps the block size of its guest, unless its specification names another one. `is_kept`: the
-/// daemon has a descriptor store.
-///
-/// # Errors
-/// The device differs, or its image cannot be used.
-pub(crate) fn check(
-    spec: &DeviceSpec,
-    opening: &mut Opening,
-    before: &Told,
-    is_kept: bool,
-) -> Result<(), anyhow::Error> {
-    if let Some(block) = before.block() {
-        opening.keep_block(block);
-    }
-    let mut new = Told::planned(spec, opening.geometry()?, is_kept);
-    if let (Opening::Late(_), Kind::Blk(blk)) = (&*opening, &spec.kind)
-        && blk.block_size.is_none()
-    {
-        // It is opened when the other daemon has closed it, and keeps its block then.
-        new.0.remove(BLOCK);
-    }
-    before.difference(&new).map_or(Ok(()), |difference| Err(anyhow!(difference)))
-}

@@ -81,7 +81,7 @@ impl Exports {
             Some(opening) => opening,
         };
         if let Some(told) = told {
-            told::check(spec, &mut opening, &told, context.shelf.is_some()).context(told::NOT_RESUMED)?;
+            opening.check_told(spec, &told, context.shelf.is_some()).context(told::NOT_RESUMED)?;
         }
         let opening = match opening {
             Opening::Unlocked(mut disk) => {
