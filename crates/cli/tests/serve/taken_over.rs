@@ -218,8 +218,8 @@ fn a_daemon_with_a_file_and_its_helpers_do_what_the_table_says() {
     let stage = Stage::new();
     let Some((daemon, _server)) = stage.daemon_with_file(TEST) else { return };
     stage.compare(COLUMNS[1], daemon.pid(), TEST);
-    let [broker, reader] = ["broker", "reader"].map(|name| child(daemon.pid(), name));
-    for helper in [broker, reader] {
+    let [broker, reader, inspector] = ["broker", "reader", "inspector"].map(|name| child(daemon.pid(), name));
+    for helper in [broker, reader, inspector] {
         let environment = std::fs::read_to_string(format!("/proc/{helper}/environ")).unwrap();
         assert!(environment.split('\0').all(|item| item.is_empty() || item.starts_with("RES_OPTIONS=")));
     }
