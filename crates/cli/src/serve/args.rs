@@ -307,7 +307,8 @@ pub(crate) struct BlkArgs {
     pub(crate) registered_buffers: bool,
     /// Time that requests wait for a lost server before they fail [default: 60]
     ///
-    /// For images at a URL, except in Ceph. The daemon connects again meanwhile.
+    /// For images at a URL, except in Ceph. The daemon connects again meanwhile. Also the longest
+    /// time for a server to answer when its image is opened, if that is less than 10 s (NBD) or 30 s.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) store_timeout: Option<u32>,
     /// Serial number, at most 20 ASCII characters [default: from the name of the image]
