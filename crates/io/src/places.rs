@@ -5,6 +5,7 @@
 //!                        '--- taken off: removed first, then the lock is waited for
 //! ```
 use crate::activity::Activity;
+use crate::spares::Spares;
 use crate::{IoThread, NotPutOn, QueueKey, QueueWork, lock};
 use std::collections::HashMap;
 use std::io;
@@ -17,6 +18,8 @@ pub(crate) type Unblock = Arc<dyn Fn() + Send + Sync>;
 /// What the pool, its devices and its watcher share.
 pub(crate) struct Shared {
     pub(crate) threads: Box<[IoThread]>,
+    /// Threads that take over; of a pool that devices share.
+    pub(crate) spares: Arc<Spares>,
     longest_poll: Duration,
     /// Whether queues go where there is room.
     is_balanced: bool,
@@ -75,18 +78,23 @@ impl Shared {
         name: impl Fn(usize) -> String,
     ) -> io::Result<Arc<Self>> {
         let devices = Arc::<Devices>::default();
+        let spares = Arc::<Spares>::default();
         let start = |number| {
-            let thread = IoThread::start(name(number), longest_poll, activity.cloned())?;
-            let (devices, counters) = (Arc::clone(&devices), Arc::clone(&thread.counters));
+            let thread = match activity {
+                Some(activity) => IoThread::start(name(number), longest_poll, activity, &spares)?,
+                None => IoThread::spawn(name(number), longest_poll)?,
+            };
+            let (devices, setting) = (Arc::clone(&devices), Arc::clone(&thread.setting));
             Ok(thread.freed_by(move || {
-                if let (_, Some(device)) = counters.now() {
+                if let (_, Some(device)) = setting.counters.now() {
                     devices.unblock(device);
                 }
+                setting.blocked().into_iter().for_each(|device| devices.unblock(device));
             }))
         };
         let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>()?;
         let places = Mutex::default();
-        Ok(Arc::new(Self { threads, longest_poll, is_balanced: activity.is_some(), devices, places }))
+        Ok(Arc::new(Self { threads, spares, longest_poll, is_balanced: activity.is_some(), devices, places }))
     }
 
     /// Longest poll of a queue whose device says nothing else.

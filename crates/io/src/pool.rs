@@ -29,7 +29,9 @@ impl IoPool {
     /// Starts `threads` threads (at least one) that devices share.
     ///
     /// One more thread watches them: it balances their load, and unblocks those that a client has
-    /// blocked for more than 10 ms. It sleeps while they do.
+    /// blocked for more than 10 ms. It sleeps while they do. Another one waits to take over from a
+    /// thread that is blocked by something else; while threads are blocked there are more of them, up
+    /// to 64.
     ///
     /// A queue that is polled is so for at most `longest_poll`, unless its device says otherwise.
     ///
@@ -38,6 +40,7 @@ impl IoPool {
     pub fn shared(threads: usize, longest_poll: Duration) -> io::Result<Self> {
         let activity = Arc::default();
         let shared = Shared::new(threads, longest_poll, Some(&activity), |number| format!("io{number}"))?;
+        shared.spares.refill();
         let watch = Watch::start(&shared, activity)?;
         Ok(Self { watch: Some(watch), shared })
     }
@@ -74,6 +77,7 @@ impl Drop for IoPool {
     fn drop(&mut self) {
         drop(self.watch.take());
         self.shared.threads.iter().for_each(IoThread::quit);
+        self.shared.spares.close();
     }
 }
 
@@ -171,7 +175,7 @@ impl DeviceThreads {
 
     /// Waits until all earlier tasks for a queue have run.
     pub fn finish_tasks(&self, queue: u16) {
-        self.thread(queue).finish_tasks();
+        self.thread(queue).finish_tasks_of(self.device);
     }
 
     /// See [`IoThread::look_again`]; for these queues.

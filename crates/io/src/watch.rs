@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!   asleep <--nothing was served for a second-- awake: every 10 ms
-//!      '------ a thread wakes: Activity -------->   a thread in the same turn as 10 ms ago: unblock its device
+//!      '------ a thread wakes: Activity -------->   a thread in the same turn as 10 ms ago: unblock its device,
+//!                                                     and have another thread serve the other queues
 //!                                                   every 100 ms: move a queue from the busiest thread
 //! ```
-//! A client can block the thread that signals it, by a full eventfd ([`QueueEvents`]). With threads
-//! of its own that is its own loss.
+//! A client can block the thread that signals it, by a full eventfd ([`QueueEvents`]), and the thread
+//! that uses its memory, by page faults that take long. With threads of its own that is its own loss.
 //!
 //! [`QueueEvents`]: crate::QueueEvents
 use crate::activity::Activity;
 use crate::balance::{Load, Move, best_move};
 use crate::places::Shared;
-use crate::{QueueKey, lock};
+use crate::spares::MOST;
+use crate::{IoThread, QueueKey, lock};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -49,6 +51,8 @@ impl Watch {
             seen: vec![(0, None); shared.threads.len()],
             measured: HashMap::new(),
             since: Instant::now(),
+            moves: Arc::default(),
+            is_short: false,
         };
         let thread = std::thread::Builder::new().name("io-watch".to_owned()).stack_size(STACK);
         let thread = Some(thread.spawn(move || watcher.run())?);
@@ -83,6 +87,10 @@ struct Watcher {
     /// Busy time of each queue at the last measurement.
     measured: HashMap<QueueKey, u64>,
     since: Instant,
+    /// Whether a queue moves.
+    moves: Arc<AtomicBool>,
+    /// Whether a thread was blocked, and no other one could take over.
+    is_short: bool,
 }
 
 impl Watcher {
@@ -95,7 +103,7 @@ impl Watcher {
                 let stop = Arc::clone(&self.stop);
                 self.activity.sleep(|| {
                     let mut threads = shared.threads.iter();
-                    stop.load(Ordering::Relaxed) || threads.any(|thread| thread.counters.is_awake())
+                    stop.load(Ordering::Relaxed) || threads.any(|thread| thread.setting.counters.is_awake())
                 });
                 (looks, idle) = (0, 0);
                 self.measure();
@@ -108,26 +116,61 @@ impl Watcher {
                 let loads = self.measure();
                 if let Some(Move { key, from, to }) = best_move(self.shared.threads.len(), &loads) {
                     tracing::debug!(queue = key.queue, from, to, "queue moves to another I/O thread");
-                    self.shared.move_to(key, to);
+                    self.move_to(key, to);
                 }
             }
         }
     }
 
-    /// Unblocks threads that stand still. Returns whether one has begun a turn, or is in one.
+    /// Has a queue moved. That waits for its thread, so another thread does it, if there is one.
+    fn move_to(&self, key: QueueKey, to: usize) {
+        // Relaxed: it orders nothing.
+        if !self.shared.spares.refill() || self.moves.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (shared, moves) = (Arc::clone(&self.shared), Arc::clone(&self.moves));
+        self.shared.spares.have_done(move || {
+            shared.move_to(key, to);
+            moves.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Unblocks threads that stand still, and has others take over. Returns whether one has begun a
+    /// turn, or is in one.
     fn look(&mut self) -> bool {
         let mut is_active = false;
-        for (thread, seen) in self.shared.threads.iter().zip(&mut self.seen) {
-            let now = thread.counters.now();
-            if now == *seen
+        let shared = Arc::clone(&self.shared);
+        for (number, thread) in shared.threads.iter().enumerate() {
+            let blocked = thread.setting.blocked();
+            is_active |= !blocked.is_empty();
+            blocked.into_iter().for_each(|device| shared.devices.unblock(device));
+            let now = thread.setting.counters.now();
+            let seen = std::mem::replace(&mut self.seen[number], now);
+            if now == seen
                 && let Some(device) = now.1
             {
-                self.shared.devices.unblock(device);
+                shared.devices.unblock(device);
+                self.take_over(thread);
             }
             is_active |= now.0 != seen.0 || now.1.is_some();
-            *seen = now;
         }
+        shared.spares.refill();
         is_active
+    }
+
+    /// Has another thread serve the queues of one that is blocked, except for the device that blocks it.
+    fn take_over(&mut self, thread: &IoThread) {
+        if self.shared.spares.has_room() {
+            self.is_short = false;
+            if let Some(event_loop) = thread.setting.take_over() {
+                self.shared.spares.run((Arc::clone(&thread.setting), event_loop));
+            }
+        } else if !std::mem::replace(&mut self.is_short, true) {
+            tracing::warn!(
+                "an I/O thread is blocked, and so are all {MOST} spare ones: its devices wait for memory of a \
+                 client"
+            );
+        }
     }
 
     /// Loads since the last measurement.
