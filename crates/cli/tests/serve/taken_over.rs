@@ -18,8 +18,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Columns of the table, after the first one.
-const COLUMNS: [&str; 5] =
-    ["daemon, one device", "daemon with a file", "broker, with a file", "reader", "holder"];
+const COLUMNS: [&str; 6] =
+    ["daemon, one device", "daemon with a file", "broker, with a file", "reader", "holder", "inspector"];
 
 /// What processes are tried on.
 struct Stage {
@@ -225,6 +225,7 @@ fn a_daemon_with_a_file_and_its_helpers_do_what_the_table_says() {
     }
     stage.compare(COLUMNS[2], broker, TEST);
     stage.compare(COLUMNS[3], reader, TEST);
+    stage.compare(COLUMNS[5], inspector, TEST);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
 }

@@ -241,7 +241,7 @@ pub(super) const HOLDER: Calls =
 /// `paravane inspector`: descriptors of messages, processes that look at them.
 pub(super) const INSPECTOR: Calls = Calls {
     allowed: &[INSPECTED, INSPECTED_OLDER],
-    limits: &[&[limits::DATA_ONLY]],
+    limits: &[&[limits::DATA_ONLY, limits::PROCESSES]],
     ioctls: &[],
     prctls: &[],
 };
@@ -254,8 +254,7 @@ const INSPECTED: &[c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_readlinkat,
     libc::SYS_close,
-    // A process for each look.
-    libc::SYS_clone,
+    // A process for each look; clone is in `limits`.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_set_robust_list,
