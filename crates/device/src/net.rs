@@ -43,7 +43,7 @@ pub use extension::{NetDevice, NetQueue};
 pub use generator::Generator;
 pub use header::EncodedHeader;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
-pub use link::LinkEnd;
+pub use link::{LinkEnd, LinkHold};
 pub use tap::{Tap, TapError};
 
 use crate::{Device, HostSide, QueueHandler};

@@ -10,7 +10,7 @@ use paravane_device::blk::{
     self, BlkConfig, EngineChoice, FileId, Full, Geometry, Layer, LayerSource, OpenError, Resizer, Snapshots,
     StorageErrors, UnlockedBlk,
 };
-use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
+use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, LinkHold, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice, RateLimit};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles, OpenOptions, Store};
@@ -32,6 +32,8 @@ pub(crate) struct Opened {
     pub(crate) snapshots: Option<Arc<Snapshots>>,
     /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
+    /// Makes frames for this card wait until both cards of its link are served.
+    pub(crate) hold: Option<LinkHold>,
 }
 
 /// A device, or a disk that waits for its image.
@@ -109,6 +111,14 @@ impl From<Opened> for Opening {
 }
 
 impl Opening {
+    /// Takes the hold of a card on a link.
+    pub(crate) fn hold(&mut self) -> Option<LinkHold> {
+        match self {
+            Self::Device(opened) => opened.hold.take(),
+            _ => None,
+        }
+    }
+
     /// What another daemon must offer for this device.
     pub(crate) fn wanted(&self, spec: &DeviceSpec) -> Offered {
         let image = || spec.images().first().and_then(|image| FileId::at(image).ok());
@@ -293,7 +303,12 @@ pub(crate) fn open(
                         near
                     }
                 };
-                card(net, end, format!("link {name}"))
+                let hold = end.hold();
+                let mut opening = card(net, end, format!("link {name}"))?;
+                if let Opening::Device(opened) = &mut opening {
+                    opened.hold = Some(hold);
+                }
+                Ok(opening)
             }
             Network::Echo => {
                 card(net, LinkEnd::echo(net.queues).context("cannot create an echo")?, "echo".to_owned())
@@ -311,6 +326,7 @@ pub(crate) fn open(
             resizer: None,
             snapshots: None,
             back_end: "getrandom".to_owned(),
+            hold: None,
         }
         .into()),
     }
@@ -410,7 +426,7 @@ fn opened(
     let snapshots = Some(Arc::new(device.snapshots()));
     let full = Some(device.full());
     let figures = Figures { storage, full, limiters, stores, ..Figures::default() };
-    Opened { device: Box::new(device), figures, resizer, snapshots, back_end }
+    Opened { device: Box::new(device), figures, resizer, snapshots, back_end, hold: None }
 }
 
 fn unlocked(
@@ -569,5 +585,6 @@ fn connect<B: BackEnd>(
     };
     let card = net::Net::new(config, end)?;
     let figures = Figures { net: Some(card.counters()), limiters, ..Figures::default() };
-    Ok(Opened { device: Box::new(card), figures, resizer: None, snapshots: None, back_end }.into())
+    Ok(Opened { device: Box::new(card), figures, resizer: None, snapshots: None, back_end, hold: None }
+        .into())
 }

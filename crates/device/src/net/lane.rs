@@ -246,6 +246,8 @@ pub(super) struct Port {
     pub(super) pairs: AtomicU16,
     /// Features that the receiving driver has accepted.
     pub(super) features: AtomicU64,
+    /// Frames for a lane without a receiver wait: there will be one.
+    pub(super) held: AtomicBool,
 }
 
 impl Port {
@@ -255,7 +257,13 @@ impl Port {
             room: (0..pairs).map(|_| Wakeup::new()).collect::<io::Result<_>>()?,
             pairs: AtomicU16::new(1),
             features: AtomicU64::new(0),
+            held: AtomicBool::new(false),
         }))
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        // Relaxed: a change wakes all waiting senders.
+        self.held.load(Ordering::Relaxed)
     }
 
     /// The lane for frames of the far side's `pair`.

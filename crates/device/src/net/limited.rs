@@ -104,9 +104,9 @@ impl<S: Sender> Sender for LimitedSender<S> {
         }
         let sent = self.inner.send(frame)?;
         match sent {
-            Sent::Sent => self.brake.charge(now, frame.len as u64),
+            // A frame that is dropped costs the host as much.
+            Sent::Sent | Sent::Refused => self.brake.charge(now, frame.len as u64),
             Sent::Full => self.full = true,
-            Sent::Refused => {}
         }
         Ok(sent)
     }

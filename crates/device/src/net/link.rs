@@ -9,7 +9,8 @@
 //! ([`super::echo_peer`]).
 //!
 //! When a [lane](super::lane) is full, the transmit queue waits, so no frame is lost between two
-//! drivers with running queues. Without a receiver, frames are dropped.
+//! drivers with running queues. Without a receiver, frames are dropped; while its end is held
+//! ([`LinkEnd::hold`]), they wait.
 //!
 //! A link offers no segmentation: a large MTU has the same effect. Checksums stay partial between
 //! drivers that both accepted that; for others the link completes them.
@@ -81,6 +82,16 @@ impl LinkEnd {
         Ok(Self { near, far, echo: None, _echo_peer: Some(echo_peer) })
     }
 
+    /// Makes frames for this end wait for a receiver until the hold is dropped.
+    ///
+    /// For a host that starts both cards again, one after the other, for drivers that run.
+    #[must_use]
+    pub fn hold(&self) -> LinkHold {
+        // Relaxed: the far side's sender is created later.
+        self.near.held.store(true, Ordering::Relaxed);
+        LinkHold(Arc::clone(&self.near))
+    }
+
     /// Counts the buffers at the far side.
     #[cfg(test)]
     pub(super) fn buffers(&self) -> impl Fn() -> usize + 'static {
@@ -92,6 +103,18 @@ impl LinkEnd {
     fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
         Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _echo_peer: None })
+    }
+}
+
+/// See [`LinkEnd::hold`].
+#[derive(Debug)]
+pub struct LinkHold(Arc<Port>);
+
+impl Drop for LinkHold {
+    fn drop(&mut self) {
+        // Relaxed: the wakeup orders it.
+        self.0.held.store(false, Ordering::Relaxed);
+        self.0.wake_for_room();
     }
 }
 
@@ -155,6 +178,8 @@ impl BackEnd for LinkEnd {
         port.lanes[lane].clear();
         // Relaxed: frames of senders that do not see it yet are lost, as on any link.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
+        // Those that a hold keeps.
+        port.wake_for_room();
         Ok(LinkReceiver { port, lane, buffers: Vec::with_capacity(LANE), done: 0 })
     }
 }
@@ -216,7 +241,7 @@ impl LinkSender {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
         // Relaxed: before a sleep the wakeup orders it; otherwise it is only a hint that sending
         // may work.
-        lane.has_room() || !lane.open.load(Ordering::Relaxed)
+        if lane.open.load(Ordering::Relaxed) { lane.has_room() } else { !self.far.is_held() }
     }
 }
 
@@ -224,7 +249,9 @@ impl Sender for LinkSender {
     // Always: built in memory for a call, the frame's description costs as much as its look-up.
     #[inline(always)]
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
-        let Some(number) = self.lane.or_else(|| self.begin()) else { return Ok(Sent::Refused) };
+        let Some(number) = self.lane.or_else(|| self.begin()) else {
+            return Ok(if self.far.is_held() { Sent::Full } else { Sent::Refused });
+        };
         // An answer may be longer.
         let most = if let Finish::Answer(len) = self.finish { len.max(frame.len) } else { frame.len };
         if self.buffers.get(self.filled).is_none_or(|buffer| buffer.bytes.len() < most) {

@@ -51,6 +51,8 @@ impl Exports {
                 Err(error) => return Err(failed_by(&specs, spec, &error)),
             }
         }
+        // Until the sessions of both cards of a link are resumed.
+        let _holds: Vec<_> = members.iter_mut().map(|member| member.device.hold.take()).collect();
         let mut served = Vec::new();
         for member in members {
             let spec = member.spec.clone();

@@ -155,7 +155,7 @@ impl ServedDevice {
         ended: &Arc<Notifier>,
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
-        let Opened { device, figures, resizer, snapshots, back_end } = opened;
+        let Opened { device, figures, resizer, snapshots, back_end, hold: _ } = opened;
         let ExportContext { sockets, shelf, threads: shared, inspector, .. } = context;
         let name = spec.name.clone();
         let shares = spec.workers.is_none() && !device.may_block();

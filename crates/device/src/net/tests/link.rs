@@ -124,6 +124,27 @@ fn frames_without_a_receiver_are_dropped() {
 }
 
 #[test]
+fn frames_for_an_end_that_is_held_wait_for_its_receiver() {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    let hold = b.hold();
+    let mut a = Card::new(a);
+    assert_eq!(send(&mut a, 0, 5), 0);
+    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
+    let mut b = Card::new(b);
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    for n in 0..5 {
+        b.add(RX, &[], &[segment(DATA + n * 4096, 2000)]);
+    }
+    assert_eq!((a.settle(TX).len(), b.settle(RX).len()), (5, 5));
+    b.lanes.clear();
+    assert_eq!(send(&mut a, 5, 1), 0);
+    drop(hold);
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    assert_eq!(a.settle(TX).len(), 1);
+    assert_eq!((a.totals().transmitted, a.totals().refused), (5, 1));
+}
+
+#[test]
 fn a_receiver_that_goes_away_sets_its_senders_free() {
     let (mut a, mut b) = cards();
     for n in 0..5 {
