@@ -19,6 +19,7 @@ pub(crate) mod inspector;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
+mod network_events;
 pub(crate) mod open;
 mod places;
 mod process;
@@ -53,6 +54,7 @@ use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use inspector::InspectorProcess;
 use metrics::Metrics;
+use network_events::NetworkEvents;
 use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier, caught};
@@ -318,6 +320,12 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             }
         }
     }
+    let may_have_taps = args.config.is_some() || devices.iter().any(|spec| spec.tap().is_some());
+    // The sandbox allows no such socket.
+    let network = may_have_taps.then(NetworkEvents::open).transpose().unwrap_or_else(|error| {
+        tracing::warn!("a TAP device that is deleted is noticed by traffic only: no netlink socket: {error}");
+        None
+    });
     match &allowed {
         Some(allowed) => sandbox::enter(allowed)?,
         None => tracing::warn!(
@@ -413,7 +421,7 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
         None => None,
     };
     let observers =
-        Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs };
+        Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs, network };
     for (key, way) in readable {
         tracing::warn!(
             "a guest that takes over this process could read the keys in {}, as the daemon may read in {}: keep keys and \
@@ -538,7 +546,7 @@ fn open_all(
             }
             Err(TryRecvError::Empty) => {}
         }
-        if signals.wait(done.as_fd(), None)? == Some(Request::End) {
+        if signals.wait(&[done.as_fd()], None)? == Some(Request::End) {
             return Ok(None);
         }
     }
@@ -647,7 +655,7 @@ fn end(exports: &Exports, signals: &Signals, timeout: Duration) -> End {
         if rest.is_zero() {
             return End::Late;
         }
-        match signals.wait(exports.changed(), time.map_or(Some(rest), |time| Some(time.min(rest)))) {
+        match signals.wait(&[exports.changed()], time.map_or(Some(rest), |time| Some(time.min(rest)))) {
             Ok(Some(Request::End)) => return End::Interrupted,
             Ok(_) => {}
             Err(error) => {
@@ -680,6 +688,8 @@ struct Observers<'a> {
     giver: Option<Arc<Giver>>,
     /// Number of take-overs before this daemon.
     take_overs: u64,
+    /// Tells of changes of the host's network, if cards on TAP devices may be served.
+    network: Option<NetworkEvents>,
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -694,7 +704,7 @@ fn run(
     seal: Option<bool>,
     observers: Observers<'_>,
 ) -> Result<(), Failure> {
-    let Observers { control, metrics, process, giver, take_overs } = observers;
+    let Observers { control, metrics, process, giver, take_overs, network } = observers;
     let report = || {
         let (exports, process) = (exports.clone(), process.clone());
         move || Report {
@@ -791,7 +801,13 @@ fn run(
             tracing::info!("the VMM has disconnected from the inherited socket: exiting");
             return Ok(());
         }
-        match (signals.wait(exports.changed(), time)?, config) {
+        let network = network.as_ref();
+        let others: Vec<_> = [exports.changed()].into_iter().chain(network.map(AsFd::as_fd)).collect();
+        let signal = signals.wait(&others, time)?;
+        if let Some(network) = network {
+            exports.network_changed(&network.take());
+        }
+        match (signal, config) {
             (None, _) => {}
             (Some(_), _) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {
                 tracing::warn!("signal ignored: the devices are being handed over");

@@ -38,6 +38,7 @@ mod task;
 
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, SocketFile};
+use host_watch::HostState;
 use task::ExportTask;
 
 use crate::handover::record::{ConnectionState, ExportState};
@@ -60,7 +61,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Configuration of an export.
@@ -226,8 +227,7 @@ struct Shared {
     commanded: AtomicBool,
     /// The host's side of the device is to be looked at.
     look: AtomicBool,
-    /// Next look at a host's side that is gone.
-    look_due: Mutex<Option<Instant>>,
+    host: Mutex<HostState>,
     /// What is left of an export that was handed over, and takes long to give up.
     remains: Mutex<Vec<Box<dyn Any + Send>>>,
 }
@@ -394,7 +394,7 @@ impl Export {
             leave: AtomicBool::new(false),
             commanded: AtomicBool::new(false),
             look: AtomicBool::new(false),
-            look_due: Mutex::new(None),
+            host: Mutex::default(),
             remains: Mutex::new(Vec::new()),
         });
         let io_pool = io_pool.filter(|_| !device.may_block());

@@ -79,6 +79,7 @@ mod store;
 mod stores;
 mod take_over;
 mod taken_over;
+mod tap_changes;
 mod told;
 mod top;
 mod trace;

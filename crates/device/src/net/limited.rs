@@ -61,12 +61,16 @@ impl<B: BackEnd> BackEnd for Limited<B> {
         self.inner.look()
     }
 
-    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
-        self.inner.tell_loss(told);
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
+        self.inner.tell_change(told);
     }
 
     fn is_up(&self) -> bool {
         self.inner.is_up()
+    }
+
+    fn has_carrier(&self) -> bool {
+        self.inner.has_carrier()
     }
 
     fn inject(&self, frame: &[u8]) -> io::Result<()> {

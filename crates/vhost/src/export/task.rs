@@ -123,7 +123,7 @@ impl ExportTask {
     fn begin(&mut self) {
         if let Some(net) = self.device.as_mut().and_then(|device| device.net()) {
             let shared = Arc::clone(&self.shared);
-            net.tell_loss(Box::new(move || {
+            net.tell_change(Box::new(move || {
                 // Relaxed: the wake-up orders.
                 shared.look.store(true, Ordering::Relaxed);
                 shared.wake();
@@ -224,6 +224,7 @@ impl ExportTask {
         };
         // Relaxed: this thread looks.
         self.shared.look.store(true, Ordering::Relaxed);
+        self.shared.forget_link();
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
             // Reported when it makes progress.

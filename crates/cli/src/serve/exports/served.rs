@@ -500,6 +500,7 @@ impl ServedDevice {
                     refused_frames: totals.refused,
                     no_room_frames: totals.no_room,
                     unusable_buffers: totals.unusable,
+                    link_up: status.link_is_up.unwrap_or_default(),
                 }
             }),
         }

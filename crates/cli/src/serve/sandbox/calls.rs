@@ -179,6 +179,7 @@ const IOCTLS: &[u64] = &[
     request(libc::TUNSETVNETHDRSZ),
     request(libc::TUNSETVNETLE),
     request(libc::SIOCGIFMTU as libc::Ioctl),
+    request(libc::SIOCGIFFLAGS as libc::Ioctl),
     // linux/fs.h: BLKROGET, BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOMIN, BLKIOOPT, BLKDISCARD,
     // BLKZEROOUT.
     0x125e,
