@@ -171,14 +171,11 @@ fn create_in(source: &Source, path: &Path, new: &NewImage) -> Result<(), ImageEr
             Ok(found) if found == *size => Ok(()),
             Ok(_) => source.set_size(*size),
             Err(error) => Err(error),
-        },
+        }
+        .and_then(|()| source.sync()),
         NewImage::Qcow2(new) => write_tables(source, new),
     };
-    made.and_then(|()| source.sync()).map_err(|source| ImageError::Io {
-        path: path.to_owned(),
-        action: "make the image",
-        source,
-    })
+    made.map_err(|source| ImageError::Io { path: path.to_owned(), action: "make the image", source })
 }
 
 fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError> {

@@ -8,6 +8,10 @@
 //! `lazy_refcounts`. An image of 1 TiB in clusters of 64 KiB has 128 MiB of L2 tables, all of which are
 //! read. The memory for a window is limited. Version 2 has no mark, so its images are checked at each
 //! start, if that is quick.
+//!
+//! **A repair needs no sync.** What a crash loses of it is repaired again: the mark stays until the image
+//! is closed, and version 2 is checked again. A freed cluster is used only after the sync of `fill`,
+//! which makes its count durable.
 use super::super::source::Source;
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
@@ -96,7 +100,6 @@ pub(super) fn rebuild(
         image.count_uses(&mut window)?;
         window.repair(io, counts, !header.has_other_owners, &mut repaired)?;
     }
-    io.sync()?;
     if header.is_dirty() || repaired.counted + repaired.freed > 0 {
         tracing::warn!(
             path = %path.display(),
@@ -222,7 +225,7 @@ impl Window {
         }
     }
 
-    /// Compares uses with counts, and repairs what is safe: first those that are too low.
+    /// Compares uses with counts, and repairs what is safe.
     fn repair(
         &self,
         io: &Io,
@@ -248,7 +251,6 @@ impl Window {
                 _ => {}
             }
         }
-        io.sync()?;
         for run in unused {
             repaired.freed += run.end - run.start;
             counts.change(io, run, |_| Some(0))?;
