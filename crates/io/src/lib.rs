@@ -18,7 +18,8 @@
 //! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the
 //! thread then unblocks it ([`IoThread::freed_by`]); in a pool that devices share, somebody watches.
 //! It may also block in a page fault on memory of another process, which nothing ends. In a pool that
-//! devices share, another thread then goes on with the queues of the other devices.
+//! devices share, another thread then goes on with the queues of the other devices, and the device gets a
+//! thread of its own for a while.
 //!
 //! Devices use threads through an [`IoPool`]: one that they share, or one that each has of its own.
 mod activity;
@@ -27,6 +28,7 @@ mod counters;
 mod event_loop;
 mod host_queue;
 mod inline;
+mod isolation;
 mod kicks;
 mod panic;
 mod places;

@@ -3,7 +3,8 @@
 //! ```text
 //!   asleep <--nothing was served for a second-- awake: every 10 ms
 //!      '------ a thread wakes: Activity -------->   a thread in the same turn as 10 ms ago: unblock its device,
-//!                                                     and have another thread serve the other queues
+//!                                                     and have another thread serve the other queues;
+//!                                                     if it waits in the kernel: isolate the device
 //!                                                   every 100 ms: move a queue from the busiest thread
 //! ```
 //! A client can block the thread that signals it, by a full eventfd ([`QueueEvents`]), and the thread
@@ -12,6 +13,7 @@
 //! [`QueueEvents`]: crate::QueueEvents
 use crate::activity::Activity;
 use crate::balance::{Load, Move, best_move};
+use crate::isolation::{QUIET, TooMany};
 use crate::places::Shared;
 use crate::spares::MOST;
 use crate::{IoThread, QueueKey, lock};
@@ -53,6 +55,7 @@ impl Watch {
             since: Instant::now(),
             moves: Arc::default(),
             is_short: false,
+            has_warned: false,
         };
         let thread = std::thread::Builder::new().name("io-watch".to_owned()).stack_size(STACK);
         let thread = Some(thread.spawn(move || watcher.run())?);
@@ -91,6 +94,8 @@ struct Watcher {
     moves: Arc<AtomicBool>,
     /// Whether a thread was blocked, and no other one could take over.
     is_short: bool,
+    /// Whether a warning has said that too many devices are isolated.
+    has_warned: bool,
 }
 
 impl Watcher {
@@ -149,13 +154,45 @@ impl Watcher {
             if now == seen
                 && let Some(device) = now.1
             {
+                let waits = waits_in_kernel(thread.id());
                 shared.devices.unblock(device);
                 self.take_over(thread);
+                if waits {
+                    self.isolate(device);
+                }
             }
             is_active |= now.0 != seen.0 || now.1.is_some();
         }
+        let (blocking, quiet) = shared.isolation.look(QUIET);
+        is_active |= !blocking.is_empty();
+        blocking.into_iter().for_each(|device| shared.devices.unblock(device));
+        for device in quiet {
+            let shared = Arc::clone(&shared);
+            self.shared.spares.have_done(move || shared.rejoin(device));
+        }
         shared.spares.refill();
         is_active
+    }
+
+    /// Gives a device that blocks a thread one of its own.
+    fn isolate(&mut self, device: usize) {
+        if !self.shared.spares.refill() {
+            return;
+        }
+        match self.shared.isolation.begin(device) {
+            Ok(true) => {
+                let shared = Arc::clone(&self.shared);
+                self.shared.spares.have_done(move || shared.isolate(device));
+            }
+            Ok(false) => {}
+            Err(TooMany) if self.has_warned => {}
+            Err(TooMany) => {
+                self.has_warned = true;
+                tracing::warn!(
+                    "{MOST} clients have blocked I/O threads by their memory: others delay all devices"
+                );
+            }
+        }
     }
 
     /// Has another thread serve the queues of one that is blocked, except for the device that blocks it.
@@ -184,12 +221,45 @@ impl Watcher {
             measured.insert(key, busy);
             let Some(before) = self.measured.get(&key) else { continue };
             // One that moves now is counted next time.
-            let Ok(thread) = place.thread.try_lock().map(|thread| *thread) else { continue };
+            let Ok(thread) = place.thread.try_lock().map(|thread| self.shared.number(&thread)) else {
+                continue;
+            };
+            let Some(thread) = thread else { continue };
             let busy = busy.wrapping_sub(*before) * 100 / time.max(1);
             let stays = lock(&place.moved).is_some_and(|moved| now - moved < STAY);
             loads.push(Load { key, thread, busy, stays });
         }
         self.measured = measured;
         loads
+    }
+}
+
+/// Whether a thread waits for something that no signal ends.
+///
+/// One that waits for a CPU does not, nor one that clears memory. `true` also where /proc does not tell.
+fn waits_in_kernel(thread: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
+    // proc_pid_stat(5): the state follows the name, which ends with the last parenthesis.
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('D'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_runs_or_sleeps_does_not_wait_in_the_kernel() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let sleeps = std::thread::spawn(move || {
+            send.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ = wait.recv();
+        });
+        let sleeper = receive.recv().unwrap();
+        assert!(!waits_in_kernel(rustix::thread::gettid().as_raw_nonzero().get()));
+        assert!(!waits_in_kernel(sleeper));
+        drop(end);
+        sleeps.join().unwrap();
+        assert!(waits_in_kernel(-1), "unknown");
     }
 }

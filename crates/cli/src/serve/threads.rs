@@ -52,7 +52,11 @@ impl Figures {
             let [start, before] = [&self.start, &self.before].map(|figures| figures.as_ref().map_or(0.0, of));
             of(&now) - start + before
         };
-        Some(report::Thread { cpu_s: sum(|of| of.cpu_s), run_delay_s: sum(|of| of.run_delay_s), name: now.name })
+        Some(report::Thread {
+            cpu_s: sum(|of| of.cpu_s),
+            run_delay_s: sum(|of| of.run_delay_s),
+            name: now.name,
+        })
     }
 
     /// Goes on with the figures of another thread, if that has taken over.

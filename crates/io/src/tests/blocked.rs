@@ -293,6 +293,44 @@ fn a_pool_ends_when_its_blocked_threads_have_woken() {
     opener.join().unwrap();
 }
 
+#[test]
+fn a_device_that_blocks_threads_has_one_of_its_own_for_a_while() {
+    let scene = Scene::new(Duration::ZERO, |_| ());
+    let (shared, device) = (&scene.pool.shared, scene.bad.key(0).device);
+    scene.block();
+    assert!(shared.isolation.begin(device).unwrap());
+    assert!(!shared.isolation.begin(device).unwrap(), "its queues move already");
+    let mover = {
+        let shared = Arc::clone(shared);
+        std::thread::spawn(move || shared.isolate(device))
+    };
+    scene.neighbour_is_served();
+    scene.barrier.set(false);
+    mover.join().unwrap();
+    let shares = || scene.bad.ids(0..1) == scene.good.ids(0..1);
+    assert!(!shares());
+    scene.fed.serve(&scene.kick);
+    // It blocks its own thread, and no spare one.
+    let extra = shared.spares.extra();
+    scene.block();
+    wait_until("the watcher", || shared.isolation.look(Duration::MAX).0 == [device]);
+    scene.neighbour_is_served();
+    assert_eq!(shared.spares.extra(), extra);
+    scene.barrier.set(false);
+    scene.fed.serve(&scene.kick);
+    // A new queue goes there, too.
+    let (queue, _) = queue_with(scene.bad.key(1), Fed::default());
+    assert!(scene.bad.put_on(queue).is_ok());
+    assert_eq!(scene.bad.ids(1..2), scene.bad.ids(0..1));
+    wait_until("it is quiet", || shared.isolation.look(Duration::ZERO).1 == [device]);
+    shared.rejoin(device);
+    assert!(shares() && scene.bad.ids(1..2) == scene.bad.ids(0..1));
+    assert_eq!(shared.isolation.count(), 0);
+    scene.fed.serve(&scene.kick);
+    scene.bad.take_off(scene.bad.key(1)).unwrap().stop(true);
+    scene.end();
+}
+
 /// More clients than there are spare threads: the rest waits, and nothing is lost.
 #[test]
 fn blocked_threads_have_a_limit() {
