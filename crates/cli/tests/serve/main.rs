@@ -25,6 +25,7 @@ mod guest_physical;
 #[path = "../../../vhost/tests/serve/held.rs"]
 mod held;
 mod hold;
+mod holes;
 mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;

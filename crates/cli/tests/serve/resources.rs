@@ -103,11 +103,12 @@ impl Host {
         std::fs::read_dir(format!("/proc/{}/fd", self.daemon.pid())).unwrap().count()
     }
 
-    /// Threads of the process, without those that the kernel has for io_uring.
+    /// Threads of the process, without those that the kernel has for io_uring, and without spare I/O
+    /// threads: a busy host makes I/O threads look blocked.
     fn threads(&self) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.pid())).unwrap();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
-        names.filter(|name| !name.starts_with("iou-")).count()
+        names.filter(|name| !name.starts_with("iou-") && !name.starts_with("io-spare")).count()
     }
 
     /// A working client on a free device.
