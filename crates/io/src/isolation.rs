@@ -119,8 +119,7 @@ impl Shared {
                 isolated.thread = Some(Arc::clone(&thread));
             }
             tracing::info!(
-                "the client's memory has blocked an I/O thread that devices share: its queues get a thread of \
-                 their own"
+                "the client's memory has blocked a shared I/O thread: its queues get a thread of their own"
             );
             Ok(thread)
         });

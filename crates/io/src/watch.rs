@@ -189,7 +189,7 @@ impl Watcher {
             Err(TooMany) => {
                 self.has_warned = true;
                 tracing::warn!(
-                    "{MOST} clients have blocked I/O threads by their memory: others delay all devices"
+                    "{MOST} devices have I/O threads of their own: others that block one get none"
                 );
             }
         }
@@ -204,8 +204,8 @@ impl Watcher {
             }
         } else if !std::mem::replace(&mut self.is_short, true) {
             tracing::warn!(
-                "an I/O thread is blocked, and so are all {MOST} spare ones: its devices wait for memory of a \
-                 client"
+                "an I/O thread is blocked, and so are all {MOST} spare ones: the devices of that thread wait for \
+                 memory of a client"
             );
         }
     }

@@ -4,6 +4,7 @@
 use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
 use crate::driver::Random;
 use crate::raw::{Machine, Raw};
+use paravane_ring::Segment;
 use paravane_spec::feature::{ACCESS_PLATFORM, VERSION_1};
 use paravane_spec::vhost_user::{
     Inflight, Iotlb, LogArea, MemoryRegion, MemoryTable, SingleRegion, VringAddr, VringState, iotlb, request,
@@ -96,6 +97,17 @@ impl Host {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.daemon.pid())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:"))).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// Bytes of its mappings whose names contain `name`.
+    fn mapped(&self, name: &str) -> u64 {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.daemon.pid())).unwrap();
+        let size = |line: &str| {
+            let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+            let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
+            end - start
+        };
+        maps.lines().filter(|line| line.contains(name)).map(size).sum()
     }
 
     /// Descriptors of the process.
@@ -397,6 +409,57 @@ fn the_largest_queues_take_bounded_memory_and_give_it_back() {
     }
     let last = session();
     assert!(last < first + (16 << 10), "{first} kB at first, {last} kB in the end");
+}
+
+/// Rings of the kernel, whose memory is not swapped.
+#[test]
+fn the_largest_queue_locks_the_memory_of_its_io_uring_ring() {
+    const TEST: &str = "the_largest_queue_locks_the_memory_of_its_io_uring_ring";
+    const SIZE: u64 = 32768;
+    if let Err(error) = paravane_device::blk::io_uring_available() {
+        return skip(TEST, error);
+    }
+    let host = Host::disks(&["a", "b"], &["--engine", "io_uring", "--queue-size", "32768"]);
+    let _small = host.connect("b");
+    let raw = host.connect("a");
+    let mut machine = Machine::new(0, SIZE as u16, 4);
+    machine.attach(&raw, 0, false);
+    host.wait_for("a", |device| device["queues"][0]["live"] == true);
+    // For each entry: one of 64 bytes to submit, its index, and two of 16 bytes to complete.
+    let (locked, most) = (host.mapped("io_uring"), SIZE * (64 + 4 + 2 * 16) + (1 << 16));
+    assert!((SIZE..=most).contains(&locked), "{locked} bytes, at most {most}");
+    assert_eq!((host.kilobytes("VmLck"), host.kilobytes("VmPin")), (0, 0), "nothing else is locked");
+    drop(raw);
+    host.wait_for("a", |device| device["connected"] == false);
+    assert_eq!(host.mapped("io_uring"), 0);
+}
+
+/// A page of each 2 MiB is used, which takes the most tables.
+#[test]
+fn page_tables_take_a_part_of_what_is_mapped() {
+    const SIZE: u64 = 1 << 30;
+    let host = Host::start("rng", &["a"], &[]);
+    let raw = host.connect("a");
+    let mut machine = Machine::new(0, 64, 1);
+    machine.attach(&raw, 0, false);
+    let before = host.kilobytes("VmPTE");
+    assert!(share(&raw, 0, SIZE, &memfd(SIZE)));
+    for number in 0..SIZE / (2 * MIB) {
+        let addr = (1 << 46) + number * 2 * MIB;
+        machine.queue.add(&[], &[Segment { addr, len: 1 }]).unwrap();
+        machine.kick();
+        while machine.queue.pop_used().unwrap().is_none() {
+            machine.wait(Duration::from_secs(10));
+        }
+    }
+    let grown = host.kilobytes("VmPTE") - before;
+    let most = (SIZE >> 10) / 512;
+    assert!(grown > most / 2, "{grown} kB: is that all?");
+    // A table of each higher level.
+    assert!(grown <= most + 64, "{grown} kB of page tables, at most {most}");
+    drop(raw);
+    host.wait_for("a", |device| device["connected"] == false);
+    assert!(host.kilobytes("VmPTE") <= before + 64);
 }
 
 #[test]
