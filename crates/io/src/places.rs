@@ -88,7 +88,8 @@ impl Shared {
             };
             Ok(Arc::new(freed(thread, &devices)))
         };
-        let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>()?;
+        let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>();
+        let threads = threads.inspect_err(|_| spares.close())?;
         let places = Mutex::default();
         Ok(Arc::new(Self {
             threads,
@@ -99,6 +100,12 @@ impl Shared {
             devices,
             places,
         }))
+    }
+
+    /// Ends the threads.
+    pub(crate) fn end(&self) {
+        self.threads.iter().for_each(|thread| thread.quit());
+        self.spares.close();
     }
 
     /// Longest poll of a queue whose device says nothing else.

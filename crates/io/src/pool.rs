@@ -41,7 +41,7 @@ impl IoPool {
         let activity = Arc::default();
         let shared = Shared::new(threads, longest_poll, Some(&activity), |number| format!("io{number}"))?;
         shared.spares.refill();
-        let watch = Watch::start(&shared, activity)?;
+        let watch = Watch::start(&shared, activity).inspect_err(|_| shared.end())?;
         Ok(Self { watch: Some(watch), shared })
     }
 
@@ -76,8 +76,7 @@ impl IoPool {
 impl Drop for IoPool {
     fn drop(&mut self) {
         drop(self.watch.take());
-        self.shared.threads.iter().for_each(|thread| thread.quit());
-        self.shared.spares.close();
+        self.shared.end();
     }
 }
 

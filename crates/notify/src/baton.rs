@@ -6,7 +6,7 @@
 //! ```
 //! A baton serves one owner: the next one makes another. So an owner that wakes late takes nothing that
 //! the next one has offered.
-use crate::sync::AtomicPtr;
+use crate::sync::{AtomicPtr, store_pointer};
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -28,13 +28,8 @@ impl<T: Send> Baton<T> {
     ///
     /// A value that is offered while another one still is replaces that, which is never freed.
     pub fn offer(&self, value: Box<T>) {
-        let value = Box::into_raw(value);
         // Pairs with the exchange in `take`: who takes the value sees what was done to it.
-        #[cfg(not(loom))]
-        self.offered.store(value, Release);
-        // The checker would also order a store before an exchange of another thread that has not read it.
-        #[cfg(loom)]
-        self.offered.swap(value, Release);
+        store_pointer(&self.offered, Box::into_raw(value), Release);
     }
 
     /// Takes the value, if it is offered. One of all callers gets it.
