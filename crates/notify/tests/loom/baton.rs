@@ -1,4 +1,4 @@
-//! Who has a value that a thread offers while it may block.
+//! Who has a value that a thread offers while it may block: an event loop with two queues.
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -6,99 +6,111 @@ use loom::thread;
 use paravane_notify::Baton;
 use std::sync::Arc;
 
-/// An event loop: the checker fails if two threads use it at the same time.
-struct Owned {
-    turns: UnsafeCell<u32>,
-    /// Queues that are with threads that it has left.
-    away: Vec<u32>,
-}
-
-// SAFETY: the model is about who may use it. The checker watches the cell.
-unsafe impl Send for Owned {}
+/// What one thread at a time uses: the checker fails if two do, or one without seeing the other's work.
+struct Owned(UnsafeCell<u32>);
 
 impl Owned {
-    fn turn(&self) {
-        // SAFETY: the caller owns it, which the checker verifies.
-        self.turns.with_mut(|turns| unsafe { *turns += 1 });
+    fn new() -> Self {
+        Self(UnsafeCell::new(0))
     }
+
+    fn used(&self) {
+        // SAFETY: the caller owns it, which the checker verifies.
+        self.0.with_mut(|uses| unsafe { *uses += 1 });
+    }
+}
+
+struct EventLoop {
+    turns: Owned,
+    /// Queues that are with threads that it has left.
+    away: Vec<usize>,
 }
 
 /// What the threads of one event loop share.
 struct Shared {
-    baton: Mutex<Arc<Baton<Owned>>>,
+    baton: Mutex<Arc<Baton<EventLoop>>>,
     /// Queues that come back by message.
-    back: Mutex<Vec<u32>>,
-    /// Users of each queue.
-    users: [AtomicUsize; 2],
+    back: Mutex<Vec<usize>>,
+    queues: [Owned; 2],
+    /// Threads that have ended with the loop.
     owners: AtomicUsize,
 }
 
+// SAFETY: the model is about who may use it. The checker watches the cells.
+unsafe impl Send for EventLoop {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
 impl Shared {
-    /// Serves queue `number` in up to `turns` turns. Returns the loop, unless another thread has it.
-    fn serve(&self, mut owned: Box<Owned>, number: u32, turns: u32) -> Option<Box<Owned>> {
+    /// Serves these queues, one after the other. Returns the loop, unless another thread has it.
+    fn serve(&self, mut event_loop: Box<EventLoop>, queues: &[usize]) -> Option<Box<EventLoop>> {
         let baton = Arc::new(Baton::default());
         *self.baton.lock().unwrap() = Arc::clone(&baton);
-        for _ in 0..turns {
-            owned.turn();
+        for &number in queues {
+            event_loop.turns.used();
+            for back in self.back.lock().unwrap().drain(..) {
+                let at =
+                    event_loop.away.iter().position(|away| *away == back).expect("a queue is back twice");
+                event_loop.away.swap_remove(at);
+            }
             // Queues that are away are not served.
-            if owned.away.contains(&number) {
+            if event_loop.away.contains(&number) {
                 continue;
             }
-            baton.offer(owned);
-            let user = &self.users[number as usize];
-            assert_eq!(user.fetch_add(1, Ordering::Relaxed), 0, "two threads serve a queue");
-            thread::yield_now();
-            user.fetch_sub(1, Ordering::Relaxed);
+            baton.offer(event_loop);
+            self.queues[number].used();
             let Some(back) = baton.take() else {
                 self.back.lock().unwrap().push(number);
                 return None;
             };
-            owned = back;
+            event_loop = back;
         }
-        Some(owned)
+        Some(event_loop)
     }
 
-    /// Ends the time of a thread with the loop. It looks for what has come back.
-    fn end(&self, owned: Option<Box<Owned>>) {
-        if let Some(owned) = owned {
+    fn end(&self, event_loop: Option<Box<EventLoop>>) {
+        if let Some(event_loop) = event_loop {
+            event_loop.turns.used();
             assert_eq!(self.owners.fetch_add(1, Ordering::Relaxed), 0, "two threads have the loop");
-            owned.turn();
-            let back = self.back.lock().unwrap();
-            assert!(back.iter().all(|number| owned.away.contains(number)), "a queue is back twice");
         }
     }
 }
 
-/// A watcher takes the loop from a thread at any moment of its turns, and another thread runs on.
+/// A watcher takes the loop from a thread at any moment of its turns, and another thread goes on.
 ///
-/// One thread has the loop at any time, and one thread each queue, whenever the first one wakes.
+/// One thread has the loop at any time, and one thread each queue, whenever the first one wakes. A queue
+/// that is back is served by the other thread.
 #[test]
 fn a_loop_and_each_queue_have_one_owner() {
     loom::model(|| {
         let shared = Arc::new(Shared {
             baton: Mutex::new(Arc::default()),
             back: Mutex::new(Vec::new()),
-            users: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            queues: [Owned::new(), Owned::new()],
             owners: AtomicUsize::new(0),
         });
         let first = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                let owned = Box::new(Owned { turns: UnsafeCell::new(0), away: Vec::new() });
-                shared.end(shared.serve(owned, 0, 2));
+                let event_loop = Box::new(EventLoop { turns: Owned::new(), away: Vec::new() });
+                shared.end(shared.serve(event_loop, &[0, 1]));
             })
         };
-        // The watcher, and then the spare thread.
+        // The watcher, and then the spare thread. The first thread serves queue 0 or 1.
         let baton = Arc::clone(&shared.baton.lock().unwrap());
-        if let Some(mut owned) = baton.take() {
-            owned.away.push(0);
-            assert!(shared.serve(owned, 0, 1).map(|owned| shared.serve(owned, 1, 2)).is_some_and(|owned| {
-                shared.end(owned);
-                true
-            }));
+        if let Some(mut event_loop) = baton.take() {
+            let first = event_loop.turns.0.with(|turns| {
+                // SAFETY: as in `used`.
+                unsafe { *turns }
+            });
+            event_loop.away.push(first as usize - 1);
+            let event_loop = shared.serve(event_loop, &[0, 1, 0]);
+            assert!(event_loop.is_some(), "nobody takes it from this thread");
+            shared.end(event_loop);
         }
         first.join().unwrap();
         assert_eq!(shared.owners.load(Ordering::Relaxed), 1, "the loop is lost");
-        assert_eq!(shared.users[0].load(Ordering::Relaxed), 0);
     });
 }
