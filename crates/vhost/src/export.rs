@@ -35,6 +35,7 @@ mod host_watch;
 mod rights;
 mod talk;
 mod task;
+mod unseen;
 
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, SocketFile};

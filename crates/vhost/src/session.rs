@@ -458,6 +458,11 @@ impl Session {
         Ok(changed)
     }
 
+    /// Whether the client's memory is behind an IOMMU.
+    pub(crate) fn translates(&self) -> bool {
+        self.translations.is_some()
+    }
+
     /// The device that the session owns.
     pub(crate) fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
