@@ -2,7 +2,7 @@
 use super::args::{Backing, Format, OnFull};
 use super::sandbox::paths::AllowedPaths;
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
-use super::take_over::Offered;
+use super::take_over::{Offered, OfferedImage};
 use super::told::Told;
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
@@ -124,10 +124,34 @@ impl Opening {
         let image = || spec.images().first().and_then(|image| FileId::at(image).ok());
         let file = match (self, &spec.kind) {
             (Self::Unlocked(disk), _) => disk.file_id(),
+            (Self::Device(Opened { snapshots: Some(snapshots), .. }), _) => snapshots.image_id().file,
             (_, Kind::Blk(blk)) if blk.image.path().is_some() => image(),
             _ => None,
         };
         Offered::new(spec, file, Told::default())
+    }
+
+    /// Checks that a guest goes on with the image that it used last, if no mark shows that.
+    ///
+    /// An overlay that is gone was merged.
+    ///
+    /// # Errors
+    /// It is another one.
+    pub(crate) fn check_image(&self, spec: &DeviceSpec, last: &OfferedImage) -> Result<(), anyhow::Error> {
+        let has_marks = match self {
+            Self::Unlocked(disk) => disk.disk.has_marks(),
+            Self::Device(Opened { snapshots: Some(snapshots), .. }) => snapshots.has_marks(),
+            _ => true,
+        };
+        match self.wanted(spec).image {
+            Some(now) if !has_marks && !last.goes_on_with(&now) && last.is_there() => Err(anyhow!(
+                "its guest used {} last, and this is {}: after a snapshot, name the overlay and its layers, as `paravane \
+                 disk snapshot` has printed them",
+                last.location,
+                now.location
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The device.

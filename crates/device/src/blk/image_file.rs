@@ -167,6 +167,11 @@ impl UnlockedFile {
         FileId::of_file(&self.file).ok()
     }
 
+    /// Whether the file would have a mark if it were frozen.
+    pub(super) fn has_marks(&self) -> bool {
+        super::mark::is_possible(&self.file)
+    }
+
     /// What the file allows. Nothing is locked.
     ///
     /// # Errors

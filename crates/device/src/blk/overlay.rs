@@ -7,7 +7,7 @@
 //!     closes its own                                  Snapshots::take
 //! ```
 //! The locks belong to the open file descriptions, and so go along.
-use super::file_id::ImageId;
+use super::file_id::{FileId, ImageId};
 use super::image_file::{ImageFile, Opening};
 use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
@@ -97,6 +97,12 @@ impl Overlay {
     pub fn create(path: &Path, base: &OverlayBase) -> Result<Self, OpenError> {
         Self::create_file(path, base)?;
         ImageFile::open(path, OPENING).map(Self)
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn file_id(&self) -> Option<FileId> {
+        FileId::of_source(&self.0.source)
     }
 
     /// Descriptors for the process that serves the disk, in order.

@@ -251,6 +251,10 @@ impl Talk {
         if self.shared.commanded.swap(false, Ordering::Relaxed) {
             self.record(None);
         }
+        if let Some(change) = self.shared.note.pending() {
+            self.record(None);
+            self.shared.note.recorded(change);
+        }
         // Last, so that nothing of the above is pending.
         if self.shared.is_handing_over() {
             return Ok(true);

@@ -157,6 +157,7 @@ impl ExportTask {
 
     /// Keeps the state without a client.
     fn keep(&mut self) {
+        let change = self.shared.note.pending();
         if let Some(keeping) = &mut self.keeping {
             // Relaxed: the wake-up orders.
             if self.shared.keep.swap(false, Ordering::Relaxed) || keeping.has_given_up() {
@@ -164,6 +165,9 @@ impl ExportTask {
             }
             keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
             self.shared.shared_status.write().kept = keeping.is_active();
+        }
+        if let Some(change) = change {
+            self.shared.note.recorded(change);
         }
     }
 
@@ -416,7 +420,7 @@ impl ExportTask {
             Some(Err(error)) => return Some(Err(error)),
             None => unserved.map(ConnectionState::new),
         };
-        Some(Ok(ExportState { endpoint, sessions, connection }))
+        Some(Ok(ExportState { endpoint, sessions, connection, note: Vec::new() }))
     }
 
     /// Ends after a panic: the state of the device is unknown.
