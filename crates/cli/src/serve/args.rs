@@ -129,9 +129,9 @@ pub(crate) struct DaemonArgs {
     /// moment. The default is at least 1T and at most half of --max-memory.
     #[arg(long, value_name = "SIZE", global = true)]
     pub(crate) max_client_memory: Option<Size>,
-    /// Accept guest memory in files of any file system [memfd, tmpfs and hugetlbfs]
+    /// Accept guest memory in files of any file system
     ///
-    /// Whoever serves the file system (a disk, a server, a process by FUSE or below overlayfs) can
+    /// Without it, memory must be a memfd, or a file on tmpfs or hugetlbfs. Whoever serves the file system (a disk, a server, a process by FUSE or below overlayfs) can
     /// then stop the I/O threads of other VMs, and keep the daemon from ending. Only for VMMs that
     /// you trust.
     #[arg(long, global = true)]
