@@ -25,6 +25,9 @@ const SIZE: usize = 48 * CHUNK + 3 * SECTOR;
 /// Most chunks in the cache, so that some are evicted.
 const MOST: u64 = 32;
 
+/// Crashes after which some chunk has survived one.
+const ENOUGH: usize = 20;
+
 /// What the files of a folder may hold.
 type Versions = BTreeMap<OsString, Vec<Vec<u8>>>;
 
@@ -36,10 +39,11 @@ pub(super) fn run(random: &mut Random, crashes: usize) -> Result<usize, (usize, 
     let text = |error: std::io::Error| (0, error.to_string());
     let server = Server::start().map_err(text)?;
     let folder = tempfile::tempdir().map_err(text)?;
-    let mut crashed = BTreeMap::new();
+    let (mut crashed, mut kept) = (BTreeMap::new(), 0);
     for crash in 0..=crashes {
         let life = folder.path().join(crash.to_string());
-        let versions = live(&server, &life, crashed, random).map_err(|what| (crash, what))?;
+        let (versions, found) = live(&server, &life, crashed, random).map_err(|what| (crash, what))?;
+        kept += found;
         crashed = BTreeMap::new();
         for (name, versions) in versions {
             if versions.len() > 1 || !random.once_in(8) {
@@ -49,16 +53,20 @@ pub(super) fn run(random: &mut Random, crashes: usize) -> Result<usize, (usize, 
         // What still runs of the life before has the files of its own folder.
         fs::remove_dir_all(&life).map_err(text)?;
     }
-    Ok(crashes)
+    match kept {
+        0 if crashes >= ENOUGH => Err((crashes, "no crash leaves anything of the cache".into())),
+        _ => Ok(crashes),
+    }
 }
 
-/// A process with a cache of these files. Returns what they may hold after a crash.
+/// A process with a cache of these files. Returns what they may hold after a crash, and how many bytes of
+/// chunks were there.
 fn live(
     server: &Server,
     folder: &Path,
     files: BTreeMap<OsString, Vec<u8>>,
     random: &mut Random,
-) -> Result<Versions, String> {
+) -> Result<(Versions, u64), String> {
     let text = |error: std::io::Error| error.to_string();
     fs::create_dir(folder).map_err(text)?;
     for (name, bytes) in &files {
@@ -78,6 +86,7 @@ fn live(
     let url = server.url.parse().map_err(|error| format!("{error}"))?;
     let object = Object::open(&url, &ObjectOptions::default(), Some(&config), Arc::new(Direct));
     let object: Arc<dyn Store> = Arc::new(object.map_err(|error| format!("does not open: {error}"))?);
+    let kept = object.status().cache.map_or(0, |cache| cache.used_bytes);
     let disk = Disk::open(&LayerSource::Store(object), Format::Raw, &[], Use::Read);
     let disk = disk.map_err(|error| format!("does not open: {error}"))?;
     let wanted = content(server.version.load(Ordering::SeqCst));
@@ -97,7 +106,7 @@ fn live(
             versions.entry(name).or_default().push(bytes);
         }
     }
-    Ok(versions)
+    Ok((versions, kept))
 }
 
 fn read(folder: &Path) -> std::io::Result<Vec<(OsString, Vec<u8>)>> {

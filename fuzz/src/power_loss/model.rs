@@ -122,10 +122,9 @@ impl Model {
         self.end(first, end - first, done);
     }
 
-    /// When the size changed, and what followed: ranges of ticks.
+    /// When the size changed: ticks from the begin to the end.
     pub(super) fn resizes(&self) -> impl Iterator<Item = Range<u64>> {
-        let sizes = self.sizes.iter().skip(1);
-        sizes.flat_map(|size| [size.begun + 1..size.done, size.done..size.done + 16])
+        self.sizes.iter().skip(1).map(|size| size.begun + 1..size.done)
     }
 
     /// A crash before tick `at`.

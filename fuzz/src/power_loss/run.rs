@@ -9,6 +9,7 @@ use super::life::{Beginning, Life, Setting};
 use super::log::{Action, Change, Event};
 use super::make::{Made, make, qemu_check};
 use super::record;
+use std::ops::Range;
 
 /// Offset of the incompatible features in the header, which have the dirty mark at their end.
 const INCOMPATIBLE: u64 = 72;
@@ -82,13 +83,8 @@ impl Run<'_> {
 
     /// Tries states of a life, until the run has had its share.
     fn crashes(&mut self, setting: &Setting<'_>, life: &Life, depth: u32) -> Result<(), String> {
-        let mut ranges: Vec<_> = life.model.resizes().collect();
-        let odds = if ranges.is_empty() && depth == 1 { 4 } else { 2 };
-        // A life after a crash begins with repairs.
-        let starts = if depth == 1 { 1 } else { 3 };
-        ranges.extend((0..starts).map(|_| START));
-        ranges.push(life.closing..life.closed + 2);
-        let (most, often) = (if depth == 1 { self.left } else { 3 }, Often { ranges, odds });
+        let often = often(setting.kind, life, depth);
+        let most = if depth == 1 { self.left } else { 3 };
         self.states(&life.events, (most, &often), &mut |run, state| {
             let image = state.bytes(&life.start, &life.events);
             if let Err(what) = run.state(setting, life, state, (&image, depth))? {
@@ -157,6 +153,25 @@ impl Run<'_> {
             (checked, _) => checked,
         })
     }
+}
+
+/// When a life is likely to crash: at what happens once in it.
+fn often(kind: &Kind, life: &Life, depth: u32) -> Often {
+    let (mut ranges, is_long) = (vec![life.closing..life.closed + 2], kind.extra == Extra::LongL1);
+    let mut add = |range: Range<u64>, times| ranges.extend((0..times).map(|_| range.clone()));
+    // A life after a crash begins with repairs.
+    add(START, if depth == 1 { 1 } else { 3 });
+    for resize in life.model.resizes() {
+        // The other kinds try the rest, at less cost.
+        add(resize.clone(), if is_long { 6 } else { 1 });
+        add(resize.end..resize.end + 16, 1);
+    }
+    let odds = match (depth, kind.sizes()) {
+        _ if is_long => 1,
+        (1, None) => 4,
+        _ => 2,
+    };
+    Often { ranges, odds }
 }
 
 /// How errors begin that `qemu-img check` finds, too.
