@@ -303,6 +303,11 @@ pub(super) struct Opening {
 }
 
 impl Opening {
+    /// A locked image, without direct I/O and with the block of its format.
+    pub(super) const fn cached(format: Format, read_only: bool) -> Self {
+        Self { format, read_only, lock: true, direct: false, frozen: false, block: None }
+    }
+
     /// The block that drivers are told: the named one, or `default`. At least `least`.
     fn block(&self, path: &Path, least: u64, default: u64) -> Result<u64, OpenError> {
         match self.block {

@@ -191,7 +191,7 @@ fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError
 
 /// Opens the bytes of an image, and locks them.
 fn open_file(place: &LayerSource, format: Format, read_only: bool) -> Result<ImageFile, OpenError> {
-    open_with(place, Opening { format, read_only, lock: true, direct: false, frozen: false, block: None })
+    open_with(place, Opening::cached(format, read_only))
 }
 
 fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenError> {

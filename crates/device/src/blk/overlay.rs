@@ -21,14 +21,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// How an overlay is opened.
-const OPENING: Opening = Opening {
-    format: Format::Qcow2,
-    read_only: false,
-    lock: true,
-    direct: false,
-    frozen: false,
-    block: None,
-};
+const OPENING: Opening = Opening::cached(Format::Qcow2, false);
 
 /// What an overlay records of the image below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
