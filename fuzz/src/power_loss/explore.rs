@@ -92,6 +92,8 @@ pub struct Row {
     pub power: u64,
     /// States after a SIGKILL.
     pub kill: u64,
+    /// More states, of which only the refcounts were checked.
+    pub checked: u64,
     /// States that are wrong.
     pub wrong: u64,
     /// Those that `qemu-img` has looked at.
@@ -151,13 +153,13 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, row: &Row| {
-            let Row { kind, runs, power, kill, wrong, qemu } = row;
-            writeln!(f, "{kind:<34} {runs:>6} {power:>9} {kill:>9} {qemu:>7} {wrong:>7}")
+            let Row { kind, runs, power, kill, checked, wrong, qemu } = row;
+            writeln!(f, "{kind:<34} {runs:>6} {power:>9} {kill:>9} {checked:>9} {qemu:>7} {wrong:>7}")
         };
         writeln!(
             f,
-            "{:<34} {:>6} {:>9} {:>9} {:>7} {:>7}",
-            "kind", "runs", "power", "kill", "qemu", "wrong"
+            "{:<34} {:>6} {:>9} {:>9} {:>9} {:>7} {:>7}",
+            "kind", "runs", "power", "kill", "checked", "qemu", "wrong"
         )?;
         let mut sum = Row { kind: "all".into(), ..Row::default() };
         for row in &self.rows {
@@ -165,6 +167,7 @@ impl fmt::Display for Report {
             sum.runs += row.runs;
             sum.power += row.power;
             sum.kill += row.kill;
+            sum.checked += row.checked;
             sum.qemu += row.qemu;
             sum.wrong += row.wrong;
         }
@@ -213,6 +216,7 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
             total.runs += 1;
             total.power += row.power;
             total.kill += row.kill;
+            total.checked += row.checked;
             total.wrong += row.wrong;
             total.qemu += row.qemu;
             for finding in findings {

@@ -31,6 +31,7 @@ impl Run<'_> {
                     self.found(what);
                 }
                 self.crashes(&setting, &life, 1)?;
+                self.glances(&setting, &life)?;
             }
             Err(what) => self.found(what),
         }
@@ -94,6 +95,27 @@ impl Run<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Checks the image in more states, without a life after them.
+    fn glances(&mut self, setting: &Setting<'_>, life: &Life) -> Result<(), String> {
+        let (kind, made) = (setting.kind, setting.made);
+        if kind.format == Format::Raw {
+            return Ok(());
+        }
+        let (row, often) = (self.row.clone(), often(kind, life, 1));
+        self.left = self.options.states_of_run * if kind.extra == Extra::LongL1 { 10 } else { 1 };
+        self.states(&life.events, (self.left, &often), &mut |run, state| {
+            let image = state.bytes(&life.start, &life.events);
+            if let Err(what) = checked((kind, made), &image, life, &Left::Crash(state)) {
+                run.keep(&life.start, &life.events, &image)?;
+                run.found(format!("{what}\n  after a {}", state.describe(&life.events)));
+            }
+            Ok(())
+        })?;
+        let (power, kill) = (self.row.power - row.power, self.row.kill - row.kill);
+        self.row = Row { checked: power + kill, wrong: self.row.wrong, ..row };
+        Ok(())
     }
 
     /// Checks a state, and lives on. The inner error is what is wrong with it.
