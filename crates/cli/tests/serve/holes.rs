@@ -6,7 +6,8 @@
 //! ```
 use crate::daemon::{Daemon, Folder, skip};
 use crate::driver::Random;
-use crate::raw::{Machine, Raw};
+use crate::raw::{Machine, Raw, get};
+use paravane_dma::Region;
 use paravane_ring::Segment;
 use paravane_spec::vhost_user::{MemoryRegion, SingleRegion, request};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -33,8 +34,11 @@ struct Client {
     ends: Arc<AtomicBool>,
     /// Odd while a hole is punched.
     holes: Arc<AtomicU64>,
-    /// Odd while a request waits.
+    /// Odd from a kick until the client has seen that the request is done.
     requests: Arc<AtomicU64>,
+    memory: Arc<Region>,
+    /// Place of the used ring's index.
+    used: u64,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -49,6 +53,7 @@ impl Client {
         let region = SingleRegion { padding: 0, region };
         raw.send(request::ADD_MEM_REG, region.as_bytes(), &[file.as_fd()]).unwrap();
         assert_eq!(raw.receive().unwrap().1, 0_u64.as_bytes());
+        let (memory, used) = (Arc::clone(&machine.memory), machine.addresses.device - machine.base + 2);
         let (ends, holes, requests) = (Arc::<AtomicBool>::default(), Arc::default(), Arc::default());
         let puncher = {
             let (ends, holes) = (Arc::clone(&ends), Arc::clone(&holes));
@@ -61,13 +66,15 @@ impl Client {
                 drop(raw);
             })
         };
-        Self { ends, holes, requests, threads: vec![puncher, guest] }
+        Self { ends, holes, requests, memory, used, threads: vec![puncher, guest] }
     }
 
     /// The hole that is being punched now, and the request that waits; `None`: neither.
     fn now(&self) -> Option<(u64, u64)> {
         let [hole, request] = [&self.holes, &self.requests].map(|number| number.load(Ordering::Acquire));
-        (hole % 2 == 1 && request % 2 == 1).then_some((hole, request))
+        let done = u16::from_le_bytes(get(&self.memory, self.used, 2).try_into().unwrap());
+        let waits = request % 2 == 1 && done == (request / 2) as u16;
+        (hole % 2 == 1 && waits).then_some((hole, request))
     }
 }
 
@@ -93,8 +100,8 @@ fn ask(machine: &mut Machine, ends: &AtomicBool, requests: &AtomicU64) {
     while !ends.load(Ordering::Relaxed) {
         let addr = FAR + random.below((SIZE / 4096) as usize) as u64 * 4096;
         machine.queue.add(&[], &[Segment { addr, len: 4096 }]).unwrap();
-        requests.fetch_add(1, Ordering::AcqRel);
         machine.kick();
+        requests.fetch_add(1, Ordering::AcqRel);
         while machine.queue.pop_used().unwrap().is_none() {
             machine.wait(Duration::from_millis(100));
         }
