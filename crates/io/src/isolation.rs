@@ -7,12 +7,9 @@
 //! ```
 //! That another thread goes on with the loop is not enough. What the blocked thread has submitted to
 //! io_uring for other devices completes when it wakes, and each block costs the others up to 20 ms.
-use crate::places::{Shared, put_on};
 use crate::spares::MOST;
-use crate::{IoThread, QueueKey, lock};
-use paravane_device::LogDevice;
+use crate::{IoThread, lock};
 use std::collections::HashMap;
-use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -46,7 +43,7 @@ impl Isolation {
         lock(&self.devices).get(&device)?.thread.clone()
     }
 
-    /// Notes that a device has blocked a shared thread. `true`: call [`Shared::isolate`] now.
+    /// Notes that a device has blocked a shared thread. `true`: call `Shared::isolate` now.
     ///
     /// # Errors
     /// Too many devices are isolated.
@@ -67,7 +64,7 @@ impl Isolation {
     }
 
     /// Looks at the threads. Returns devices that block theirs, and those that have not done so for
-    /// `quiet`: call [`Shared::rejoin`] for these.
+    /// `quiet`: call `Shared::rejoin` for these.
     pub(crate) fn look(&self, quiet: Duration) -> (Vec<usize>, Vec<usize>) {
         let (mut blocking, mut done) = (Vec::new(), Vec::new());
         for (&device, isolated) in lock(&self.devices).iter_mut() {
@@ -85,9 +82,14 @@ impl Isolation {
 
     /// Forgets a device without queues.
     pub(crate) fn forget(&self, device: usize) {
-        // The thread ends when this is dropped, after the lock.
-        let isolated = lock(&self.devices).remove(&device);
-        drop(isolated);
+        drop(self.end(device));
+    }
+
+    /// Has new queues of a device share threads again.
+    ///
+    /// Returns its thread, which ends when it is dropped.
+    pub(crate) fn end(&self, device: usize) -> Option<Arc<IoThread>> {
+        lock(&self.devices).remove(&device)?.thread
     }
 
     /// Number of devices.
@@ -96,71 +98,17 @@ impl Isolation {
         lock(&self.devices).len()
     }
 
-    fn moved(&self, device: usize) {
+    /// Gives a device a thread.
+    pub(crate) fn set_thread(&self, device: usize, thread: &Arc<IoThread>) {
+        if let Some(isolated) = lock(&self.devices).get_mut(&device) {
+            isolated.thread = Some(Arc::clone(thread));
+        }
+    }
+
+    /// The device's queues have moved.
+    pub(crate) fn moved(&self, device: usize) {
         if let Some(isolated) = lock(&self.devices).get_mut(&device) {
             isolated.is_moving = false;
-        }
-    }
-}
-
-impl Shared {
-    /// Moves the queues of a device to a thread of its own.
-    ///
-    /// Waits for those that block a thread.
-    pub(crate) fn isolate(&self, device: usize) {
-        self.move_all(device, |name| {
-            if let Some(thread) = self.isolation.thread(device) {
-                return Ok(thread);
-            }
-            let _named = LogDevice::enter(name);
-            let thread = IoThread::spawn(format!("io-own{device}"), self.longest_poll())?;
-            let thread = Arc::new(self.freed(thread));
-            if let Some(isolated) = lock(&self.isolation.devices).get_mut(&device) {
-                isolated.thread = Some(Arc::clone(&thread));
-            }
-            tracing::info!(
-                "the client's memory has blocked a shared I/O thread: its queues get a thread of their own"
-            );
-            Ok(thread)
-        });
-        self.isolation.moved(device);
-    }
-
-    /// Moves the queues of a device back to shared threads.
-    pub(crate) fn rejoin(&self, device: usize) {
-        // From now on, new queues go there.
-        let isolated = lock(&self.isolation.devices).remove(&device);
-        let mut number = 0;
-        self.move_all(device, |name| {
-            let _named = LogDevice::enter(name);
-            if number == 0 {
-                tracing::info!("queues share I/O threads again");
-            }
-            number += 1;
-            Ok(self.choose(QueueKey { device, queue: number - 1 }))
-        });
-        drop(isolated);
-    }
-
-    /// Moves all queues of a device that are not yet where `to` says. It gets the name of the device.
-    fn move_all(&self, device: usize, mut to: impl FnMut(Option<Arc<str>>) -> io::Result<Arc<IoThread>>) {
-        let places: Vec<_> = self.places().into_iter().filter(|(key, _)| key.device == device).collect();
-        let own = self.isolation.thread(device);
-        let mut leaving = Vec::new();
-        for (key, place) in &places {
-            let Some(thread) = self.begin_move(*key, place) else { continue };
-            if !own.as_ref().is_some_and(|own| Arc::ptr_eq(own, &thread)) {
-                leaving.push((thread.begin_take_off(*key), thread));
-            }
-        }
-        for (taking_off, mut thread) in leaving {
-            // `None`: it has failed.
-            let Some(queue) = thread.taken_off(taking_off) else { continue };
-            let target = to(queue.name().cloned()).unwrap_or_else(|error| {
-                tracing::warn!("a queue stays on its I/O thread: {error}");
-                Arc::clone(&thread)
-            });
-            put_on(queue, target, &mut thread);
         }
     }
 }

@@ -30,6 +30,7 @@ mod host_queue;
 mod inline;
 mod isolation;
 mod kicks;
+mod moves;
 mod panic;
 mod places;
 mod pool;

@@ -7,10 +7,10 @@
 use crate::activity::Activity;
 use crate::isolation::Isolation;
 use crate::spares::Spares;
-use crate::{HostQueue, IoThread, NotPutOn, QueueKey, QueueWork, lock};
+use crate::{IoThread, QueueKey, QueueWork, lock};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Unblocks the threads that signal a client.
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     /// Whether queues go where there is room.
     is_balanced: bool,
     pub(crate) devices: Arc<Devices>,
-    places: Mutex<HashMap<QueueKey, Arc<Place>>>,
+    pub(crate) places: Mutex<HashMap<QueueKey, Arc<Place>>>,
 }
 
 /// The devices of a pool: how to unblock a thread that serves one of them.
@@ -182,48 +182,6 @@ impl Shared {
     pub(crate) fn places(&self) -> Vec<(QueueKey, Arc<Place>)> {
         lock(&self.places).iter().map(|(key, place)| (*key, Arc::clone(place))).collect()
     }
-
-    /// Locks a queue to its thread, for a move. `None`: it moves already, or is being taken off.
-    pub(crate) fn begin_move<'a>(
-        &self,
-        key: QueueKey,
-        place: &'a Arc<Place>,
-    ) -> Option<MutexGuard<'a, Arc<IoThread>>> {
-        let thread = place.thread.try_lock().ok()?;
-        // Whoever takes it off removes its place first, and then waits for the lock.
-        let is_here = lock(&self.places).get(&key).is_some_and(|other| Arc::ptr_eq(other, place));
-        is_here.then_some(thread)
-    }
-
-    /// Moves a live queue, unless it is being taken off.
-    pub(crate) fn move_to(&self, key: QueueKey, to: usize) {
-        let Some(place) = lock(&self.places).get(&key).cloned() else { return };
-        let Some(mut thread) = self.begin_move(key, &place) else { return };
-        // `None`: it has failed.
-        let Some(queue) = thread.take_off(key) else { return };
-        *lock(&place.moved) = Some(Instant::now());
-        put_on(queue, Arc::clone(&self.threads[to]), &mut thread);
-    }
-}
-
-/// Puts a queue on `target`, or else back on its thread.
-pub(crate) fn put_on(queue: Box<HostQueue>, target: Arc<IoThread>, thread: &mut Arc<IoThread>) {
-    let mut left = queue;
-    for target in [target, Arc::clone(thread)] {
-        match target.put_on(left) {
-            Ok(()) => {
-                *thread = target;
-                return;
-            }
-            Err(NotPutOn { queue: Some(queue), source }) => {
-                tracing::warn!("a queue stays on its I/O thread: {source}");
-                left = queue;
-            }
-            Err(_) => return,
-        }
-    }
-    // Neither takes it.
-    left.fail(&io::Error::other("no I/O thread takes the queue").into());
 }
 
 /// Has the waits for a thread unblock it.
