@@ -1,7 +1,7 @@
 //! A check of a qcow2 image's refcounts against its references.
 //!
 //! The same errors as `qemu-img check`, without a process. Leaks are no errors; they are counted.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Offset of a cluster in an entry of the L1 table or of an L2 table.
 pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -282,10 +282,20 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Clusters that are counted and not used, also beyond the end of the file.
     fn leaks(&self) -> u64 {
-        let clusters = (self.image.len() as u64).div_ceil(self.cluster);
-        let is_leak = |cluster: &u64| self.count(*cluster) > 0 && !self.references.contains_key(cluster);
-        (0..clusters).filter(is_leak).count() as u64
+        let per_block = 1 << (self.cluster_bits + 3 - self.count_order);
+        let mut leaked = HashSet::new();
+        for (number, block) in (0..).zip(&self.blocks).filter(|(_, block)| **block != 0) {
+            let start = (*block as usize).min(self.image.len());
+            let bytes = &self.image[start..self.image.len().min(start + self.cluster as usize)];
+            for (at, _) in (0..).zip(bytes).filter(|(_, byte)| **byte != 0) {
+                let counts = at * 8 >> self.count_order..=(at * 8 + 7) >> self.count_order;
+                let clusters = counts.map(|count: u64| number * per_block + count);
+                leaked.extend(clusters.filter(|cluster| self.count(*cluster) > 0));
+            }
+        }
+        leaked.iter().filter(|cluster| !self.references.contains_key(cluster)).count() as u64
     }
 
     fn compare(&self) -> Result<(), String> {

@@ -92,13 +92,16 @@ pub(super) fn rebuild(
         );
     }
     image.find_tables(counts)?;
-    let (mut repaired, mut from) = (Repaired::default(), 0);
+    let (mut repaired, mut from, mut end) = (Repaired::default(), 0, clusters);
     while from < clusters {
         let range = from..clusters.min(from + WINDOW);
         from = range.end;
         let mut window = Window { uses: vec![0; (range.end - range.start) as usize], range };
-        image.count_uses(&mut window)?;
+        end = end.max(image.count_uses(&mut window)?);
         window.repair(io, counts, !header.has_other_owners, &mut repaired)?;
+    }
+    if !header.has_other_owners {
+        repaired.freed += free_behind(io, counts, end)?;
     }
     if header.is_dirty() || repaired.counted + repaired.freed > 0 {
         tracing::warn!(
@@ -173,12 +176,13 @@ impl Image<'_> {
         Ok(())
     }
 
-    /// Counts the uses of a window's clusters.
-    fn count_uses(&self, window: &mut Window) -> Result<(), RefcountError> {
+    /// Counts the uses of a window's clusters. Returns where the last use of any cluster ends.
+    fn count_uses(&self, window: &mut Window) -> Result<u64, RefcountError> {
         let (bits, cluster) = (self.shape.cluster_bits, self.shape.cluster());
         self.structures.iter().for_each(|range| window.add(range.clone()));
         let mut bytes = vec![0; cluster as usize];
-        let mut logged = Instant::now();
+        let end = self.structures.iter().map(|range| range.end).max();
+        let (mut logged, mut end) = (Instant::now(), end.unwrap_or(0));
         for (number, table) in self.l2_tables.iter().enumerate() {
             if table >> bits >= self.clusters {
                 return Err(RefcountError::Outside { cluster: table >> bits, role: ClusterRole::L2Table });
@@ -198,6 +202,7 @@ impl Image<'_> {
                 if used.start >= self.clusters {
                     return Err(RefcountError::Outside { cluster: used.start, role: ClusterRole::Data });
                 }
+                end = end.max(used.end);
                 window.add(used);
             }
             if logged.elapsed() >= PROGRESS {
@@ -212,7 +217,7 @@ impl Image<'_> {
                 );
             }
         }
-        Ok(())
+        Ok(end)
     }
 }
 
@@ -257,6 +262,28 @@ impl Window {
         }
         Ok(())
     }
+}
+
+/// Frees clusters from `first` on, beyond the end of the file, which nothing uses. Returns their number.
+///
+/// A crash may lose a change of the file's size, and keep the counts of what lies behind.
+fn free_behind(io: &Io, counts: &mut Counts, first: u64) -> Result<u64, RefcountError> {
+    let (bits, mut freed) = (counts.block_bits(), 0);
+    for number in counts.block_of(first)..counts.table().1 {
+        if counts.block(number)?.is_none() {
+            continue;
+        }
+        let mut at = first.max(number << bits);
+        while at < (number + 1) << bits {
+            let (is_free, end) = counts.same_until(io, at)?;
+            if !is_free {
+                counts.change(io, at..end, |_| Some(0))?;
+                freed += end - at;
+            }
+            at = end;
+        }
+    }
+    Ok(freed)
 }
 
 fn invalid(what: &str) -> RefcountError {
