@@ -290,7 +290,7 @@ impl<'a> Walk<'a> {
             let start = (*block as usize).min(self.image.len());
             let bytes = &self.image[start..self.image.len().min(start + self.cluster as usize)];
             for (at, _) in (0..).zip(bytes).filter(|(_, byte)| **byte != 0) {
-                let counts = at * 8 >> self.count_order..=(at * 8 + 7) >> self.count_order;
+                let counts = (at * 8) >> self.count_order..=(at * 8 + 7) >> self.count_order;
                 let clusters = counts.map(|count: u64| number * per_block + count);
                 leaked.extend(clusters.filter(|cluster| self.count(*cluster) > 0));
             }

@@ -179,8 +179,9 @@ impl Run<'_> {
 
 /// When a life is likely to crash: at what happens once in it.
 fn often(kind: &Kind, life: &Life, depth: u32) -> Often {
-    let (mut ranges, is_long) = (vec![life.closing..life.closed + 2], kind.extra == Extra::LongL1);
+    let (mut ranges, is_long) = (Vec::new(), kind.extra == Extra::LongL1);
     let mut add = |range: Range<u64>, times| ranges.extend((0..times).map(|_| range.clone()));
+    add(life.closing..life.closed + 2, 1);
     // A life after a crash begins with repairs.
     add(START, if depth == 1 { 1 } else { 3 });
     for resize in life.model.resizes() {
