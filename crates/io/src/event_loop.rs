@@ -189,6 +189,7 @@ impl EventLoop {
                     drop(done.send(entry.and_then(|entry| self.take_off(entry))));
                 }
                 Message::LookAgain(device) => self.look_again(device),
+                Message::Renew(device) => self.renew(device),
                 Message::Run(device, task) => {
                     self.setting.counters.begin_turn(device);
                     if let Err(words) = caught(task) {
@@ -219,6 +220,30 @@ impl EventLoop {
         }
     }
 
+    /// Has the queues of `device` apply settings that have changed, and serves them once.
+    fn renew(&mut self, device: usize) {
+        for number in 0..self.entries.len() {
+            let Some(entry) = &mut self.entries[number] else { continue };
+            if entry.queue.key().device != device {
+                continue;
+            }
+            self.serving = Some(number);
+            let renewed = entry.queue.renew_within(&self.epoll, news(number));
+            let longest = entry.queue.longest_poll().unwrap_or(self.setting.longest_poll);
+            (entry.window, entry.dry) = (PollWindow::new(longest), None);
+            if let State::Polled { .. } = entry.state {
+                self.polled.retain(|&other| other != number);
+            }
+            if entry.state != State::Ready {
+                entry.state = State::Ready;
+                self.ready.push_back(number);
+            }
+            if let Err(error) = renewed {
+                self.fail(number, &error.into());
+            }
+        }
+    }
+
     fn put_on(&mut self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let number = self.entries.iter().position(Option::is_none).unwrap_or_else(|| {
             self.entries.push(None);
@@ -226,8 +251,8 @@ impl EventLoop {
         });
         self.ready.reserve(self.entries.len().saturating_sub(self.ready.len()));
         self.polled.reserve(self.entries.len().saturating_sub(self.polled.len()));
-        let token = (number as u64) << 1;
-        if let Err(source) = queue.listen(&self.epoll, token, token | 1) {
+        let listens = queue.renew().and_then(|()| queue.listen(&self.epoll, kicks(number), news(number)));
+        if let Err(source) = listens {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(queue.longest_poll().unwrap_or(self.setting.longest_poll));
@@ -433,6 +458,16 @@ impl EventLoop {
             }
         }
     }
+}
+
+/// Token of the kicks of an entry.
+fn kicks(number: usize) -> u64 {
+    (number as u64) << 1
+}
+
+/// Token of the handler's events of an entry.
+fn news(number: usize) -> u64 {
+    kicks(number) | 1
 }
 
 /// After a panic: waits for what is in flight, and ends the queue.
