@@ -118,6 +118,11 @@ fn limiter() -> &'static Limiter {
     LIMITER.get_or_init(|| Limiter::new(None))
 }
 
+/// Changes the number of lines per second and device; `None`: no limit.
+pub(crate) fn set_rate(rate: Option<NonZeroU32>) {
+    limiter().set_rate(rate);
+}
+
 /// Queues a line that ends with a newline.
 fn push(line: &str) {
     QUEUE.push(line);

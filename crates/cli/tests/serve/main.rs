@@ -52,6 +52,7 @@ mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
 mod reload;
+mod reload_in_use;
 mod report;
 mod requests;
 mod resources;
