@@ -81,13 +81,16 @@ fn ask(daemon: &Path, wish: Wish) -> Result<Vec<DeviceOutcome>, anyhow::Error> {
     let ask = || {
         let stream = control::request(daemon, &Ask::Reload(ReloadRequest {}))?;
         let wire = Wire::new(stream, PATIENCE)?.printable();
-        wire.say(&Message::Begin(wish))?;
+        let mut wish = Some(wish);
         loop {
             match wire.receive()?.map(|Parcel { message, .. }| message) {
                 Some(Message::Working(what)) => eprintln!("paravane: waiting for {what}"),
                 Some(Message::Done(outcomes)) => return Ok(outcomes),
                 Some(Message::Failed(why)) => bail!("{why}"),
-                Some(Message::Begin(_)) => bail!("the daemon sends messages out of order"),
+                Some(Message::Ready) if wish.is_some() => {
+                    wish.take().map_or(Ok(()), |wish| wire.say(&Message::Begin(wish)))?;
+                }
+                Some(Message::Ready | Message::Begin(_)) => bail!("the daemon sends messages out of order"),
                 None => bail!("the daemon has closed the connection"),
             }
         }

@@ -3,6 +3,7 @@
 //! ```text
 //!   client (`paravane reload`)                           daemon
 //!   {"reload": {}}                               ----->  same user or root?
+//!                                                <-----  Ready; or Failed
 //!   Begin: devices that may restart              ----->  main thread: reads its file, begins
 //!                                                <-----  Working, every second: what it waits for
 //!                                                <-----  Done: the outcome of each device; or Failed
@@ -41,6 +42,7 @@ pub(crate) struct ReloadRequest {}
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
+    Ready,
     Begin(Wish),
     /// What the daemon waits for.
     Working(String),
@@ -155,6 +157,8 @@ impl ReloadServer {
             let why = format!("user {uid} may not reload the daemon of user {own}: run as that user or root");
             return Some(Message::Failed(why));
         }
+        // What comes with the client's line would be lost.
+        wire.say(&Message::Ready).ok()?;
         let wish = match wire.receive() {
             Ok(Some(Parcel { message: Message::Begin(wish), .. })) => wish,
             Ok(Some(_)) => return Some(Message::Failed("a message is out of order".to_owned())),

@@ -82,7 +82,7 @@ pub(crate) struct Reload {
     pub(crate) time: String,
     /// Seconds since 1970.
     pub(crate) unix_time_s: f64,
-    /// The file is valid and no device failed. Devices may still be `waiting`.
+    /// The file is valid, no device failed, and no change was refused. Devices may still be `waiting`.
     pub(crate) ok: bool,
 }
 

@@ -242,7 +242,7 @@ impl Inner {
         }
         tracing::info!("reloaded: {outcome}");
         self.last_reload = outcome;
-        self.outcome = Some(report::Reload::now(failed == 0));
+        self.outcome = Some(report::Reload::now(failed == 0 && count(Outcome::Refused) == 0));
         if let Some(reload) = &mut self.reload {
             reload.is_reported = true;
         }
