@@ -13,7 +13,7 @@ pub(crate) mod config;
 mod connections;
 pub(crate) mod control;
 pub(crate) mod deadline;
-pub(crate) mod exports;
+mod exports;
 mod idle;
 pub(crate) mod inspector;
 pub(crate) mod keys;

@@ -86,7 +86,7 @@ impl ConfigFile {
     }
 
     /// The path of the file, without links and relative parts, as it was when the daemon started.
-    pub(crate) fn path(&self) -> &Path {
+    pub(crate) fn real(&self) -> &Path {
         &self.real
     }
 

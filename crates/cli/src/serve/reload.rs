@@ -9,13 +9,15 @@
 //!                                                <-----  Done: the outcome of each device; or Failed
 //! ```
 //! A client that goes ends nothing: the daemon's log and status say what has become of the reload.
+pub(crate) mod messages;
+
 use super::args::DaemonArgs;
-use super::exports::{DeviceOutcome, Exports, Outcome, Restarts};
+use super::exports::{Exports, Restarts};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
 use crate::log;
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeSet, VecDeque};
+use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -30,38 +32,6 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const PERIOD: Duration = Duration::from_secs(1);
 /// Time between two looks at the devices.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Name of the outcome of the daemon's own settings. No device has it.
-pub(crate) const DAEMON: &str = "[daemon]";
-
-/// A request for a reload.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ReloadRequest {}
-
-/// What a message says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Message {
-    Ready,
-    Begin(Wish),
-    /// What the daemon waits for.
-    Working(String),
-    Done(Vec<DeviceOutcome>),
-    /// Nothing has changed.
-    Failed(String),
-}
-
-/// What a client wants.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wish {
-    /// Devices that may restart though their clients have to reconnect.
-    pub(crate) restart: BTreeSet<String>,
-    /// Say what a reload would do, of this file. Do nothing.
-    pub(crate) plan: Option<String>,
-    /// Seconds to wait for devices.
-    pub(crate) patience_s: u64,
-}
-
 /// What the main thread answers.
 enum Answer {
     /// A reload with this number has begun. With the outcome of the daemon's own settings.
@@ -88,7 +58,7 @@ impl Asked {
     }
 
     /// The first name of those that may restart which is that of no device.
-    pub(crate) fn unknown<'a>(&'a self, mut is_known: impl FnMut(&str) -> bool) -> Option<&'a str> {
+    pub(crate) fn unknown(&self, mut is_known: impl FnMut(&str) -> bool) -> Option<&str> {
         self.wish.restart.iter().map(String::as_str).find(|name| !is_known(name))
     }
 

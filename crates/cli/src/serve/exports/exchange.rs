@@ -10,12 +10,14 @@
 //!                                                        '-- a failure: the old device, resumed with a copy
 //! ```
 use super::super::open::{LinkEnds, Opening};
+use super::super::reload::messages::Outcome;
 use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
 use super::arrival::prepare_one;
 use super::group::{Group, Leaving, State};
 use super::lock_wait::LockWait;
-use super::plan::{Outcome, ends_session};
+use super::next::{Next, Note, Stage};
+use super::plan::ends_session;
 use super::served::{ServedDevice, Session};
 use super::{Exports, Inner, Start, all_failed};
 use crate::failure::one_line;
@@ -24,39 +26,8 @@ use paravane_device::LogDevice;
 use paravane_vhost::{Handover, MappingQuota, caught};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
-
-/// New settings of a group that is served, for which its devices have to be opened again.
-pub(super) struct Next {
-    /// Names this one, of all that there were.
-    pub(super) number: u64,
-    pub(super) specs: Vec<DeviceSpec>,
-    /// If the sessions cannot go on, they may end.
-    pub(super) may_restart: bool,
-    pub(super) stage: Stage,
-}
-
-/// How far [`Next`] is.
-pub(super) enum Stage {
-    Begins,
-    Opens,
-    Ready(Vec<Opening>),
-}
-
-/// Devices that a thread has opened for a [`Next`] of this number, or why they cannot go on.
-pub(super) type Prepared = (u64, Result<Vec<Opening>, String>);
-
-/// What a device hands over to its successor.
-pub(super) type Handing = Sender<(String, Result<Handover, String>)>;
-
-/// What has become of the sessions of a group that was exchanged, if they have not gone on.
-pub(super) enum Note {
-    /// They have ended.
-    Ended(String),
-    /// They go on with the old devices.
-    Back(String),
-}
 
 /// A device that takes the place of another one.
 struct Successor {
@@ -286,8 +257,8 @@ impl Inner {
         if !may_restart {
             for step in self.steps_of(old) {
                 let words = ends_session(&step.name, why);
-                tracing::warn!(device = step.name, "change refused: {}: {words}", step.keys.join(", "));
                 step.refuse(words);
+                step.log();
             }
             return;
         }
@@ -295,7 +266,7 @@ impl Inner {
         let group = std::mem::replace(&mut self.groups[at], Group::new(id, specs));
         for step in self.steps_of(old) {
             (step.goal, step.why) = (Outcome::Restarted, Some(format!("its session ended: {why}")));
-            super::log_restart(step);
+            step.log();
         }
         self.retarget(old, id);
         self.leave(group, super::served::Sessions::End);

@@ -2,8 +2,8 @@
 use super::super::open::Opening;
 use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
-use super::exchange::{Handing, Next};
 use super::lock_wait::LockWait;
+use super::next::{Handing, Next};
 use super::served::ServedDevice;
 use paravane_store::Location;
 use std::collections::HashMap;

@@ -11,10 +11,11 @@
 //!   in no group of the file: removed
 //! ```
 //! What needs a resource of a device that is refused is refused, too.
+use super::super::reload::messages::{DeviceOutcome, Outcome};
+use super::super::spec::DeviceSpec;
 use super::change::Change;
 use super::group::{Group, State, collide};
-use super::{DeviceSpec, ServedDevice};
-use serde::{Deserialize, Serialize};
+use super::served::ServedDevice;
 use std::collections::{BTreeSet, HashMap};
 
 /// Devices that may restart though their clients have to reconnect.
@@ -32,39 +33,6 @@ impl Restarts {
             Self::Named(names) => names.contains(name),
         }
     }
-}
-
-/// What has become of a device, or will.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    Unchanged,
-    /// Changed while it is served.
-    Changed,
-    /// Opened again, and its session goes on.
-    Exchanged,
-    /// Opened again; a client has to reconnect.
-    Restarted,
-    Added,
-    Removed,
-    /// Left as it was.
-    Refused,
-    Failed,
-    /// Not done yet.
-    Waiting,
-}
-
-/// The outcome of a reload for one device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DeviceOutcome {
-    pub(crate) name: String,
-    pub(crate) outcome: Outcome,
-    /// Settings that differ.
-    #[serde(default)]
-    pub(crate) keys: Vec<String>,
-    /// Why it is not done, and the way out.
-    #[serde(default)]
-    pub(crate) why: Option<String>,
 }
 
 /// What a reload does with one device.
@@ -176,6 +144,22 @@ impl Step {
     pub(super) fn outcome(&self) -> DeviceOutcome {
         let keys = self.keys.iter().map(|key| (*key).to_owned()).collect();
         DeviceOutcome { name: self.name.clone(), outcome: self.goal, keys, why: self.why.clone() }
+    }
+
+    /// Logs what happens to a device that is served.
+    pub(super) fn log(&self) {
+        let (device, keys) = (&self.name, self.keys.join(", "));
+        match self.goal {
+            Outcome::Changed => tracing::info!(device, "device changed in place: {keys}"),
+            Outcome::Restarted => {
+                let why = self.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
+                tracing::warn!(device, "device restarts, a client has to reconnect: changed: {keys}{why}");
+            }
+            Outcome::Refused => {
+                tracing::warn!(device, "change refused: {keys}: {}", self.why.as_deref().unwrap_or_default());
+            }
+            _ => {}
+        }
     }
 
     /// Leaves the device as it was.

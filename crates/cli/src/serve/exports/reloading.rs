@@ -1,8 +1,9 @@
 //! A reload: it is planned and begun at once, and its outcome is known device by device.
+use super::super::reload::messages::{DeviceOutcome, Outcome};
 use super::change::Change;
-use super::exchange::{Next, Note, Stage};
 use super::group::{Group, State, groups};
-use super::plan::{DeviceOutcome, Fate, Outcome, Plan, Restarts, Step};
+use super::next::{Next, Note, Stage};
+use super::plan::{Fate, Plan, Restarts, Step};
 use super::served::Sessions;
 use super::{DeviceSpec, Exports, Inner, report};
 use std::time::{Duration, Instant};
@@ -133,7 +134,7 @@ impl Inner {
                     Some(Group::new(id, specs))
                 }
             };
-            steps.iter().for_each(log_step);
+            steps.iter().for_each(Step::log);
             self.groups.extend(group);
             all.extend(steps);
         }
@@ -262,24 +263,4 @@ impl Group {
             }
         }
     }
-}
-
-/// Logs what a reload does to a device that is served.
-fn log_step(step: &Step) {
-    let (device, keys) = (&step.name, step.keys.join(", "));
-    match step.goal {
-        Outcome::Changed => tracing::info!(device, "device changed in place: {keys}"),
-        Outcome::Restarted => log_restart(step),
-        Outcome::Refused => {
-            tracing::warn!(device, "change refused: {keys}: {}", step.why.as_deref().unwrap_or_default());
-        }
-        _ => {}
-    }
-}
-
-/// Logs that a device restarts, and for what.
-pub(super) fn log_restart(step: &Step) {
-    let (device, keys) = (&step.name, step.keys.join(", "));
-    let why = step.why.as_ref().map(|why| format!("; {why}")).unwrap_or_default();
-    tracing::warn!(device, "device restarts, a client has to reconnect: changed: {keys}{why}");
 }

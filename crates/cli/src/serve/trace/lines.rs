@@ -11,7 +11,7 @@
 //!     closes: the trace ends
 //! ```
 //! A client whose end has no name gets the report at once, and is not read.
-use crate::serve::reload::ReloadRequest;
+use crate::serve::reload::messages::ReloadRequest;
 use crate::serve::snapshot::messages::SnapshotRequest;
 use paravane_device::latency::{Operation, RequestRecord, Stage};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
 use super::{RequestTrace, TraceReader};
 use crate::serve::places::{EACH, Full, MOST, Place, Places};
-use crate::serve::reload::ReloadRequest;
+use crate::serve::reload::messages::ReloadRequest;
 use crate::serve::snapshot::messages::SnapshotRequest;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
