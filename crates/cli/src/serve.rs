@@ -48,7 +48,7 @@ use crate::failure::{self, Failure};
 use crate::size::Size;
 use crate::{log, output};
 use anyhow::{Context, anyhow};
-use args::{DaemonArgs, LogFormat, ServeArgs};
+use args::{DaemonArgs, LogFormat, LogLevel, ServeArgs};
 use broker::Broker;
 use config::Config;
 use control::Control;
@@ -108,7 +108,7 @@ pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
     log::set_up(log::Settings {
-        base: log::Level::Info,
+        base: log_level(&daemon),
         verbose,
         json: daemon.log_format == Some(LogFormat::Json),
         rate: log_rate(&daemon, verbose),
@@ -124,6 +124,17 @@ pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     }
     serve(args, &daemon, devices, verbose)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Level of the log without -v.
+fn log_level(daemon: &DaemonArgs) -> log::Level {
+    match daemon.log_level {
+        Some(LogLevel::Error) => log::Level::Error,
+        Some(LogLevel::Warn) => log::Level::Warn,
+        Some(LogLevel::Info) | None => log::Level::Info,
+        Some(LogLevel::Debug) => log::Level::Debug,
+        Some(LogLevel::Trace) => log::Level::Trace,
+    }
 }
 
 /// Log lines per second and device; `None`: no limit.
@@ -163,6 +174,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         allow: [file.allow, line.allow].concat(),
         no_sandbox: line.no_sandbox || file.no_sandbox,
         log_format: line.log_format.or(file.log_format),
+        log_level: line.log_level.or(file.log_level),
         log_rate: line.log_rate.or(file.log_rate),
         max_client_memory: line.max_client_memory.or(file.max_client_memory),
         any_memory_file: line.any_memory_file || file.any_memory_file,

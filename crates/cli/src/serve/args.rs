@@ -122,6 +122,9 @@ pub(crate) struct DaemonArgs {
     /// Format of the log [default: text]
     #[arg(long, value_enum, value_name = "FORMAT", global = true)]
     pub(crate) log_format: Option<LogFormat>,
+    /// Least severe lines that are logged; -v logs more [default: info]
+    #[arg(long, value_enum, value_name = "LEVEL", global = true)]
+    pub(crate) log_level: Option<LogLevel>,
     /// Maximum log lines per second and device; 0 disables the limit [default: 1; with -v: 0]
     ///
     /// A burst of 20 times as many lines passes first. Errors, slow requests
@@ -178,6 +181,20 @@ pub(crate) enum LogFormat {
     Text,
     /// A JSON object in each line
     Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What failed
+    Error,
+    /// What needs attention
+    Warn,
+    /// Devices and clients that come and go
+    Info,
+    /// Each step
+    Debug,
+    /// Everything
+    Trace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -523,7 +540,7 @@ pub(crate) struct StatusArgs {
 /// Have a daemon read its file of devices again, and wait for the outcome
 ///
 /// Prints what has become of each device. Rate limits, `slow`, `poll-us`, `on-full`, `latencies` and
-/// the daemon's `log-rate` change while guests use their devices. Other changes have the device
+/// the daemon's `log-level` and `log-rate` change while guests use their devices. Other changes have the device
 /// opened again; its session goes on, and the guest notices nothing, if it would find the same device.
 ///
 /// A change for which a VMM would have to reconnect is refused, and the device goes on as it was,

@@ -13,7 +13,7 @@ pub(crate) const INTRODUCTION: &[&str] = &[
     "`paravane reload` and SIGHUP have the file read again. Devices whose tables are unchanged keep running. New devices \
      start, missing devices stop after finishing their requests. Rate limits, slow, poll-us, on-full and latencies change \
      while a device is in use; for other keys it is opened again, within its session if its guest would find the same \
-     device: see paravane-reload(1). If the file is invalid, nothing changes. Of [daemon], log-rate changes; other keys \
+     device: see paravane-reload(1). If the file is invalid, nothing changes. Of [daemon], log-level and log-rate change; other keys \
      take effect at the next start. `paravane serve --config FILE --check` validates the file.",
     "Types: a size is a number of bytes, or a string with k, M, G or T (powers of 1024). Integers may be strings.",
 ];

@@ -223,6 +223,7 @@ impl DaemonChange {
             allow,
             no_sandbox,
             log_format,
+            log_level,
             log_rate,
             max_client_memory,
             any_memory_file,
@@ -233,7 +234,8 @@ impl DaemonChange {
             cache_size,
             stop_timeout,
         } = had;
-        let is_changed = *log_rate != wanted.log_rate;
+        let changed =
+            [("log-level", *log_level != wanted.log_level), ("log-rate", *log_rate != wanted.log_rate)];
         let keys = [
             ("control", *control != wanted.control),
             ("metrics", *metrics != wanted.metrics),
@@ -251,7 +253,10 @@ impl DaemonChange {
             ("cache-size", *cache_size != wanted.cache_size),
             ("stop-timeout", *stop_timeout != wanted.stop_timeout),
         ];
-        let refused: Vec<_> = keys.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect();
+        let differing = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
+            keys.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
+        };
+        let (changed, refused) = (differing(&changed), differing(&keys));
         let why = "applies when the daemon is restarted, or taken over from";
         let outcome = |outcome, keys: &[&str], why: Option<&str>| DeviceOutcome {
             name: DAEMON.to_owned(),
@@ -259,16 +264,18 @@ impl DaemonChange {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
             why: why.map(str::to_owned),
         };
-        let outcome = match (refused.is_empty(), is_changed) {
+        let outcome = match (refused.is_empty(), changed.is_empty()) {
             (false, _) => Some(outcome(Outcome::Refused, &refused, Some(why))),
-            (true, true) => Some(outcome(Outcome::Changed, &["log-rate"], None)),
-            (true, false) => None,
+            (true, false) => Some(outcome(Outcome::Changed, &changed, None)),
+            (true, true) => None,
         };
-        Self { outcome, now: DaemonArgs { log_rate: wanted.log_rate, ..had.clone() } }
+        let (log_level, log_rate) = (wanted.log_level, wanted.log_rate);
+        Self { outcome, now: DaemonArgs { log_level, log_rate, ..had.clone() } }
     }
 
     /// Applies and logs it.
     pub(crate) fn apply(&self, verbose: u8) {
+        log::set_level(super::log_level(&self.now), verbose);
         log::set_rate(super::log_rate(&self.now, verbose));
         if let Some(DeviceOutcome { outcome: Outcome::Refused, keys, why, .. }) = &self.outcome {
             tracing::warn!("[daemon] {}: {}", keys.join(", "), why.as_deref().unwrap_or_default());

@@ -98,10 +98,11 @@ fn settings_change_in_place_while_requests_are_in_flight() {
         2 * steps.len(),
         |number| {
             let keys = steps[(number - 1) % steps.len()];
-            host.write(&format!("log-rate = {number}"), |_| keys.to_owned());
+            let level = if number % 2 == 1 { "debug" } else { "info" };
+            host.write(&format!("log-rate = {number}\nlog-level = \"{level}\""), |_| keys.to_owned());
             let text = host.reloads(&[], 0);
             assert_eq!(text.matches(": changed in place: ").count(), DISKS.len() + 1, "{text}");
-            assert!(text.contains("[daemon]: changed in place: log-rate\n"), "{text}");
+            assert!(text.contains("[daemon]: changed in place: log-level, log-rate\n"), "{text}");
             let settings = host.device("a")["settings"].clone();
             let has = |key: &str| keys.contains(key);
             assert_eq!(settings["ops_per_second"].is_u64(), has("ops-per"), "{settings}");
