@@ -24,8 +24,10 @@
 //! | `kind`, `make` | the kinds of disks, and their images |
 //! | `crash` | the states after a crash |
 //! | `check` | refcounts of a qcow2 image |
-//! | `life`, `job`, `record` | a life of a disk; images that are made and merged; the holder's record file |
+//! | `life`, `job` | a life of a disk; images that are made and merged |
+//! | `record`, `cache` | the holder's record file; the cache of HTTP objects |
 //! | `run`, `explore` | a run of one of them; all runs, and findings |
+mod cache;
 mod check;
 mod crash;
 mod explore;
@@ -45,4 +47,4 @@ mod store;
 pub use explore::{Finding, Options, Report, Row, explore, names};
 
 /// What survives: names that begin with one of these. The test holds them to it.
-pub const SURVIVE: &[&str] = &["raw", "qcow2", "create", "convert", "commit", "record-file"];
+pub const SURVIVE: &[&str] = &["raw", "qcow2", "create", "convert", "commit", "record-file", "http-cache"];

@@ -19,6 +19,7 @@ pub(crate) mod inspector;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod metrics;
+mod network_events;
 pub(crate) mod open;
 mod places;
 mod process;
@@ -55,6 +56,7 @@ use control::Control;
 use exports::{ExportContext, Exports, Startup};
 use inspector::InspectorProcess;
 use metrics::Metrics;
+use network_events::NetworkEvents;
 use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier};
@@ -346,6 +348,12 @@ fn serve(
             }
         }
     }
+    let may_have_taps = args.config.is_some() || devices.iter().any(|spec| spec.tap().is_some());
+    // The sandbox allows no such socket.
+    let network = may_have_taps.then(NetworkEvents::open).transpose().unwrap_or_else(|error| {
+        tracing::warn!("a TAP device that is deleted is noticed by traffic only: no netlink socket: {error}");
+        None
+    });
     match &allowed {
         Some(allowed) => sandbox::enter(allowed)?,
         None => tracing::warn!(
@@ -441,7 +449,7 @@ fn serve(
         None => None,
     };
     let observers =
-        Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs };
+        Observers { control: control.as_ref(), metrics, process, giver: giver.clone(), take_overs, network };
     for (key, way) in readable {
         tracing::warn!(
             "a guest that takes over this process could read the keys in {}, as the daemon may read in {}: keep keys and \
@@ -567,7 +575,7 @@ fn open_all(
             }
             Err(TryRecvError::Empty) => {}
         }
-        if signals.wait(done.as_fd(), None)? == Some(Request::End) {
+        if signals.wait(&[done.as_fd()], None)? == Some(Request::End) {
             return Ok(None);
         }
     }
@@ -676,7 +684,7 @@ fn end(exports: &Exports, signals: &Signals, timeout: Duration) -> End {
         if rest.is_zero() {
             return End::Late;
         }
-        match signals.wait(exports.changed(), time.map_or(Some(rest), |time| Some(time.min(rest)))) {
+        match signals.wait(&[exports.changed()], time.map_or(Some(rest), |time| Some(time.min(rest)))) {
             Ok(Some(Request::End)) => return End::Interrupted,
             Ok(_) => {}
             Err(error) => {
@@ -709,6 +717,8 @@ struct Observers<'a> {
     giver: Option<Arc<Giver>>,
     /// Number of take-overs before this daemon.
     take_overs: u64,
+    /// Tells of changes of the host's network, if cards on TAP devices may be served.
+    network: Option<NetworkEvents>,
 }
 
 /// What the daemon was started with.
@@ -731,7 +741,7 @@ fn run(
     seal: Option<bool>,
     observers: Observers<'_>,
 ) -> Result<(), Failure> {
-    let Observers { control, metrics, process, giver, take_overs } = observers;
+    let Observers { control, metrics, process, giver, take_overs, network } = observers;
     let Configuration { args, file: config, .. } = *configuration;
     let report = || {
         let (exports, process) = (exports.clone(), process.clone());
@@ -810,7 +820,13 @@ fn run(
             tracing::info!("the VMM has disconnected from the inherited socket: exiting");
             return Ok(());
         }
-        match (signals.wait(exports.changed(), time)?, config) {
+        let network = network.as_ref();
+        let others: Vec<_> = [exports.changed()].into_iter().chain(network.map(AsFd::as_fd)).collect();
+        let signal = signals.wait(&others, time)?;
+        if let Some(network) = network {
+            exports.network_changed(&network.take());
+        }
+        match (signal, config) {
             (None, _) => {}
             (Some(_), _) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {
                 tracing::warn!("signal ignored: the devices are being handed over");

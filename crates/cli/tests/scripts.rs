@@ -109,3 +109,65 @@ fn every_check_of_reports_and_metrics_is_installed() {
     assert!(!packages.iter().any(|listed| listed == "prometheus"), "{packages:?}");
     assert!(output("scripts/vhost-clients", &["--packages", "uml-net@7"]).contains("patchelf:patchelf"));
 }
+
+/// A command that fails within the words of an `echo` does not end a script, so a check could pass and show nothing.
+#[test]
+fn checks_compute_what_they_report_before_they_report_it() {
+    let mut checks = 0;
+    for entry in fs::read_dir(workspace().join("scripts")).expect("scripts") {
+        let path = entry.expect("a file").path();
+        let text = fs::read_to_string(&path).expect("text").replace("\\\n", " ");
+        for line in text.lines().filter(|line| line.contains("echo \"ok ") || line.contains(": passed")) {
+            checks += 1;
+            let computed = line.split_once("echo \"").map_or("", |(_, words)| words).replace("$((", "");
+            assert!(!computed.contains("$("), "{}: assign before the echo: {line}", path.display());
+        }
+    }
+    assert!(checks > 30, "{checks} checks");
+}
+
+/// Runs a command with functions of `scripts/vhost-clients`. Returns whether it succeeds, and what it prints.
+fn of_vhost_clients(functions: &str, command: &str) -> (bool, String) {
+    let sources = ["vhost-clients", "network-clients", "killed-clients"];
+    let names: Vec<_> =
+        sources.iter().map(|name| format!("{}/scripts/{name}", workspace().display())).collect();
+    let pick = format!("source <(sed -n '/^\\({functions}\\)()/,/^}}/p' {})", names.join(" "));
+    let script = format!("set -euo pipefail; kills=0; {pick}; {command}; echo went on");
+    let folder = tempfile::tempdir().expect("a folder");
+    let output =
+        Command::new("bash").args(["-c", &script]).env("TMPDIR", folder.path()).output().expect("bash");
+    (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn a_check_of_clients_fails_without_a_number() {
+    let run = |command: &str| {
+        of_vhost_clients("said\\|counted\\|count\\|frames\\|some_frames\\|same_frames", command)
+    };
+    for command in [
+        "counted frames ''",
+        "counted frames 0",
+        "counted frames 5 some",
+        "bytes=$(echo nothing | count - transmitted_bytes)",
+        "words=$(said /dev/null 'INORDER [01]')",
+        "folder=$(mktemp -d); : >$folder/empty; words=$(some_frames $folder/empty $folder/empty)",
+        // None of the frames arrived.
+        "folder=$(mktemp -d); frames $folder/sent 1 9 60; head -c 24 $folder/sent >$folder/came; \
+         words=$(some_frames $folder/sent $folder/came)",
+        "folder=$(mktemp -d); frames $folder/sent 1 9 60; head -c 24 $folder/sent >$folder/came; \
+         words=$(same_frames $folder/sent $folder/came)",
+    ] {
+        assert_eq!(run(command), (false, String::new()), "{command}");
+    }
+    for (command, words) in [
+        ("counted frames 5 7", ""),
+        ("printf '%s\\n' '{\"a_bytes\": 12},' '\"a_bytes\": 7' | count - a_bytes", "12\n"),
+        ("said <(echo 'CLIENT INORDER 1.') 'INORDER [01]'", "INORDER 1\n"),
+        (
+            "folder=$(mktemp -d); frames $folder/sent 1 9 60; some_frames $folder/sent $folder/sent; echo",
+            "9 of 9 frames\n",
+        ),
+    ] {
+        assert_eq!(run(command), (true, format!("{words}went on\n")), "{command}");
+    }
+}

@@ -567,6 +567,12 @@ impl UnlockedBlk {
         self.file.file_id()
     }
 
+    /// Whether the image would have a [mark](OVERLAY_MARK) if a snapshot had frozen it.
+    #[must_use]
+    pub fn has_marks(&self) -> bool {
+        self.file.has_marks()
+    }
+
     /// What drivers would be told of the disk.
     ///
     /// # Errors

@@ -278,6 +278,27 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_uses_everything_has_at_most_32_kib() {
+        let latency = QueueLatency::default();
+        for operation in Operation::ALL {
+            latency.operation(operation);
+        }
+        latency.stages();
+        latency.throttled();
+        latency.looks();
+        // A field that is added is to be counted here.
+        let QueueLatency { operations, stages, throttled, looks, observer: _ } = &latency;
+        let sizes = [
+            operations.iter().map(|histogram| size_of_val(&**histogram.get().unwrap())).sum(),
+            size_of_val(&**stages.get().unwrap()),
+            size_of_val(&**throttled.get().unwrap()),
+            size_of_val(&**looks.get().unwrap()),
+            size_of_val(&latency),
+        ];
+        assert!(sizes.iter().sum::<usize>() <= 32 << 10, "{sizes:?}");
+    }
+
+    #[test]
     fn names_and_places_follow_the_enumerations() {
         assert!(Operation::ALL.iter().enumerate().all(|(at, operation)| *operation as usize == at));
         assert!(Stage::ALL.iter().enumerate().all(|(at, stage)| *stage as usize == at));

@@ -43,7 +43,7 @@ pub use extension::{NetDevice, NetQueue};
 pub use generator::Generator;
 pub use header::EncodedHeader;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
-pub use link::LinkEnd;
+pub use link::{LinkEnd, LinkHold};
 pub use tap::{Tap, TapError};
 
 use crate::{Device, HostSide, QueueHandler};
@@ -137,6 +137,8 @@ pub struct Net<B> {
     enabled: u16,
     /// Pairs that the driver has set through our control queue; 0: none.
     commanded: Arc<Commanded>,
+    /// The driver's link follows the carrier of the network.
+    follows: bool,
 }
 
 impl<B: BackEnd> Net<B> {
@@ -179,6 +181,7 @@ impl<B: BackEnd> Net<B> {
             agreed: false,
             enabled: 1,
             commanded: Arc::default(),
+            follows: false,
         })
     }
 
@@ -239,7 +242,7 @@ impl<B: BackEnd> Device for Net<B> {
     fn read_config(&self, offset: u32, out: &mut [u8]) {
         let config = Config {
             mac: self.config.mac,
-            status: if self.back_end.is_up() { S_LINK_UP.to_le() } else { 0 },
+            status: if self.link_is_up() { S_LINK_UP.to_le() } else { 0 },
             max_virtqueue_pairs: self.pairs().to_le(),
             mtu: self.config.mtu.unwrap_or(0).to_le(),
         };
@@ -326,8 +329,16 @@ impl<B: BackEnd> NetDevice for Net<B> {
         self.back_end.look()
     }
 
-    fn tell_loss(&mut self, told: Box<dyn Fn() + Send + Sync>) {
-        self.back_end.tell_loss(told);
+    fn tell_change(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+        self.back_end.tell_change(told);
+    }
+
+    fn follow_carrier(&mut self, is_told: bool) {
+        self.follows = is_told;
+    }
+
+    fn link_is_up(&self) -> bool {
+        self.back_end.is_up() && (!self.follows || self.back_end.has_carrier())
     }
 
     fn restore_pairs(&mut self, pairs: u16) {

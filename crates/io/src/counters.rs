@@ -25,28 +25,34 @@ pub(super) struct Counters {
     polled_ns: AtomicU64,
     fruitful: AtomicU64,
     fruitless: AtomicU64,
-    /// Device whose turn it is, plus 1; 0: none.
+    /// Times that the thread may have been blocked.
+    uses: AtomicU64,
+    /// Device whose memory is used now, plus 1; 0: none.
     serving: AtomicUsize,
     /// Whether the thread has something to do.
     awake: AtomicBool,
 }
 
 impl Counters {
-    /// Counts a turn of a queue of this device, which begins.
-    pub(super) fn begin_turn(&self, device: usize) {
-        // One writer: no read-modify-write.
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    /// Counts a turn of a queue, or a task.
+    pub(super) fn count_turn(&self) {
+        raise(&self.turns, 1);
+    }
+
+    /// The thread begins to use memory of this device's client, and may be blocked.
+    pub(super) fn begin_use(&self, device: usize) {
+        raise(&self.uses, 1);
         self.serving.store(device + 1, Ordering::Relaxed);
     }
 
-    /// The turn has ended.
-    pub(super) fn end_turn(&self) {
+    /// The thread has done so.
+    pub(super) fn end_use(&self) {
         self.serving.store(0, Ordering::Relaxed);
     }
 
-    /// Number of turns begun, and the device whose turn it is.
+    /// Number of uses begun, and the device of the one under way.
     pub(super) fn now(&self) -> (u64, Option<usize>) {
-        (self.turns.load(Ordering::Relaxed), self.serving.load(Ordering::Relaxed).checked_sub(1))
+        (self.uses.load(Ordering::Relaxed), self.serving.load(Ordering::Relaxed).checked_sub(1))
     }
 
     /// Whether the thread has something to do.

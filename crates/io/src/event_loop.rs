@@ -20,21 +20,26 @@
 //! soon after work. No clock is read where polling is off.
 //!
 //! While there are several queues, a turn ends after [`TURN`], so that none keeps the others waiting.
-//! If the code that serves a queue panics, that queue ends, and the others are served on.
+//! If the code that serves a queue panics, that queue ends, and the others are served on. If it blocks,
+//! another thread goes on with the loop (`lend`).
 //!
 //! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some
 //! microseconds, so that more is taken at once.
+mod lend;
+
+pub(crate) use lend::{Returned, Setting};
+
 use super::host_queue::{HostQueue, Turn};
-use super::{Activity, Counters, Message, NotPutOn, caught};
-use paravane_device::{LogDevice, ServeError};
+use super::{Activity, Message, NotPutOn, QueueKey, Task};
+use lend::{Lent, Tenure};
+use paravane_device::LogDevice;
 use paravane_notify::{BatchDelay, Notifier, PollWindow};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender, channel};
 use std::time::{Duration, Instant};
 
 /// Most events taken from epoll at once.
@@ -46,30 +51,20 @@ const SLICE: Duration = Duration::from_micros(10);
 /// Longest turn of a queue among several, except for its last batch.
 const TURN: Duration = Duration::from_micros(100);
 
-/// Parts of an event loop.
-pub(super) struct Setting {
-    /// Signalled after each message.
-    pub(super) control: Arc<Notifier>,
-    /// The messages.
-    pub(super) receiver: Receiver<Message>,
-    /// Longest poll of a queue before the thread waits for its kick; 0: no polling.
-    pub(super) longest_poll: Duration,
-    /// Counters.
-    pub(super) counters: Arc<Counters>,
-    /// Told when the thread wakes; `None`: nobody watches it.
-    ///
-    /// A watched thread measures how long it serves each queue.
-    pub(super) activity: Option<Arc<Activity>>,
-}
-
-pub(super) struct EventLoop {
+pub(crate) struct EventLoop {
     epoll: Arc<OwnedFd>,
-    setting: Setting,
+    receiver: Receiver<Message>,
     entries: Vec<Option<Entry>>,
     /// Number of queues.
     count: usize,
-    /// Index of the entry whose code runs, or ran last.
-    serving: Option<usize>,
+    /// What the thread does that offers the loop.
+    lent: Option<Lent>,
+    /// Devices that block threads which have lost the loop; once for each.
+    blocked: Vec<usize>,
+    /// Tasks that wait for an earlier one of their device.
+    tasks: Vec<(usize, Task)>,
+    /// It ends when its queues have.
+    quits: bool,
     /// Device that log lines name; of a thread that devices share.
     named: Option<Arc<str>>,
     /// Indices of entries to serve without waiting for an event, each once.
@@ -82,9 +77,17 @@ pub(super) struct EventLoop {
     looked: Option<Instant>,
 }
 
-/// A queue while this thread has it.
+/// A queue while this loop has it.
 struct Entry {
-    queue: Box<HostQueue>,
+    /// `None`: a thread is serving it.
+    queue: Option<Box<HostQueue>>,
+    key: QueueKey,
+    /// Device that log lines name.
+    name: Option<Arc<str>>,
+    /// Who waits for a queue that is away.
+    wanted: Option<SyncSender<Option<Box<HostQueue>>>>,
+    /// Settings have changed that it has not applied.
+    renews: bool,
     state: State,
     window: PollWindow,
     delay: BatchDelay,
@@ -104,147 +107,189 @@ enum State {
     Ready,
     /// In the list of those that are polled, from then on, until then at the latest.
     Polled { from: Instant, until: Instant },
+    /// A thread has it that has lost the loop.
+    Away,
+    /// Not served before a queue or task of its device is back.
+    Held,
 }
 
 impl EventLoop {
-    pub(super) fn new(setting: Setting) -> io::Result<Self> {
+    /// Makes a loop without queues, and what others need to reach it.
+    ///
+    /// `activity` is told when the loop's thread wakes; then another thread can take the loop.
+    pub(super) fn new(
+        longest_poll: Duration,
+        activity: Option<Arc<Activity>>,
+    ) -> io::Result<(Box<Self>, Setting)> {
+        let (sender, receiver) = channel();
+        let control = Notifier::new(false).map_err(io::Error::other)?;
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let control = epoll::EventData::new_u64(CONTROL);
-        epoll::add(&epoll, &*setting.control, control, epoll::EventFlags::IN)?;
-        Ok(Self {
-            epoll,
-            setting,
+        epoll::add(&epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
+        let this = Box::new(Self {
+            epoll: Arc::clone(&epoll),
+            receiver,
             entries: Vec::new(),
             count: 0,
-            serving: None,
+            lent: None,
+            blocked: Vec::new(),
+            tasks: Vec::new(),
+            quits: false,
             named: None,
             ready: VecDeque::new(),
             polled: Vec::new(),
             looked: None,
-        })
+        });
+        Ok((this, Setting::new(sender, control, longest_poll, activity, epoll)))
     }
 
-    pub(super) fn run(&mut self) {
+    /// Runs until the loop ends. `None`: another thread has the loop.
+    fn run(mut self: Box<Self>, tenure: &Tenure<'_>) -> Option<()> {
+        self.go_on(tenure);
         let mut events = Vec::with_capacity(EVENTS);
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Another thread may have been among the messages.
+        let mut this = self.obey_all(tenure)?;
         let mut asked = None;
-        loop {
-            if !self.polled.is_empty() {
-                let now = self.poll();
+        while !this.quits {
+            if !this.polled.is_empty() {
+                let now;
+                (this, now) = this.poll(tenure)?;
                 // Work that was found comes first, unless events have waited long enough.
-                if !self.ready.is_empty() && asked.is_some_and(|asked| now < asked + SLICE) {
-                    self.serve_ready();
+                if !this.ready.is_empty() && asked.is_some_and(|asked| now < asked + SLICE) {
+                    this = this.serve_ready(tenure)?;
                     continue;
                 }
                 asked = Some(now);
             }
-            let busy = !(self.ready.is_empty() && self.polled.is_empty());
-            events.clear();
-            self.serving = None;
-            if !busy {
-                self.setting.counters.set_awake(false);
-            }
-            let timeout = busy.then_some(&at_once);
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!("epoll_wait: {error}");
-                    break;
-                }
-            }
-            if !busy {
-                self.setting.counters.set_awake(true);
-                if let Some(activity) = &self.setting.activity {
-                    activity.wake();
-                }
-            }
-            let mut control = false;
-            for event in &events {
-                match event.data.u64() {
-                    CONTROL => control = true,
-                    token => self.event(token),
-                }
-            }
-            self.serve_ready();
+            let control = this.wait(&mut events, tenure.setting);
+            this = this.serve_ready(tenure)?;
             // Messages come last: they free and reuse entries that events of this round may still
             // name.
-            if control && !self.obey_all() {
-                break;
+            if control {
+                this = this.obey_all(tenure)?;
             }
         }
-        self.stop_all();
+        this.stop_all(tenure)
     }
 
-    fn obey_all(&mut self) -> bool {
-        // Taken before the messages are read: a message sent later signals again.
-        let _ = self.setting.control.take();
-        while let Ok(message) = self.setting.receiver.try_recv() {
-            // A receiver that has gone away needs no answer.
-            match message {
-                Message::PutOn(queue, done) => drop(done.send(self.put_on(queue))),
-                Message::TakeOff(key, done) => {
-                    let holds =
-                        |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.queue.key() == key);
-                    let entry = self.entries.iter().position(holds);
-                    drop(done.send(entry.and_then(|entry| self.take_off(entry))));
-                }
-                Message::LookAgain(device) => self.look_again(device),
-                Message::Renew(device) => self.renew(device),
-                Message::Run(device, task) => {
-                    self.setting.counters.begin_turn(device);
-                    if let Err(words) = caught(task) {
-                        tracing::error!("a task on an I/O thread panicked: {words}");
-                    }
-                    self.setting.counters.end_turn();
-                }
-                Message::Quit => return false,
+    /// Waits for events, and notes them. Returns whether there are messages.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>, setting: &Setting) -> bool {
+        let busy = !(self.ready.is_empty() && self.polled.is_empty());
+        events.clear();
+        if !busy {
+            setting.counters.set_awake(false);
+        }
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = busy.then_some(&at_once);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::error!("epoll_wait: {error}");
+                self.quits = true;
             }
         }
-        true
+        if !busy {
+            setting.counters.set_awake(true);
+            if let Some(activity) = &setting.activity {
+                activity.wake();
+            }
+        }
+        let mut control = false;
+        for event in &*events {
+            match event.data.u64() {
+                CONTROL => control = true,
+                token => self.event(token),
+            }
+        }
+        control
+    }
+
+    /// Does what messages say. `None`: another thread has the loop.
+    fn obey_all(mut self: Box<Self>, tenure: &Tenure<'_>) -> Option<Box<Self>> {
+        let setting = tenure.setting;
+        // Taken before the messages are read: a message sent later signals again.
+        let _ = setting.control.take();
+        self = self.run_tasks(tenure)?;
+        while let Ok(message) = self.receiver.try_recv() {
+            // A receiver that has gone away needs no answer.
+            match message {
+                Message::PutOn(queue, done) => drop(done.send(self.put_on(queue, setting))),
+                Message::TakeOff(key, done) => self.wish(key, done),
+                Message::LookAgain(device) => self.look_again(device),
+                Message::Renew(device) => self.renew(device, setting),
+                Message::Run(device, task) => {
+                    self.tasks.push((device, task));
+                    self = self.run_tasks(tenure)?;
+                }
+                Message::Back(returned) => {
+                    self.take_back(returned, setting);
+                    self = self.run_tasks(tenure)?;
+                }
+                Message::Quit => self.quits = true,
+            }
+        }
+        Some(self)
     }
 
     fn look_again(&mut self, device: usize) {
-        for (number, entry) in self.entries.iter_mut().enumerate() {
-            let Some(entry) = entry else { continue };
-            if entry.queue.key().device != device
-                || !entry.queue.minds_memory()
-                || entry.state == State::Ready
-            {
-                continue;
+        for number in 0..self.entries.len() {
+            let Some(Some(entry)) = self.entries.get(number) else { continue };
+            let minds = entry.queue.as_ref().is_some_and(|queue| queue.minds_memory());
+            if entry.key.device == device && minds && !matches!(entry.state, State::Ready | State::Held) {
+                self.make_ready(number);
             }
-            if let State::Polled { .. } = entry.state {
-                self.polled.retain(|&other| other != number);
-            }
-            entry.state = State::Ready;
+        }
+    }
+
+    /// Has a queue served in the next round.
+    fn make_ready(&mut self, number: usize) {
+        if self.set_aside(number, State::Ready).is_some() {
             self.ready.push_back(number);
         }
     }
 
     /// Has the queues of `device` apply settings that have changed, and serves them once.
-    fn renew(&mut self, device: usize) {
+    ///
+    /// One that is away does so when it is back.
+    fn renew(&mut self, device: usize, setting: &Setting) {
         for number in 0..self.entries.len() {
             let Some(entry) = &mut self.entries[number] else { continue };
-            if entry.queue.key().device != device {
-                continue;
-            }
-            self.serving = Some(number);
-            let renewed = entry.queue.renew_within(&self.epoll, news(number));
-            let longest = entry.queue.longest_poll().unwrap_or(self.setting.longest_poll);
-            (entry.window, entry.dry) = (PollWindow::new(longest), None);
-            if let State::Polled { .. } = entry.state {
-                self.polled.retain(|&other| other != number);
-            }
-            if entry.state != State::Ready {
-                entry.state = State::Ready;
-                self.ready.push_back(number);
-            }
-            if let Err(error) = renewed {
-                self.fail(number, &error.into());
+            if entry.key.device == device {
+                entry.renews = true;
+                self.renew_one(number, setting);
             }
         }
     }
 
-    fn put_on(&mut self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {
+    /// Renews a queue that is to be, if it is here.
+    fn renew_one(&mut self, number: usize, setting: &Setting) {
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        let Some(queue) = entry.queue.as_mut().filter(|_| entry.renews) else { return };
+        let renewed = queue.renew_within(&self.epoll, news(number));
+        entry.window = PollWindow::new(queue.longest_poll().unwrap_or(setting.longest_poll));
+        (entry.dry, entry.renews) = (None, false);
+        match renewed {
+            Ok(()) if entry.state != State::Held => self.make_ready(number),
+            Ok(()) => {}
+            Err(error) => {
+                if let Some(queue) = self.take_off(number) {
+                    queue.fail(&error.into());
+                }
+            }
+        }
+    }
+
+    /// Gives a queue a new state, in no list. `None`: there is no such queue.
+    fn set_aside(&mut self, number: usize, state: State) -> Option<&Entry> {
+        let entry = self.entries.get_mut(number)?.as_mut()?;
+        match std::mem::replace(&mut entry.state, state) {
+            State::Asleep | State::Away | State::Held => {}
+            State::Ready => self.ready.retain(|&other| other != number),
+            State::Polled { .. } => self.polled.retain(|&other| other != number),
+        }
+        Some(entry)
+    }
+
+    fn put_on(&mut self, mut queue: Box<HostQueue>, setting: &Setting) -> Result<(), NotPutOn> {
         let number = self.entries.iter().position(Option::is_none).unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() - 1
@@ -255,209 +300,259 @@ impl EventLoop {
         if let Err(source) = listens {
             return Err(NotPutOn { queue: Some(queue), source });
         }
-        let window = PollWindow::new(queue.longest_poll().unwrap_or(self.setting.longest_poll));
+        let window = PollWindow::new(queue.longest_poll().unwrap_or(setting.longest_poll));
         let delay = BatchDelay::new(queue.preferred_batch());
+        let (key, name) = (queue.key(), queue.name().cloned());
         // Served once in any case: work that arrived while the queue had no thread may wake nobody.
-        self.entries[number] =
-            Some(Entry { queue, state: State::Ready, window, delay, taken: 0, dry: None, gap: None });
+        self.entries[number] = Some(Entry {
+            queue: Some(queue),
+            key,
+            name,
+            wanted: None,
+            renews: false,
+            state: State::Ready,
+            window,
+            delay,
+            taken: 0,
+            dry: None,
+            gap: None,
+        });
         self.ready.push_back(number);
         self.count += 1;
         Ok(())
     }
 
-    fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
-        let Entry { mut queue, state, .. } = self.entries.get_mut(number)?.take()?;
-        self.count -= 1;
-        match state {
-            State::Asleep => {}
-            State::Ready => self.ready.retain(|&other| other != number),
-            State::Polled { .. } => self.polled.retain(|&other| other != number),
+    /// Gives a queue to `done`, when it is here.
+    fn wish(&mut self, key: QueueKey, done: SyncSender<Option<Box<HostQueue>>>) {
+        let holds = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.key == key);
+        let number = self.entries.iter().position(holds);
+        match number.and_then(|number| self.entries[number].as_mut()) {
+            Some(entry) if entry.queue.is_none() => entry.wanted = Some(done),
+            // A receiver that has gone away needs no answer.
+            _ => drop(done.send(number.and_then(|number| self.take_off(number)))),
         }
+    }
+
+    fn take_off(&mut self, number: usize) -> Option<Box<HostQueue>> {
+        let mut queue = self.remove(number)?;
         queue.ignore(&self.epoll);
         Some(queue)
+    }
+
+    /// Forgets an entry. Returns its queue, if that is here.
+    fn remove(&mut self, number: usize) -> Option<Box<HostQueue>> {
+        self.set_aside(number, State::Asleep)?;
+        self.count -= 1;
+        self.entries[number].take()?.queue
     }
 
     fn event(&mut self, token: u64) {
         let number = usize::try_from(token >> 1).unwrap_or(usize::MAX);
         let Some(Some(entry)) = self.entries.get_mut(number) else { return };
-        entry.queue.announce();
+        // One that is away is served once when it is back.
+        let Some(queue) = &mut entry.queue else { return };
+        queue.announce();
         if token & 1 == 0 {
-            entry.queue.take_kicks();
+            queue.take_kicks();
         }
         match entry.state {
-            State::Ready => return,
+            State::Ready | State::Away | State::Held => return,
             State::Asleep => entry.gap = entry.dry.map(|dry| dry.elapsed()),
             // An event of its other descriptor, or a kick that was under way.
-            State::Polled { .. } => {
-                entry.window.found();
-                self.polled.retain(|&other| other != number);
-            }
+            State::Polled { .. } => entry.window.found(),
         }
-        entry.state = State::Ready;
-        self.ready.push_back(number);
+        self.make_ready(number);
     }
 
     /// Polls until a queue has work, polling ends, or it is time to ask for events.
     ///
-    /// Polls once if a queue is ready already. Returns the time.
-    fn poll(&mut self) -> Instant {
+    /// Polls once if a queue is ready already. Returns the time. `None`: another thread has the loop.
+    fn poll(self: Box<Self>, tenure: &Tenure<'_>) -> Option<(Box<Self>, Instant)> {
         let start = Instant::now();
         let mut now = start;
-        let (mut fruitful, mut fruitless) = (0, 0);
-        let mut asks = false;
+        let (mut this, mut found) = (self, Found::default());
         loop {
-            for at in (0..self.polled.len()).rev() {
-                let number = self.polled[at];
-                let Some(Some(entry)) = self.entries.get_mut(number) else { continue };
-                let State::Polled { from, until } = entry.state else { continue };
-                if now < from {
-                    continue;
-                }
-                self.serving = Some(number);
-                let has_work = entry.queue.has_work();
-                asks |= has_work.is_none();
-                if has_work == Some(true) {
-                    // At the last poll, or when its work ran dry.
-                    let looked = self.looked.filter(|looked| *looked >= from).or(entry.dry);
-                    entry.queue.announce_since(looked.map_or(Duration::ZERO, |looked| now - looked));
-                    fruitful += 1;
-                    entry.window.found();
-                    entry.state = State::Ready;
-                    self.polled.swap_remove(at);
-                    self.ready.push_back(number);
-                } else if now >= until {
-                    fruitless += 1;
-                    self.polled.swap_remove(at);
-                    self.sleep(number);
-                }
+            for at in (0..this.polled.len()).rev() {
+                let Some(&number) = this.polled.get(at) else { continue };
+                this = this.poll_one(number, now, &mut found, tenure)?;
             }
-            self.looked = Some(now);
-            if asks || !self.ready.is_empty() || self.polled.is_empty() || now >= start + SLICE {
+            this.looked = Some(now);
+            if found.asks || !this.ready.is_empty() || this.polled.is_empty() || now >= start + SLICE {
                 break;
             }
             std::hint::spin_loop();
             now = Instant::now();
         }
-        self.setting.counters.poll(now - start, fruitful, fruitless);
-        now
+        tenure.setting.counters.poll(now - start, found.fruitful, found.fruitless);
+        Some((this, now))
+    }
+
+    fn poll_one(
+        mut self: Box<Self>,
+        number: usize,
+        now: Instant,
+        found: &mut Found,
+        tenure: &Tenure<'_>,
+    ) -> Option<Box<Self>> {
+        let Some(Some(entry)) = self.entries.get(number) else { return Some(self) };
+        let State::Polled { from, until } = entry.state else { return Some(self) };
+        if now < from {
+            return Some(self);
+        }
+        if is_blocked(&self.blocked, entry.key) {
+            self.set_aside(number, State::Held);
+            return Some(self);
+        }
+        let looked = self.looked;
+        let (mut this, has_work) = self.lend(number, tenure, |queue| Ok(queue.has_work()))?;
+        let (Some(has_work), Some(Some(entry))) = (has_work, this.entries.get_mut(number)) else {
+            return Some(this);
+        };
+        found.asks |= has_work.is_none();
+        if has_work == Some(true) {
+            // At the last poll, or when its work ran dry.
+            let looked = looked.filter(|looked| *looked >= from).or(entry.dry);
+            if let Some(queue) = &mut entry.queue {
+                queue.announce_since(looked.map_or(Duration::ZERO, |looked| now - looked));
+            }
+            found.fruitful += 1;
+            entry.window.found();
+            this.make_ready(number);
+        } else if now >= until {
+            found.fruitless += 1;
+            this.set_aside(number, State::Asleep);
+            return this.sleep(number, tenure);
+        }
+        Some(this)
     }
 
     /// Waits for an event before the queue is served again, unless there is work now.
-    fn sleep(&mut self, number: usize) {
-        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
-        self.serving = Some(number);
-        match entry.queue.arm() {
-            Ok(false) => entry.state = State::Asleep,
-            Ok(true) => {
-                entry.state = State::Ready;
-                self.ready.push_back(number);
-            }
-            Err(error) => {
-                entry.state = State::Asleep;
-                self.fail(number, &error);
-            }
+    fn sleep(self: Box<Self>, number: usize, tenure: &Tenure<'_>) -> Option<Box<Self>> {
+        let (mut this, more) = self.lend(number, tenure, HostQueue::arm)?;
+        if more == Some(true) {
+            this.make_ready(number);
         }
+        Some(this)
     }
 
     /// Gives a turn to each queue that is ready.
     ///
     /// A queue that becomes ready meanwhile has its turn in the next round.
-    fn serve_ready(&mut self) {
-        for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { return };
-            self.serve(number);
+    fn serve_ready(self: Box<Self>, tenure: &Tenure<'_>) -> Option<Box<Self>> {
+        let mut this = self;
+        for _ in 0..this.ready.len() {
+            let Some(number) = this.ready.pop_front() else { break };
+            this = this.serve(number, tenure)?;
         }
+        Some(this)
     }
 
-    fn serve(&mut self, number: usize) {
-        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+    fn serve(mut self: Box<Self>, number: usize, tenure: &Tenure<'_>) -> Option<Box<Self>> {
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return Some(self) };
+        if is_blocked(&self.blocked, entry.key) {
+            entry.state = State::Held;
+            return Some(self);
+        }
         entry.state = State::Asleep;
-        self.serving = Some(number);
-        self.setting.counters.begin_turn(entry.queue.key().device);
+        let setting = tenure.setting;
+        setting.counters.count_turn();
         let length = entry.window.length();
         let enough = if length.is_zero() { 0 } else { entry.delay.enough() };
-        let is_watched = self.setting.activity.is_some();
-        if is_watched && self.named.as_ref().map(Arc::as_ptr) != entry.queue.name().map(Arc::as_ptr) {
-            self.named = entry.queue.name().cloned();
+        let is_watched = setting.activity.is_some();
+        if is_watched && self.named.as_ref().map(Arc::as_ptr) != entry.name.as_ref().map(Arc::as_ptr) {
+            self.named = entry.name.clone();
             LogDevice::set(self.named.clone());
         }
         let start = (is_watched || self.count > 1).then(Instant::now);
         let until = start.filter(|_| self.count > 1).map(|start| start + TURN);
-        let turn = entry.queue.serve(length.is_zero(), enough, until);
-        self.setting.counters.end_turn();
-        let mut now = None;
-        if is_watched && let Some(start) = start {
-            let end = Instant::now();
-            entry.queue.was_busy(end - start);
-            now = Some(end);
+        let (mut this, turn) = self.lend(number, tenure, |queue| {
+            let turn = queue.serve(length.is_zero(), enough, until)?;
+            let mut end = None;
+            if is_watched && let Some(start) = start {
+                let now = Instant::now();
+                queue.was_busy(now - start);
+                end = Some(now);
+            }
+            let worked = matches!(turn, Turn::Dry { worked: true, .. });
+            Ok((turn, end, worked && !length.is_zero() && queue.can_poll()))
+        })?;
+        // None: the queue has ended.
+        let Some((turn, end, can_poll)) = turn else { return Some(this) };
+        match this.served(number, turn, end, can_poll) {
+            false => Some(this),
+            true => this.sleep(number, tenure),
         }
+    }
+
+    /// Notes how a turn ended. Returns whether the queue must be told to wake its thread.
+    fn served(&mut self, number: usize, turn: Turn, end: Option<Instant>, can_poll: bool) -> bool {
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return false };
+        let length = entry.window.length();
         match turn {
-            Ok(Turn::More { taken }) => {
+            Turn::More { taken } => {
                 entry.taken += taken;
                 entry.state = State::Ready;
                 self.ready.push_back(number);
             }
-            Ok(Turn::Dry { taken, worked }) => {
+            Turn::Dry { taken, worked } => {
                 // A kick without work says nothing about the rate.
                 let gap = entry.gap.take().filter(|_| worked);
                 gap.into_iter().for_each(|gap| entry.window.slept(gap));
                 let taken = std::mem::take(&mut entry.taken) + taken;
                 let mut pause = Duration::ZERO;
                 if entry.window.enabled() && worked {
-                    let now = now.unwrap_or_else(Instant::now);
+                    let now = end.unwrap_or_else(Instant::now);
                     if let Some(before) = entry.dry.replace(now) {
                         pause = entry.delay.turn(taken, now - before);
                     }
                 }
                 // After a false alarm the queue is not polled again.
-                match entry.dry.filter(|_| worked && !length.is_zero() && entry.queue.can_poll()) {
+                match entry.dry.filter(|_| can_poll) {
                     Some(dry) => {
                         entry.state = State::Polled { from: dry + pause, until: dry + length };
                         self.polled.push(number);
                     }
-                    None if length.is_zero() => {}
-                    None => self.sleep(number),
+                    None => return !length.is_zero(),
                 }
             }
-            Err(error) => self.fail(number, &error),
         }
+        false
     }
 
-    /// Takes off a queue that has failed.
-    fn fail(&mut self, number: usize, error: &ServeError) {
-        if let Some(queue) = self.take_off(number) {
-            queue.fail(error);
-        }
-    }
-
-    /// After a panic: ends the queue whose code ran. `false`: it was none of them.
-    pub(super) fn recover(&mut self, message: &str) -> bool {
-        self.setting.counters.end_turn();
-        let Some(number) = self.serving.take() else { return false };
-        let Some(Entry { queue, .. }) = self.entries.get_mut(number).and_then(Option::take) else {
-            return false;
-        };
-        self.count -= 1;
-        self.ready.retain(|&other| other != number);
-        self.polled.retain(|&other| other != number);
-        end(queue, &self.epoll, message);
-        true
-    }
-
-    /// After a panic of our own: ends all queues.
-    pub(super) fn give_up(&mut self, message: &str) {
-        for entry in self.entries.drain(..).flatten() {
-            end(entry.queue, &self.epoll, message);
-        }
-    }
-
-    fn stop_all(&mut self) {
-        for number in 0..self.entries.len() {
-            if let Some(queue) = self.take_off(number) {
-                queue.stop(true);
+    /// Stops all queues, those that are away as well, when they are back.
+    fn stop_all(self: Box<Self>, tenure: &Tenure<'_>) -> Option<()> {
+        let (mut this, mut events) = (self, Vec::with_capacity(EVENTS));
+        loop {
+            for number in 0..this.entries.len() {
+                let Some(Some(Entry { queue: Some(_), key, .. })) = this.entries.get(number) else {
+                    continue;
+                };
+                let device = key.device;
+                if let Some(queue) = this.take_off(number) {
+                    this = this.run_task(device, Box::new(move || queue.stop(true)), tenure)?;
+                }
             }
+            if this.count == 0 && this.blocked.is_empty() {
+                return Some(());
+            }
+            this.wait(&mut events, tenure.setting);
+            this = this.obey_all(tenure)?;
         }
     }
+}
+
+/// Whether a queue waits for another one of its device.
+fn is_blocked(blocked: &[usize], key: QueueKey) -> bool {
+    !blocked.is_empty() && blocked.contains(&key.device)
+}
+
+/// What polling has found.
+#[derive(Default)]
+struct Found {
+    fruitful: u64,
+    fruitless: u64,
+    /// Only the descriptor of a queue tells of its work.
+    asks: bool,
 }
 
 /// Token of the kicks of an entry.
@@ -468,21 +563,4 @@ fn kicks(number: usize) -> u64 {
 /// Token of the handler's events of an entry.
 fn news(number: usize) -> u64 {
     kicks(number) | 1
-}
-
-/// After a panic: waits for what is in flight, and ends the queue.
-fn end(queue: Box<HostQueue>, epoll: &OwnedFd, message: &str) {
-    let (number, events) = (queue.key().queue, queue.events());
-    // If it panics again it is leaked: the host may still write to its memory, which it keeps
-    // mapped.
-    let mut queue = ManuallyDrop::new(queue);
-    let done = caught(|| {
-        queue.ignore(epoll);
-        queue.forget();
-        drop(ManuallyDrop::into_inner(queue));
-    });
-    if let Err(words) = done {
-        tracing::error!("queue cannot be stopped after a panic: {words}");
-    }
-    events.panicked(number, message);
 }

@@ -17,6 +17,9 @@
 //!
 //! An I/O thread may block in a [`QueueEvents`] that signals another process. Every wait for the
 //! thread then unblocks it ([`IoThread::freed_by`]); in a pool that devices share, somebody watches.
+//! It may also block in a page fault on memory of another process, which nothing ends. In a pool that
+//! devices share, another thread then goes on with the queues of the other devices, and the device gets a
+//! thread of its own for a while.
 //!
 //! Devices use threads through an [`IoPool`]: one that they share, or one that each has of its own.
 mod activity;
@@ -25,7 +28,9 @@ mod counters;
 mod event_loop;
 mod host_queue;
 mod inline;
+mod isolation;
 mod kicks;
+mod moves;
 mod panic;
 mod places;
 mod pool;
@@ -33,6 +38,7 @@ mod queue_events;
 mod queue_key;
 mod queue_start;
 mod resting;
+mod spares;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -50,19 +56,16 @@ pub use resting::{RestingQueue, ResumeError};
 
 use activity::Activity;
 use counters::Counters;
-use event_loop::{EventLoop, Setting};
+use event_loop::{EventLoop, Returned, Setting};
 use nix::sys::signal::{SigSet, Signal};
 use paravane_device::LogDevice;
-use paravane_notify::Notifier;
+use spares::{STACK, Spares};
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use thiserror::Error;
-
-/// Stack of an I/O thread: no buffers live there.
-const STACK: usize = 256 << 10;
 
 /// Interval at which a wait for a thread calls [`IoThread::freed_by`]'s function.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -73,6 +76,7 @@ enum Message {
     LookAgain(usize),
     Renew(usize),
     Run(usize, Task),
+    Back(Returned),
     Quit,
 }
 
@@ -80,10 +84,11 @@ enum Message {
 type Task = Box<dyn FnOnce() + Send>;
 
 /// Runs tasks on an I/O thread, in the order of their arrival.
+///
+/// In a pool that devices share, a task that blocks delays those of its device.
 #[derive(Clone)]
 pub struct Tasks {
-    sender: Sender<Message>,
-    control: Arc<Notifier>,
+    setting: Arc<Setting>,
     device: usize,
 }
 
@@ -93,8 +98,7 @@ impl Tasks {
     /// A task for a thread that has ended is dropped.
     pub fn run(&self, task: impl FnOnce() + Send + 'static) {
         // An error means that the thread has ended.
-        let _ = self.sender.send(Message::Run(self.device, Box::new(task)));
-        self.control.signal();
+        let _ = self.setting.send(Message::Run(self.device, Box::new(task)));
     }
 }
 
@@ -153,11 +157,9 @@ pub fn outlive_pipes() {
 /// Our end of one I/O thread.
 #[derive(Debug)]
 pub struct IoThread {
-    sender: Mutex<Sender<Message>>,
-    control: Arc<Notifier>,
-    counters: Arc<Counters>,
+    setting: Arc<Setting>,
+    /// `None`: the thread is one of a pool's.
     thread: Mutex<Option<JoinHandle<()>>>,
-    id: i32,
     free: Free,
 }
 
@@ -171,49 +173,43 @@ impl IoThread {
     /// # Errors
     /// The host refuses a thread or descriptors.
     pub fn spawn(name: String, longest_poll: Duration) -> io::Result<Self> {
-        Self::start(name, longest_poll, None)
-    }
-
-    /// As [`IoThread::spawn`]; `activity` is told when the thread wakes.
-    fn start(name: String, longest_poll: Duration, activity: Option<Arc<Activity>>) -> io::Result<Self> {
-        let (sender, receiver) = channel();
-        let control = Arc::new(Notifier::new(false).map_err(io::Error::other)?);
-        let counters = Arc::new(Counters::default());
-        let mut event_loop = EventLoop::new(Setting {
-            control: Arc::clone(&control),
-            receiver,
-            longest_poll,
-            counters: Arc::clone(&counters),
-            activity,
-        })?;
+        let (event_loop, setting) = EventLoop::new(longest_poll, None)?;
+        let setting = Arc::new(setting);
         let device = LogDevice::current();
-        let (started, id) = sync_channel(1);
+        let of_thread = Arc::clone(&setting);
         let thread = std::thread::Builder::new().name(name).stack_size(STACK).spawn(move || {
-            // The receiver waits for it.
-            started.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or_default();
             let _named = LogDevice::enter(device);
             outlive_pipes();
-            while let Err(words) = caught(|| event_loop.run()) {
-                tracing::error!("an I/O thread panicked: {words}");
-                if !event_loop.recover(&words) {
-                    // Wakes those who wait for an answer, when it is dropped.
-                    event_loop.give_up(&words);
-                    break;
-                }
-            }
+            of_thread.run(event_loop);
         })?;
-        let id = id.recv().map_err(io::Error::other)?;
-        let free = Free(Box::new(|| ()));
-        Ok(Self { sender: Mutex::new(sender), control, counters, thread: Mutex::new(Some(thread)), id, free })
+        setting.wait_for_start();
+        Ok(Self { setting, thread: Mutex::new(Some(thread)), free: Free(Box::new(|| ())) })
+    }
+
+    /// As [`IoThread::spawn`], in a pool whose threads can take over from this one.
+    ///
+    /// `activity` is told when the thread wakes.
+    fn start(
+        name: String,
+        longest_poll: Duration,
+        activity: &Arc<Activity>,
+        spares: &Arc<Spares>,
+    ) -> io::Result<Self> {
+        let (event_loop, setting) = EventLoop::new(longest_poll, Some(Arc::clone(activity)))?;
+        let setting = Arc::new(setting);
+        spares.start(name, (Arc::clone(&setting), event_loop))?;
+        setting.wait_for_start();
+        Ok(Self { setting, thread: Mutex::default(), free: Free(Box::new(|| ())) })
     }
 
     /// Returns the kernel's number of the thread.
     ///
     /// It names the thread below /proc/self/task. Another thread may get it after this one has
-    /// ended.
+    /// ended. In a pool that devices share, it changes when a thread takes over from one that is
+    /// blocked.
     #[must_use]
     pub fn id(&self) -> i32 {
-        self.id
+        self.setting.thread()
     }
 
     /// Calls `free` every 10 ms while a caller waits for the thread.
@@ -234,14 +230,19 @@ impl IoThread {
 
     /// As [`IoThread::tasks`], for tasks of this device.
     fn tasks_of(&self, device: usize) -> Tasks {
-        Tasks { sender: lock(&self.sender).clone(), control: Arc::clone(&self.control), device }
+        Tasks { setting: Arc::clone(&self.setting), device }
     }
 
     /// Waits until the thread has run all earlier tasks, or has ended.
     pub fn finish_tasks(&self) {
+        self.finish_tasks_of(0);
+    }
+
+    /// As [`IoThread::finish_tasks`], for tasks of this device.
+    fn finish_tasks_of(&self, device: usize) {
         let (done, wait) = sync_channel(1);
         // The receiver waits for the answer.
-        self.tasks().run(move || done.send(()).unwrap_or_default());
+        self.tasks_of(device).run(move || done.send(()).unwrap_or_default());
         self.answer(&wait);
     }
 
@@ -256,12 +257,6 @@ impl IoThread {
         }
     }
 
-    fn send(&self, message: Message) -> Result<(), Message> {
-        let sent = lock(&self.sender).send(message);
-        self.control.signal();
-        sent.map_err(|error| error.0)
-    }
-
     /// Hands over a queue. The thread serves it once now, and whenever there is work.
     ///
     /// When this returns, kicks reach the thread.
@@ -270,7 +265,7 @@ impl IoThread {
     /// The kernel's wait set is full, or the thread has ended.
     pub fn put_on(&self, queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let (done, wait) = sync_channel(1);
-        match self.send(Message::PutOn(queue, done)) {
+        match self.setting.send(Message::PutOn(queue, done)) {
             Ok(()) => self.answer(&wait).unwrap_or_else(|| Err(NotPutOn::ended(None))),
             Err(Message::PutOn(queue, _)) => Err(NotPutOn::ended(Some(queue))),
             Err(_) => Err(NotPutOn::ended(None)),
@@ -292,7 +287,7 @@ impl IoThread {
     pub fn begin_take_off(&self, key: QueueKey) -> TakingOff {
         let (done, wait) = sync_channel(1);
         // An error means that the thread has ended, and with it all its queues: there is no answer.
-        let _ = self.send(Message::TakeOff(key, done));
+        let _ = self.setting.send(Message::TakeOff(key, done));
         TakingOff(wait)
     }
 
@@ -307,40 +302,41 @@ impl IoThread {
     /// keep memory across batches ([`paravane_device::QueueHandler::keeps_memory`]).
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
-        let _ = self.send(Message::LookAgain(device));
+        let _ = self.setting.send(Message::LookAgain(device));
     }
 
     /// Has the queues of `device` apply settings that have changed.
     fn renew(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
-        let _ = self.send(Message::Renew(device));
+        let _ = self.setting.send(Message::Renew(device));
     }
 
     /// Whether the thread runs.
     fn is_alive(&self) -> bool {
-        lock(&self.thread).as_ref().is_some_and(|thread| !thread.is_finished())
+        !self.setting.has_ended()
     }
 
     /// Counters of the thread.
     #[must_use]
     pub fn figures(&self) -> IoThreadFigures {
-        self.counters.figures()
+        self.setting.counters.figures()
     }
 
     /// Ends the thread; queues that it still has are stopped.
     pub fn quit(&self) {
         // An error means that it has ended by itself.
-        let _ = self.send(Message::Quit);
-        let Some(thread) = lock(&self.thread).take() else { return };
+        let _ = self.setting.send(Message::Quit);
         let mut rest = Duration::from_micros(50);
-        while !thread.is_finished() {
+        while !self.setting.has_ended() {
             std::thread::sleep(rest);
             rest = (rest * 2).min(PATIENCE);
             if rest == PATIENCE {
                 (self.free.0)();
             }
         }
-        if thread.join().is_err() {
+        if let Some(thread) = lock(&self.thread).take()
+            && thread.join().is_err()
+        {
             tracing::error!("an I/O thread panicked");
         }
     }

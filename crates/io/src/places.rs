@@ -5,7 +5,9 @@
 //!                        '--- taken off: removed first, then the lock is waited for
 //! ```
 use crate::activity::Activity;
-use crate::{IoThread, NotPutOn, QueueKey, QueueWork, lock};
+use crate::isolation::Isolation;
+use crate::spares::Spares;
+use crate::{IoThread, QueueKey, QueueWork, lock};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -16,12 +18,15 @@ pub(crate) type Unblock = Arc<dyn Fn() + Send + Sync>;
 
 /// What the pool, its devices and its watcher share.
 pub(crate) struct Shared {
-    pub(crate) threads: Box<[IoThread]>,
+    pub(crate) threads: Box<[Arc<IoThread>]>,
+    /// Threads that take over; of a pool that devices share.
+    pub(crate) spares: Arc<Spares>,
+    pub(crate) isolation: Isolation,
     longest_poll: Duration,
     /// Whether queues go where there is room.
     is_balanced: bool,
     pub(crate) devices: Arc<Devices>,
-    places: Mutex<HashMap<QueueKey, Arc<Place>>>,
+    pub(crate) places: Mutex<HashMap<QueueKey, Arc<Place>>>,
 }
 
 /// The devices of a pool: how to unblock a thread that serves one of them.
@@ -33,15 +38,15 @@ pub(crate) struct Devices {
 
 /// Where a queue is.
 pub(crate) struct Place {
-    /// Index of its thread. Locked while the queue moves.
-    pub(crate) thread: Mutex<usize>,
+    /// Its thread. Locked while the queue moves.
+    pub(crate) thread: Mutex<Arc<IoThread>>,
     pub(crate) work: Arc<QueueWork>,
     /// When it was moved last.
     pub(crate) moved: Mutex<Option<Instant>>,
 }
 
 impl Place {
-    pub(crate) fn new(thread: usize, work: Arc<QueueWork>) -> Self {
+    pub(crate) fn new(thread: Arc<IoThread>, work: Arc<QueueWork>) -> Self {
         Self { thread: Mutex::new(thread), work, moved: Mutex::default() }
     }
 }
@@ -75,18 +80,32 @@ impl Shared {
         name: impl Fn(usize) -> String,
     ) -> io::Result<Arc<Self>> {
         let devices = Arc::<Devices>::default();
+        let spares = Arc::<Spares>::default();
         let start = |number| {
-            let thread = IoThread::start(name(number), longest_poll, activity.cloned())?;
-            let (devices, counters) = (Arc::clone(&devices), Arc::clone(&thread.counters));
-            Ok(thread.freed_by(move || {
-                if let (_, Some(device)) = counters.now() {
-                    devices.unblock(device);
-                }
-            }))
+            let thread = match activity {
+                Some(activity) => IoThread::start(name(number), longest_poll, activity, &spares)?,
+                None => IoThread::spawn(name(number), longest_poll)?,
+            };
+            Ok(Arc::new(freed(thread, &devices)))
         };
-        let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>()?;
+        let threads = (0..threads.max(1)).map(start).collect::<io::Result<_>>();
+        let threads = threads.inspect_err(|_| spares.close())?;
         let places = Mutex::default();
-        Ok(Arc::new(Self { threads, longest_poll, is_balanced: activity.is_some(), devices, places }))
+        Ok(Arc::new(Self {
+            threads,
+            spares,
+            isolation: Isolation::default(),
+            longest_poll,
+            is_balanced: activity.is_some(),
+            devices,
+            places,
+        }))
+    }
+
+    /// Ends the threads.
+    pub(crate) fn end(&self) {
+        self.threads.iter().for_each(|thread| thread.quit());
+        self.spares.close();
     }
 
     /// Longest poll of a queue whose device says nothing else.
@@ -99,16 +118,20 @@ impl Shared {
         lock(&self.places).insert(key, Arc::new(place));
     }
 
-    /// Forgets a queue. Returns the index of the thread that has it, and keeps it.
-    pub(crate) fn remove(&self, key: QueueKey) -> Option<usize> {
+    /// Forgets a queue. Returns the thread that has it, and keeps it.
+    pub(crate) fn remove(&self, key: QueueKey) -> Option<Arc<IoThread>> {
         let place = lock(&self.places).remove(&key)?;
-        Some(*lock(&place.thread))
+        let thread = lock(&place.thread);
+        Some(Arc::clone(&thread))
     }
 
-    /// Index of the thread that has a queue; `None`: there is no such queue.
-    pub(crate) fn thread_of(&self, key: QueueKey) -> Option<usize> {
+    /// The thread that has a queue; `None`: there is no such queue, or it moves now.
+    ///
+    /// A move may have to wait for a client.
+    pub(crate) fn thread_of(&self, key: QueueKey) -> Option<Arc<IoThread>> {
         let place = lock(&self.places).get(&key).cloned()?;
-        Some(*lock(&place.thread))
+        let thread = place.thread.try_lock().ok()?;
+        Some(Arc::clone(&thread))
     }
 
     /// Forgets a device without queues.
@@ -116,63 +139,60 @@ impl Shared {
         // Its own threads may still signal its client when they end.
         if self.is_balanced {
             lock(&self.devices.unblock).remove(&device);
+            self.isolation.forget(device);
         }
     }
 
-    /// Index of the thread for a queue.
-    pub(crate) fn choose(&self, key: QueueKey) -> usize {
+    /// The thread for a queue.
+    pub(crate) fn choose(&self, key: QueueKey) -> Arc<IoThread> {
         let by_number = usize::from(key.queue) % self.threads.len();
         if !self.is_balanced {
-            return by_number;
+            return Arc::clone(&self.threads[by_number]);
+        }
+        if let Some(thread) = self.isolation.thread(key.device) {
+            return thread;
         }
         let mut counts = vec![0_usize; self.threads.len()];
         for place in lock(&self.places).values() {
             // One that moves now is counted at neither end.
-            if let Ok(thread) = place.thread.try_lock() {
-                counts[*thread] += 1;
+            if let Ok(thread) = place.thread.try_lock()
+                && let Some(number) = self.number(&thread)
+            {
+                counts[number] += 1;
             }
         }
         // Of those with equally many, another one for each device and queue.
         let first = key.device.wrapping_add(usize::from(key.queue));
         let order = (0..self.threads.len()).map(|number| (first + number) % self.threads.len());
         let alive = order.filter(|&number| self.threads[number].is_alive());
-        alive.min_by_key(|&number| counts[number]).unwrap_or(by_number)
+        Arc::clone(&self.threads[alive.min_by_key(|&number| counts[number]).unwrap_or(by_number)])
+    }
+
+    /// Index of a thread that devices share.
+    pub(crate) fn number(&self, thread: &Arc<IoThread>) -> Option<usize> {
+        self.threads.iter().position(|other| Arc::ptr_eq(other, thread))
+    }
+
+    /// Has the waits for a thread unblock it.
+    pub(crate) fn freed(&self, thread: IoThread) -> IoThread {
+        freed(thread, &self.devices)
     }
 
     /// The queues, with their places.
     pub(crate) fn places(&self) -> Vec<(QueueKey, Arc<Place>)> {
         lock(&self.places).iter().map(|(key, place)| (*key, Arc::clone(place))).collect()
     }
+}
 
-    /// Moves a live queue, unless it is being taken off.
-    pub(crate) fn move_to(&self, key: QueueKey, to: usize) {
-        let Some(place) = lock(&self.places).get(&key).cloned() else { return };
-        let Ok(mut thread) = place.thread.try_lock() else { return };
-        // Whoever takes it off removes its place first, and then waits for the lock.
-        if !lock(&self.places).get(&key).is_some_and(|other| Arc::ptr_eq(other, &place)) {
-            return;
+/// Has the waits for a thread unblock it.
+fn freed(thread: IoThread, devices: &Arc<Devices>) -> IoThread {
+    let (devices, setting) = (Arc::clone(devices), Arc::clone(&thread.setting));
+    thread.freed_by(move || {
+        if let (_, Some(device)) = setting.counters.now() {
+            devices.unblock(device);
         }
-        let from = *thread;
-        // `None`: it has failed.
-        let Some(queue) = self.threads[from].take_off(key) else { return };
-        *lock(&place.moved) = Some(Instant::now());
-        let mut left = queue;
-        for target in [to, from] {
-            match self.threads[target].put_on(left) {
-                Ok(()) => {
-                    *thread = target;
-                    return;
-                }
-                Err(NotPutOn { queue: Some(queue), source }) => {
-                    tracing::warn!("a queue stays on its I/O thread: {source}");
-                    left = queue;
-                }
-                Err(_) => return,
-            }
-        }
-        // Neither takes it.
-        left.fail(&io::Error::other("no I/O thread takes the queue").into());
-    }
+        setting.blocked().into_iter().for_each(|device| devices.unblock(device));
+    })
 }
 
 impl std::fmt::Debug for Shared {

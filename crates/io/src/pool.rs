@@ -12,7 +12,6 @@ use crate::host_queue::QueueSettings;
 use crate::places::{Place, Shared};
 use crate::watch::Watch;
 use crate::{HostQueue, IoThread, IoThreadFigures, NotPutOn, QueueKey, TakingOff, Tasks, caught};
-use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +29,10 @@ impl IoPool {
     /// Starts `threads` threads (at least one) that devices share.
     ///
     /// One more thread watches them: it balances their load, and unblocks those that a client has
-    /// blocked for more than 10 ms. It sleeps while they do.
+    /// blocked for more than 10 ms. It sleeps while they do. Another one waits to take over from a
+    /// thread that is blocked by something else; while threads are blocked there are more of them, up
+    /// to 64. A device whose memory has blocked a thread has one of its own, until that has not
+    /// happened for 30 s; up to 64 devices have.
     ///
     /// A queue that is polled is so for at most `longest_poll`, unless its device says otherwise.
     ///
@@ -39,7 +41,8 @@ impl IoPool {
     pub fn shared(threads: usize, longest_poll: Duration) -> io::Result<Self> {
         let activity = Arc::default();
         let shared = Shared::new(threads, longest_poll, Some(&activity), |number| format!("io{number}"))?;
-        let watch = Watch::start(&shared, activity)?;
+        shared.spares.refill();
+        let watch = Watch::start(&shared, activity).inspect_err(|_| shared.end())?;
         Ok(Self { watch: Some(watch), shared })
     }
 
@@ -62,20 +65,20 @@ impl IoPool {
     /// Kernel's numbers of the threads; see [`IoThread::id`].
     #[must_use]
     pub fn ids(&self) -> Vec<i32> {
-        self.shared.threads.iter().map(IoThread::id).collect()
+        self.shared.threads.iter().map(|thread| thread.id()).collect()
     }
 
     /// Counters of the threads.
     #[must_use]
     pub fn figures(&self) -> Vec<IoThreadFigures> {
-        self.shared.threads.iter().map(IoThread::figures).collect()
+        self.shared.threads.iter().map(|thread| thread.figures()).collect()
     }
 }
 
 impl Drop for IoPool {
     fn drop(&mut self) {
         drop(self.watch.take());
-        self.shared.threads.iter().for_each(IoThread::quit);
+        self.shared.end();
     }
 }
 
@@ -90,7 +93,7 @@ pub struct DeviceThreads {
 /// A queue that is on its way off its thread.
 #[derive(Debug)]
 pub struct Leaving {
-    thread: usize,
+    thread: Arc<IoThread>,
     taking_off: TakingOff,
 }
 
@@ -128,9 +131,15 @@ impl DeviceThreads {
         &self.pool.shared
     }
 
-    /// Indices of the threads that have some of these queues.
-    fn serving(&self, queues: Range<u16>) -> BTreeSet<usize> {
-        queues.filter_map(|queue| self.shared().thread_of(self.key(queue))).collect()
+    /// The threads that have some of these queues.
+    fn serving(&self, queues: Range<u16>) -> Vec<Arc<IoThread>> {
+        let mut threads: Vec<Arc<IoThread>> = Vec::new();
+        for thread in queues.filter_map(|queue| self.shared().thread_of(self.key(queue))) {
+            if !threads.iter().any(|other| Arc::ptr_eq(other, &thread)) {
+                threads.push(thread);
+            }
+        }
+        threads
     }
 
     /// Kernel's numbers of the threads that have some of these queues; all, if it has its own.
@@ -139,7 +148,7 @@ impl DeviceThreads {
         if self.pool.watch.is_none() {
             return self.pool.ids();
         }
-        self.serving(queues).into_iter().map(|thread| self.shared().threads[thread].id()).collect()
+        self.serving(queues).into_iter().map(|thread| thread.id()).collect()
     }
 
     /// Puts a queue on a thread; see [`IoThread::put_on`].
@@ -150,8 +159,8 @@ impl DeviceThreads {
         let shared = self.shared();
         let (key, thread) = (queue.key(), shared.choose(queue.key()));
         queue.set_up(Arc::clone(&self.settings));
-        let place = Place::new(thread, Arc::clone(queue.work()));
-        shared.threads[thread].put_on(queue)?;
+        let place = Place::new(Arc::clone(&thread), Arc::clone(queue.work()));
+        thread.put_on(queue)?;
         shared.add(key, place);
         Ok(())
     }
@@ -167,12 +176,12 @@ impl DeviceThreads {
     #[must_use]
     pub fn begin_take_off(&self, key: QueueKey) -> Option<Leaving> {
         let thread = self.shared().remove(key)?;
-        Some(Leaving { thread, taking_off: self.shared().threads[thread].begin_take_off(key) })
+        Some(Leaving { taking_off: thread.begin_take_off(key), thread })
     }
 
     /// Waits for a queue; see [`IoThread::taken_off`].
     pub fn taken_off(&self, leaving: Leaving) -> Option<Box<HostQueue>> {
-        self.shared().threads[leaving.thread].taken_off(leaving.taking_off)
+        leaving.thread.taken_off(leaving.taking_off)
     }
 
     /// The thread that runs the tasks of a queue.
@@ -189,7 +198,7 @@ impl DeviceThreads {
 
     /// Waits until all earlier tasks for a queue have run.
     pub fn finish_tasks(&self, queue: u16) {
-        self.thread(queue).finish_tasks();
+        self.thread(queue).finish_tasks_of(self.device);
     }
 
     /// See [`IoThread::look_again`]; for these queues.
@@ -197,7 +206,7 @@ impl DeviceThreads {
     /// A queue that moves meanwhile is served once in any case.
     pub fn look_again(&self, queues: Range<u16>) {
         for thread in self.serving(queues) {
-            self.shared().threads[thread].look_again(self.device);
+            thread.look_again(self.device);
         }
     }
 

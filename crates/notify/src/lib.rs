@@ -18,6 +18,7 @@
 //! - [`Interrupts`] sends the interrupts of one device, by line or by [`msi`].
 //! - [`PollWindow`] and [`BatchDelay`] decide how long to poll a queue and how long to let work
 //!   accumulate.
+//! - [`Baton`] lets another thread go on with what a thread that blocks has at hand.
 //! - [`IoEventFds`], [`InterruptSink`] and [`msi::MsiController`] are the interface to the machine;
 //!   feature `kvm` implements all three on a VM of the crate kvm-ioctls.
 //!
@@ -39,6 +40,7 @@
 //! # Ok::<(), paravane_notify::NotifyError>(())
 //! ```
 mod batch_delay;
+mod baton;
 mod host;
 mod interrupts;
 #[cfg(feature = "kvm")]
@@ -51,6 +53,7 @@ mod poll;
 mod sync;
 
 pub use batch_delay::BatchDelay;
+pub use baton::Baton;
 pub use host::{HostNotifier, Kick, NotifierState};
 pub use interrupts::Interrupts;
 #[cfg(feature = "kvm")]

@@ -10,6 +10,9 @@ use thiserror::Error;
 /// Time for a server to answer while it has another client.
 const AHEAD: Duration = Duration::from_secs(2);
 
+/// Shortest limit for opening a store: requests may be meant to fail at once where it is lost.
+const SHORTEST_OPEN: Duration = Duration::from_secs(1);
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -176,6 +179,7 @@ fn open_object(
     });
     let options = crate::ObjectOptions {
         retry: options.timeout,
+        open_timeout: Some(options.timeout.max(SHORTEST_OPEN)),
         files: options.files.clone(),
         ..crate::ObjectOptions::default()
     };
@@ -191,12 +195,13 @@ fn open_nbd(
 ) -> Result<Nbd, StoreError> {
     let files = &options.files;
     let default = NbdOptions::default();
+    let opens_in = default.connect_timeout.min(options.timeout.max(SHORTEST_OPEN));
     let options = NbdOptions {
         linger: if options.polls { default.linger } else { Duration::ZERO },
         read_only: options.read_only,
         connections: options.connections,
         request_timeout: options.timeout,
-        open_timeout,
+        open_timeout: Some(open_timeout.unwrap_or(opens_in)),
         ..default
     };
     Nbd::open_with(location, options, connector, files)

@@ -153,3 +153,31 @@ fn read(pipe: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
         read => read.ok(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    /// A network card with all that a state can say.
+    const CARD: DeviceState = DeviceState { device_id: 1, queues: 3, pairs: u16::MAX };
+    const SAVE: StateTransfer = StateTransfer { direction: 0, phase: 0 };
+
+    #[test]
+    fn a_state_has_at_most_20_bytes() {
+        assert_eq!(CARD.encode().len(), 20);
+        assert_eq!(DeviceState { pairs: 0, ..CARD }.encode().len(), 16);
+    }
+
+    #[test]
+    fn a_full_pipe_fails_a_transfer_that_no_thread_waits_for() {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let ours = write.try_clone().unwrap();
+        assert!(matches!(Transfer::begin(SAVE, ours, CARD), Ok(Transfer::Done(true))));
+        assert_eq!(rustix::io::read(&read, &mut [0_u8; 64]), Ok(20));
+        rustix::io::ioctl_fionbio(&write, true).unwrap();
+        while rustix::io::write(&write, &[0; 4096]).is_ok() {}
+        rustix::io::ioctl_fionbio(&write, false).unwrap();
+        assert!(matches!(Transfer::begin(SAVE, write, CARD), Ok(Transfer::Done(false))));
+    }
+}

@@ -32,12 +32,16 @@
 mod backoff;
 mod endpoint;
 mod host_watch;
+pub(crate) mod note;
 mod rights;
 mod talk;
 mod task;
+mod unseen;
 
 pub use endpoint::Endpoint;
 use endpoint::{Acceptor, SocketFile};
+use host_watch::HostState;
+use note::Note;
 use task::ExportTask;
 
 use crate::handover::record::{ConnectionState, ExportState};
@@ -60,7 +64,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Configuration of an export.
@@ -106,6 +110,10 @@ pub struct ExportConfig {
     ///
     /// IN_ORDER is not offered then.
     pub keeper: Option<Box<dyn Keeper>>,
+    /// What its owner wants to find with a kept session, at most 8192 bytes (default: nothing).
+    ///
+    /// See [`Kept::note`] and [`Export::noter`].
+    pub note: Vec<u8>,
 }
 
 impl ExportConfig {
@@ -126,6 +134,7 @@ impl ExportConfig {
             ended: None,
             inspector: None,
             keeper: None,
+            note: Vec::new(),
         }
     }
 }
@@ -178,6 +187,24 @@ pub struct Export {
     _protocol_threads: ProtocolThreads,
 }
 
+/// See [`Export::noter`].
+#[derive(Clone, Debug)]
+pub struct Noter {
+    shared: Arc<Shared>,
+}
+
+impl Noter {
+    /// Replaces [`ExportConfig::note`], and waits until a process that starts after a crash would find it.
+    ///
+    /// `false`: the export has not recorded it within this time.
+    #[must_use]
+    pub fn note(&self, note: Vec<u8>, patience: Duration) -> bool {
+        let change = self.shared.note.set(note);
+        self.shared.wake();
+        self.shared.note.wait(change, patience)
+    }
+}
+
 /// See [`Export::refresher`].
 #[derive(Clone, Debug)]
 pub struct Refresher {
@@ -226,8 +253,8 @@ struct Shared {
     commanded: AtomicBool,
     /// The host's side of the device is to be looked at.
     look: AtomicBool,
-    /// Next look at a host's side that is gone.
-    look_due: Mutex<Option<Instant>>,
+    host: Mutex<HostState>,
+    note: Arc<Note>,
     /// What is left of an export that was handed over, and takes long to give up.
     remains: Mutex<Vec<Box<dyn Any + Send>>>,
 }
@@ -345,6 +372,7 @@ impl Export {
             ended,
             inspector,
             keeper,
+            note,
         } = config;
         // In-flight tracking, which finds the position of a queue after a crash, is for queues that
         // complete out of order.
@@ -353,13 +381,14 @@ impl Export {
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
         let Beginning { acceptor, file, sessions, connection, kept, restoring } = begin(endpoint)?;
+        let note = Arc::new(Note::new(note));
         let keeping = keeper.map(|keeper| {
             let endpoint = acceptor.state(file.as_ref())?;
             let fds = device
                 .net()
                 .map(|net| net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect());
             let device = fds.unwrap_or_else(|| Ok(Vec::new()))?;
-            Ok(Keeping::new(keeper, Fixed { endpoint, device }, kept))
+            Ok(Keeping::new(keeper, Fixed { endpoint, device, note: Arc::clone(&note) }, kept))
         });
         let keeping = keeping.transpose().map_err(ExportError::Thread)?;
         let shared_status = SharedStatus::new(&name, queues, quota);
@@ -394,7 +423,8 @@ impl Export {
             leave: AtomicBool::new(false),
             commanded: AtomicBool::new(false),
             look: AtomicBool::new(false),
-            look_due: Mutex::new(None),
+            host: Mutex::default(),
+            note,
             remains: Mutex::new(Vec::new()),
         });
         let io_pool = io_pool.filter(|_| !device.may_block());
@@ -485,6 +515,12 @@ impl Export {
     #[must_use]
     pub fn refresher(&self) -> Refresher {
         Refresher { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Changes what a later process finds, from any thread, also when the export is gone.
+    #[must_use]
+    pub fn noter(&self) -> Noter {
+        Noter { shared: Arc::clone(&self.shared) }
     }
 
     /// Has queues polled for at most `longest`; [`Export::renew`] applies it to live ones.
@@ -624,7 +660,7 @@ impl Export {
         handover: Handover,
         kept: Option<Active>,
     ) -> Result<Self, ExportError> {
-        let ExportState { endpoint, sessions, connection } = ExportState::decode(handover)?;
+        let ExportState { endpoint, sessions, connection, note: _ } = ExportState::decode(handover)?;
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
             return Err(HandoverError::Record("its connection is no stream socket").into());
         }

@@ -24,7 +24,8 @@
 //! disconnects the client.
 mod same_file;
 
-use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending};
+use crate::export::note::Note;
+use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending, note_of};
 use crate::handover::{Handover, HandoverError, KnownToDriver};
 use crate::record_file::{RecordFile, RecordFileError};
 use crate::session::Session;
@@ -32,6 +33,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Number of the record file among the descriptors of an export.
@@ -127,6 +129,16 @@ impl Kept {
         self.handover.known_to_driver()
     }
 
+    /// The note of the owner that had it kept ([`ExportConfig::note`](crate::ExportConfig::note)).
+    ///
+    /// Empty: an earlier version, or there was none.
+    ///
+    /// # Errors
+    /// As [`Handover::known_to_driver`].
+    pub fn note(&self) -> Result<Vec<u8>, HandoverError> {
+        note_of(&self.handover.record)
+    }
+
     /// Copies of the descriptors of the device: those of a network card's TAP device, for example.
     ///
     /// Open the device with them.
@@ -166,6 +178,7 @@ pub(crate) struct Fixed {
     pub(crate) endpoint: EndpointState,
     /// Descriptors of the device.
     pub(crate) device: Vec<OwnedFd>,
+    pub(crate) note: Arc<Note>,
 }
 
 /// State of a keeper that works.
@@ -342,7 +355,7 @@ impl Active {
             Ok(number)
         };
         let State { sessions, client } = state;
-        let Fixed { endpoint, device } = fixed;
+        let Fixed { endpoint, device, note } = fixed;
         let device = device.iter().map(|fd| give(fd.as_fd())).collect::<Result<Vec<u64>, _>>()?;
         let endpoint = EndpointState {
             kind: endpoint.kind,
@@ -356,7 +369,8 @@ impl Active {
             Ok::<_, HandoverError>(ConnectionState { socket: give(socket)?, partial, session, pending })
         });
         let connection = connection.transpose()?;
-        let (record, list) = ExportState { endpoint, sessions, connection }.write()?;
+        let note = note.bytes();
+        let (record, list) = ExportState { endpoint, sessions, connection, note }.write()?;
         let count = device.len() + list.len();
         let mut content = Vec::with_capacity(8 + count * NUMBER + record.len());
         for count in [count, device.len()] {

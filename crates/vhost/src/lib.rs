@@ -69,7 +69,7 @@ pub mod socket;
 mod status;
 mod vring;
 
-pub use export::{Endpoint, Export, ExportConfig, ExportError, Refresher};
+pub use export::{Endpoint, Export, ExportConfig, ExportError, Noter, Refresher};
 pub use handover::{Handover, HandoverError, KnownToDriver};
 pub use keeper::{Keeper, Kept, KeptError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};

@@ -113,7 +113,7 @@ impl Session {
             Err(error) => return Err((device, error)),
         };
         let queues = device.queue_sizes().len();
-        Ok(Self {
+        let mut session = Self {
             features: Features::new(device.device_id(), device.features(), offer),
             device,
             threads,
@@ -130,7 +130,9 @@ impl Session {
             status: 0,
             paused_pairs: 0,
             ticker,
-        })
+        };
+        session.follow_carrier();
+        Ok(session)
     }
 
     /// Has a later process be able to continue the session: tracks what is in flight.
@@ -217,6 +219,7 @@ impl Session {
                     return Err(SessionError::Addresses);
                 }
                 self.shared_status.write().protocol_features = features;
+                self.follow_carrier();
             }
             Request::SetOwner => self.begin_negotiation(),
             Request::ResetOwner => {
@@ -264,6 +267,7 @@ impl Session {
                 let request = "SET_BACKEND_REQ_FD";
                 pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
                 self.back_channel.connect(fd);
+                self.follow_carrier();
             }
             Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
             Request::SetConfig(access, bytes) => {
@@ -454,6 +458,11 @@ impl Session {
         Ok(changed)
     }
 
+    /// Whether the client's memory is behind an IOMMU.
+    pub(crate) fn translates(&self) -> bool {
+        self.translations.is_some()
+    }
+
     /// The device that the session owns.
     pub(crate) fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
@@ -463,6 +472,15 @@ impl Session {
     pub fn config_changed(&mut self) {
         if self.features.has_protocol(protocol_feature::CONFIG) {
             self.back_channel.config_changed();
+        }
+    }
+
+    /// Shows the driver of a card the carrier of the network, if it is told of changes.
+    fn follow_carrier(&mut self) {
+        let is_told =
+            self.features.has_protocol(protocol_feature::CONFIG) && self.back_channel.socket().is_some();
+        if let Some(net) = self.device.net() {
+            net.follow_carrier(is_told);
         }
     }
 
@@ -477,8 +495,12 @@ impl Session {
     /// Discards what the client sent on [`Session::back_channel`].
     ///
     /// Drops a channel that the client closed or floods; returns whether it did.
-    pub fn hear(&self) -> bool {
-        self.back_channel.discard()
+    pub fn hear(&mut self) -> bool {
+        let is_dropped = self.back_channel.discard();
+        if is_dropped {
+            self.follow_carrier();
+        }
+        is_dropped
     }
 
     /// Descriptor that becomes readable when shared memory may be lost.

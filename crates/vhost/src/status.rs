@@ -68,6 +68,8 @@ pub struct ExportStatus {
     pub last_error: Option<String>,
     /// What of the host's side of the device is gone, and the way out.
     pub host_error: Option<String>,
+    /// Whether the guest's link is up; `None` for other devices than network cards.
+    pub link_is_up: Option<bool>,
     /// Panic message of a thread; set once the export has failed.
     pub failed: Option<String>,
     /// Whether the client keeps an in-flight region.

@@ -5,11 +5,11 @@ use paravane_fuzz::power_loss::{Options, Report, explore, names};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: power-loss [--filter KIND] [--states N] [--seconds S] [--runs N] [--seed N]
+const USAGE: &str = "usage: power-loss [--filter KINDS] [--states N] [--seconds S] [--runs N] [--seed N]
                   [--first yes|no] [--states-of-run N] [--bound N] [--qemu N] [--keep FOLDER]
        power-loss --list
 
-  --filter KIND      kinds with KIND in their names, or the kind KIND [all]
+  --filter KINDS     names of kinds, or parts of names, with commas between them [all]
   --states N         stop after N states [10000, unless --seconds or --runs is there]
   --seconds S        stop after S seconds
   --first yes        stop after the first finding [no]

@@ -1,10 +1,10 @@
 //! A check of a qcow2 image's refcounts against its references.
 //!
-//! The same errors as `qemu-img check`, without a process. Leaks are none: a cluster whose count is
-//! more than its references.
-use std::collections::HashMap;
+//! The same errors as `qemu-img check`, without a process. Leaks are no errors; they are counted.
+use std::collections::{HashMap, HashSet};
 
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Offset of a cluster in an entry of the L1 table or of an L2 table.
+pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const BLOCK_OFFSET: u64 = 0xffff_ffff_ffff_fe00;
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
@@ -25,6 +25,8 @@ pub(super) struct Checked {
     pub(super) is_dirty: bool,
     /// The image says that its bitmaps are those of the disk.
     pub(super) has_valid_bitmaps: bool,
+    /// Clusters that are counted and not used.
+    pub(super) leaks: u64,
 }
 
 /// Checks an image.
@@ -38,6 +40,7 @@ pub(super) fn check(image: &[u8]) -> Result<Checked, String> {
         error,
         is_dirty: walk.version > 2 && walk.u64(72) & DIRTY != 0,
         has_valid_bitmaps: walk.version > 2 && walk.u64(88) & BITMAPS != 0,
+        leaks: walk.leaks(),
     })
 }
 
@@ -277,6 +280,22 @@ impl<'a> Walk<'a> {
             6 => self.u64(at),
             order => u64::from(self.bytes::<1>(at)[0]) >> (bit % 8) & ((1 << (1 << order)) - 1),
         }
+    }
+
+    /// Clusters that are counted and not used, also beyond the end of the file.
+    fn leaks(&self) -> u64 {
+        let per_block = 1 << (self.cluster_bits + 3 - self.count_order);
+        let mut leaked = HashSet::new();
+        for (number, block) in (0..).zip(&self.blocks).filter(|(_, block)| **block != 0) {
+            let start = (*block as usize).min(self.image.len());
+            let bytes = &self.image[start..self.image.len().min(start + self.cluster as usize)];
+            for (at, _) in (0..).zip(bytes).filter(|(_, byte)| **byte != 0) {
+                let counts = at * 8 >> self.count_order..=(at * 8 + 7) >> self.count_order;
+                let clusters = counts.map(|count: u64| number * per_block + count);
+                leaked.extend(clusters.filter(|cluster| self.count(*cluster) > 0));
+            }
+        }
+        leaked.iter().filter(|cluster| !self.references.contains_key(cluster)).count() as u64
     }
 
     fn compare(&self) -> Result<(), String> {

@@ -3,12 +3,20 @@ use super::log::{Action, Change, Event, Kept};
 use super::model::Crash;
 use super::stamp::SECTOR;
 use paravane_test_support::Random;
+use std::ops::Range;
 
 /// A page of the host: a process that is killed ends a write after any of them.
 const PAGE: usize = 4096;
 
-/// Ticks of a repair.
-const EARLY: usize = 30;
+/// Ticks of a disk's start, with its repair.
+pub(super) const START: Range<u64> = 1..31;
+
+/// Ticks at which many crashes happen: what is done there is done once in a life.
+#[derive(Clone, Debug)]
+pub(super) struct Often {
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) odds: u32,
+}
 
 /// A crash, and which unflushed changes have reached the storage.
 #[derive(Clone, Debug)]
@@ -34,6 +42,14 @@ impl State {
             }
         }
         bytes
+    }
+
+    /// Whether a change has reached the storage as a whole.
+    pub(super) fn has(&self, number: usize, events: &[Event]) -> bool {
+        match self.kept.iter().find(|(kept, _)| *kept == number) {
+            Some((_, kept)) => *kept == Kept::All,
+            None => events[number].at < self.at,
+        }
     }
 
     /// For messages: which changes are missing.
@@ -74,11 +90,12 @@ fn unflushed(events: &[Event], at: u64) -> Vec<usize> {
 
 /// A moment for a crash.
 ///
-/// Half of them follow a change of any place with the same odds, however rarely it changes. A life
-/// after a crash begins with repairs: many crashes are `early` then.
-pub(super) fn moment(events: &[Event], early: bool, random: &mut Random) -> u64 {
-    if early && random.once_in(2) {
-        return 1 + random.below(EARLY) as u64;
+/// One in `often.odds` is within one of its ranges. Half of the others follow a change of any place with
+/// the same odds, however rarely it changes.
+pub(super) fn moment(events: &[Event], often: &Often, random: &mut Random) -> u64 {
+    if random.once_in(often.odds) {
+        let range = &often.ranges[random.below(often.ranges.len())];
+        return range.start + random.below((range.end - range.start).max(1) as usize) as u64;
     }
     let end = events.last().map_or(1, |event| event.at + 2);
     let place = |event: &Event| match &event.action {
@@ -131,7 +148,7 @@ pub(super) fn power(events: &[Event], at: u64, bounds: Bounds, random: &mut Rand
         states.push(state(&mut |_| Kept::All));
         states.push(state(&mut |_| Kept::None));
         for _ in 0..bounds.random {
-            let one = random.below(count);
+            let one = one_of(events, &loose, random);
             // One missing, one or the last kept, any, the first ones: what each missing order needs.
             let (kind, odds) = (random.below(5), 2 + random.below(6) as u32);
             let mut keeps = |place: usize| match kind {
@@ -153,6 +170,20 @@ pub(super) fn power(events: &[Event], at: u64, bounds: Bounds, random: &mut Rand
         states.push(torn);
     }
     states
+}
+
+/// A place in `loose`; that of a change of the header in many cases.
+fn one_of(events: &[Event], loose: &[usize], random: &mut Random) -> usize {
+    let is_of_header = |number: &usize| match &events[*number].action {
+        Action::Change { change: Change::Write { offset, .. }, .. } => *offset < SECTOR as u64,
+        _ => false,
+    };
+    let of_header: Vec<_> = (0..loose.len()).filter(|place| is_of_header(&loose[*place])).collect();
+    match of_header.len() {
+        0 => random.below(loose.len()),
+        _ if random.once_in(2) => random.below(loose.len()),
+        len => of_header[random.below(len)],
+    }
 }
 
 /// Loses all changes of the size after the first that is lost: file systems keep their order.

@@ -1,5 +1,6 @@
 //! Runs, states and findings.
-use super::crash::{self, Bounds, State};
+use super::cache;
+use super::crash::{self, Bounds, Often, State};
 use super::job::{Job, jobs};
 use super::kind::{Kind, kinds};
 use super::log::{self, Event};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 /// What is explored.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A part of a kind's name, or the whole of one \[all\].
+    /// Names of kinds, or parts of names, with commas between them \[all\].
     pub filter: String,
     /// Seed of the first run of each kind.
     pub seed: u64,
@@ -91,6 +92,8 @@ pub struct Row {
     pub power: u64,
     /// States after a SIGKILL.
     pub kill: u64,
+    /// More states, of which only the refcounts were checked.
+    pub checked: u64,
     /// States that are wrong.
     pub wrong: u64,
     /// Those that `qemu-img` has looked at.
@@ -104,12 +107,14 @@ enum Subject {
     Job(Job),
     /// The record file of a holder.
     Record,
+    /// The cache of an HTTP object.
+    Cache,
 }
 
 impl Subject {
     fn all() -> Vec<Self> {
         let disks = kinds().into_iter().map(Self::Disk);
-        disks.chain(jobs().into_iter().map(Self::Job)).chain([Self::Record]).collect()
+        disks.chain(jobs().into_iter().map(Self::Job)).chain([Self::Record, Self::Cache]).collect()
     }
 
     fn name(&self) -> &str {
@@ -117,6 +122,7 @@ impl Subject {
             Self::Disk(kind) => &kind.name,
             Self::Job(job) => &job.name,
             Self::Record => record::NAME,
+            Self::Cache => cache::NAME,
         }
     }
 }
@@ -147,13 +153,13 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, row: &Row| {
-            let Row { kind, runs, power, kill, wrong, qemu } = row;
-            writeln!(f, "{kind:<34} {runs:>6} {power:>9} {kill:>9} {qemu:>7} {wrong:>7}")
+            let Row { kind, runs, power, kill, checked, wrong, qemu } = row;
+            writeln!(f, "{kind:<34} {runs:>6} {power:>9} {kill:>9} {checked:>9} {qemu:>7} {wrong:>7}")
         };
         writeln!(
             f,
-            "{:<34} {:>6} {:>9} {:>9} {:>7} {:>7}",
-            "kind", "runs", "power", "kill", "qemu", "wrong"
+            "{:<34} {:>6} {:>9} {:>9} {:>9} {:>7} {:>7}",
+            "kind", "runs", "power", "kill", "checked", "qemu", "wrong"
         )?;
         let mut sum = Row { kind: "all".into(), ..Row::default() };
         for row in &self.rows {
@@ -161,6 +167,7 @@ impl fmt::Display for Report {
             sum.runs += row.runs;
             sum.power += row.power;
             sum.kill += row.kill;
+            sum.checked += row.checked;
             sum.qemu += row.qemu;
             sum.wrong += row.wrong;
         }
@@ -174,10 +181,9 @@ impl fmt::Display for Report {
 /// The host lacks `qemu-img`, or room for temporary files.
 pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<Report, String> {
     let all = Subject::all();
-    let filter = &*options.filter;
-    let exact = all.iter().any(|subject| subject.name() == filter);
-    let is_chosen = |name: &str| if exact { name == filter } else { name.contains(filter) };
-    let chosen: Vec<_> = all.into_iter().filter(|subject| is_chosen(subject.name())).collect();
+    let names: Vec<String> = all.iter().map(|subject| subject.name().to_owned()).collect();
+    let chosen: Vec<_> =
+        all.into_iter().filter(|subject| is_chosen(subject.name(), &options.filter, &names)).collect();
     if chosen.is_empty() {
         return Err(format!("no kind has {:?} in its name", options.filter));
     }
@@ -204,11 +210,13 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
                 Subject::Disk(kind) => run.disk(kind)?,
                 Subject::Job(job) => run.job(job)?,
                 Subject::Record => run.record(),
+                Subject::Cache => run.cache(),
             };
             let total = &mut report.rows[place];
             total.runs += 1;
             total.power += row.power;
             total.kill += row.kill;
+            total.checked += row.checked;
             total.wrong += row.wrong;
             total.qemu += row.qemu;
             for finding in findings {
@@ -222,6 +230,14 @@ pub fn explore(options: &Options, progress: &mut dyn FnMut(&Report)) -> Result<R
         }
     }
     Ok(report)
+}
+
+/// Whether a name is one of those in `filter`, with commas between them, or has one in it.
+fn is_chosen(name: &str, filter: &str, all: &[String]) -> bool {
+    filter.split(',').any(|part| match all.iter().any(|one| one == part) {
+        true => name == part,
+        false => name.contains(part),
+    })
 }
 
 /// The sort of a finding: its text up to the first colon or the end of the line, without numbers.
@@ -275,17 +291,17 @@ impl<'a> Run<'a> {
 
     /// Calls `each` with states that a crash at random moments can leave: at most `most`.
     ///
-    /// `early`: see [`crash::moment`].
+    /// `often`: see [`crash::moment`].
     pub(super) fn states(
         &mut self,
         events: &[Event],
-        (most, early): (usize, bool),
+        (most, often): (usize, &Often),
         each: &mut dyn FnMut(&mut Self, &State) -> Result<(), String>,
     ) -> Result<(), String> {
         let bounds = Bounds { all_of: self.options.bound, random: 6 };
         let mut left = most;
         while left > 0 && self.left > 0 {
-            let at = crash::moment(events, early, &mut self.random);
+            let at = crash::moment(events, often, &mut self.random);
             let mut states = match self.random.below(4) {
                 0 => crash::kill(events, at, &mut self.random),
                 _ => crash::power(events, at, bounds, &mut self.random),

@@ -15,10 +15,10 @@ pub(super) struct Habits {
     pub(super) depth: usize,
     /// Most batches of requests in a life, about.
     pub(super) batches: usize,
-    /// The disk changes its size.
-    pub(super) resizes: bool,
-    /// Most sectors of the disk.
-    pub(super) most: u64,
+    /// The disk changes its size: least and most sectors.
+    pub(super) sizes: Option<(u64, u64)>,
+    /// Discards most of the disk at once.
+    pub(super) storms: bool,
 }
 
 /// See the module.
@@ -38,9 +38,16 @@ impl Guest<'_> {
     /// # Errors
     /// A request fails, or a read does not return what was written.
     pub(super) fn live(&mut self, batches: usize) -> Result<(), String> {
-        for _ in 0..batches {
-            if self.habits.resizes && self.random.once_in(8) {
-                self.resize()?;
+        for batch in 0..batches {
+            // What a crash has left beyond the end must not show.
+            let odds = if batch == 0 { 2 } else { 8 };
+            if let Some(sizes) = self.habits.sizes
+                && self.random.once_in(odds)
+            {
+                self.resize(sizes)?;
+            }
+            if self.habits.storms && self.random.once_in(8) {
+                self.discard_most()?;
             }
             let count = 1 + self.random.below(self.habits.depth);
             self.batch(count)?;
@@ -139,11 +146,17 @@ impl Guest<'_> {
         })
     }
 
-    /// Makes the disk larger or smaller.
-    fn resize(&mut self) -> Result<(), String> {
+    /// Discards the disk but for a part of its start.
+    fn discard_most(&mut self) -> Result<(), String> {
         let size = self.model.size();
-        let least = (self.habits.most / 4).max(1);
-        let sectors = least + self.random.below((self.habits.most - least) as usize + 1) as u64;
+        let first = self.random.below(size as usize / 8) as u64;
+        self.make(&[Request::Discard { first, count: size - first }])
+    }
+
+    /// Makes the disk larger or smaller.
+    fn resize(&mut self, (least, most): (u64, u64)) -> Result<(), String> {
+        let size = self.model.size();
+        let sectors = least + self.random.below((most - least) as usize + 1) as u64;
         if sectors == size {
             return Ok(());
         }

@@ -54,8 +54,11 @@ pub(super) fn jobs() -> Vec<Job> {
 pub(super) struct Done {
     pub(super) start: Vec<u8>,
     pub(super) events: Vec<Event>,
-    /// Tick from which on its result is durable.
+    /// Ticks from which on its result is durable, and the image is closed.
     pub(super) end: u64,
+    pub(super) closed: u64,
+    /// What was in the store is an image of another disk.
+    is_over_image: bool,
     job: Job,
     made: Made,
     behaviour: Behaviour,
@@ -96,7 +99,9 @@ impl Job {
         let made = make(&kind, random.u64(), folder)?;
         let grows = random.once_in(2);
         let behaviour = Behaviour { forgets_flushes, ..behaviour(random, grows) };
+        let is_over_image = !matches!(self.work, Work::Commit(_)) && !grows && random.once_in(2);
         let start = match self.work {
+            _ if is_over_image => self.old_image(behaviour)?,
             Work::Commit(_) => {
                 let mut base = made.base.clone().unwrap_or_default();
                 let room = if base.len() < SIZE as usize || !grows { 2 * SIZE as usize } else { 0 };
@@ -115,27 +120,48 @@ impl Job {
         let clock = Clock::default();
         clock.tick();
         let store = RecordedStore::new("image", start.clone(), behaviour, clock.clone());
-        let done = self.work(&store, &made, behaviour);
-        let (job, end) = (self.clone(), clock.tick());
-        Ok(done.map(|()| Done { start, events: store.events(), end, job, made, behaviour }))
+        let done = self.work(&store, &made, behaviour, &clock);
+        let (job, closed, events) = (self.clone(), clock.tick(), store.events());
+        Ok(done.map(|end| Done { start, events, end, closed, is_over_image, job, made, behaviour }))
     }
 
-    fn work(&self, store: &Arc<RecordedStore>, made: &Made, behaviour: Behaviour) -> Result<(), String> {
+    /// An image with a longer L1 table than that of the new one, in the store before.
+    fn old_image(&self, behaviour: Behaviour) -> Result<Vec<u8>, String> {
+        let behaviour = Behaviour { grows: false, zeroes: true, ..behaviour };
+        let bytes = vec![0; 4 * SIZE as usize];
+        let store = RecordedStore::new("old", bytes, behaviour, Clock::default());
+        let table = self.cluster / 8;
+        let size = 3 * table * table * self.cluster;
+        let new = NewQcow2 { size, cluster_size: self.cluster as u32, backing: None };
+        images::create(&LayerSource::Store(store.clone()), &NewImage::Qcow2(new))
+            .map_err(|error| error.to_string())?;
+        Ok(store.bytes())
+    }
+
+    /// Returns the tick from which on the result is durable.
+    fn work(
+        &self,
+        store: &Arc<RecordedStore>,
+        made: &Made,
+        behaviour: Behaviour,
+        clock: &Clock,
+    ) -> Result<u64, String> {
         let place = LayerSource::Store(store.clone());
         let text = |error: &dyn std::fmt::Display| format!("the job fails: {error}");
         let on = &mut |_| ControlFlow::Continue(());
         if let Work::Commit(base) = self.work {
-            return merge(&place, base, &made.image, behaviour);
+            return merge((&place, clock), base, &made.image, behaviour);
         }
         let new = NewQcow2 { size: SIZE, cluster_size: self.cluster as u32, backing: None };
         images::create(&place, &NewImage::Qcow2(new)).map_err(|error| text(&error))?;
         if self.work == Work::Create {
-            return Ok(());
+            return Ok(clock.tick());
         }
         let from = still(made.disk.to_vec(), behaviour);
         let from = Disk::open(&from, blk::Format::Raw, &[], Use::Read).map_err(|error| text(&error))?;
         let to = Disk::open(&place, blk::Format::Qcow2, &[], Use::Write).map_err(|error| text(&error))?;
-        images::copy(&from, &to, Content::Zeroes, on).map(drop).map_err(|error| text(&error))
+        images::copy(&from, &to, Content::Zeroes, on).map_err(|error| text(&error))?;
+        Ok(clock.tick())
     }
 }
 
@@ -149,13 +175,20 @@ fn format_of(base: Base) -> blk::Format {
     if base == Base::Raw { blk::Format::Raw } else { blk::Format::Qcow2 }
 }
 
-fn merge(base: &LayerSource, format: Base, overlay: &[u8], behaviour: Behaviour) -> Result<(), String> {
+/// Returns the tick from which on the result is durable.
+fn merge(
+    (base, clock): (&LayerSource, &Clock),
+    format: Base,
+    overlay: &[u8],
+    behaviour: Behaviour,
+) -> Result<u64, String> {
     let text = |error: &dyn std::fmt::Display| format!("the merge fails: {error}");
     let overlay = still(overlay.to_vec(), behaviour);
     let overlay = Disk::open_alone(&overlay).map_err(|error| text(&error))?;
     let base =
         Disk::open_base(base, format_of(format), &[], Path::new("overlay")).map_err(|error| text(&error))?;
-    images::merge(&overlay, &base, &mut |_| ControlFlow::Continue(())).map(drop).map_err(|error| text(&error))
+    images::merge(&overlay, &base, &mut |_| ControlFlow::Continue(())).map_err(|error| text(&error))?;
+    Ok(clock.tick())
 }
 
 fn read(disk: &Disk) -> Result<Vec<u8>, String> {
@@ -186,10 +219,14 @@ impl Done {
         if let Some(error) = check(state)?.error {
             return Err(format!("the refcounts are wrong: {error}"));
         }
-        let found = read(&disk)?;
-        if found.len() as u64 != SIZE {
-            return Err(format!("size is wrong: {} bytes", found.len()));
+        if disk.size() != SIZE {
+            return match self.is_over_image && !is_whole {
+                // The old image.
+                true => Ok(()),
+                false => Err(format!("size is wrong: {} bytes", disk.size())),
+            };
         }
+        let found = read(&disk)?;
         let wanted = match self.job.work {
             Work::Create => &vec![0; SIZE as usize],
             // What a copy holds before its end is not promised.
@@ -208,7 +245,7 @@ impl Done {
             return Err(format!("the refcounts are wrong: {error}"));
         }
         let clock = Clock::default();
-        let store = RecordedStore::new("base", state.to_vec(), self.behaviour, clock);
+        let store = RecordedStore::new("base", state.to_vec(), self.behaviour, clock.clone());
         let layer = Layer { source: LayerSource::Store(store.clone()), format: format_of(base) };
         let overlay = still(self.made.image.clone(), self.behaviour);
         let chain = Disk::open(&overlay, blk::Format::Qcow2, &[layer], Use::Read);
@@ -218,7 +255,7 @@ impl Done {
         }
         let place = LayerSource::Store(store);
         if !is_whole {
-            merge(&place, base, &self.made.image, self.behaviour)?;
+            merge((&place, &clock), base, &self.made.image, self.behaviour)?;
         }
         let alone = Disk::open(&place, format_of(base), &[], Use::Read);
         let found = read(&alone.map_err(|error| format!("does not open: {error}"))?)?;

@@ -1,4 +1,5 @@
 //! The kinds of disks that are tried.
+use std::ops::RangeInclusive;
 
 /// The file below an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,10 @@ pub(super) enum Extra {
     Resizes,
     /// The disk is full but for its end, and so is the refcount table.
     Full,
+    /// The disk changes its size, and with it an L1 table of more clusters than half a refcount block counts.
+    LongL1,
+    /// The clusters of the disk are in random order. The guest discards most of the disk at once.
+    Scattered,
 }
 
 /// A kind of disk.
@@ -78,6 +83,8 @@ impl Kind {
             Extra::Compressed => "-compressed",
             Extra::Resizes => "-resizes",
             Extra::Full => "-full",
+            Extra::LongL1 => "-long-l1",
+            Extra::Scattered => "-scattered",
         };
         Self { name: self.name + what, extra, ..self }
     }
@@ -93,6 +100,19 @@ impl Kind {
 
     fn of_size(self, size: u64) -> Self {
         Self { size, ..self }
+    }
+
+    fn filled(self, filled: usize) -> Self {
+        Self { filled, ..self }
+    }
+
+    /// Sizes in bytes that the disk changes between, if it does.
+    pub(super) fn sizes(&self) -> Option<RangeInclusive<u64>> {
+        match self.extra {
+            Extra::Resizes => Some(self.size / 2..=self.size * 2),
+            Extra::LongL1 => Some(self.size + 2 * MIB..=self.size + 3 * MIB),
+            _ => None,
+        }
     }
 
     /// Bytes of a cluster, or of a block where the format has none.
@@ -132,5 +152,8 @@ pub(super) fn kinds() -> Vec<Kind> {
     // The refcount table is almost full: it grows, and its blocks lie in what they count.
     let full = |bits, size| Kind::qcow2(3, 512, bits).with(Extra::Full).of_size(size);
     kinds.extend([full(64, 2 * MIB + 384 * KIB), full(16, 8 * MIB + 256 * KIB)]);
+    // A refcount block counts 64 clusters, and 64 MiB have an L1 table of 32.
+    kinds.push(Kind::qcow2(3, 512, 64).with(Extra::LongL1).of_size(63 * MIB).filled(1));
+    kinds.push(v3(512).with(Extra::Scattered).of_size(5 * MIB).filled(100));
     kinds
 }

@@ -32,6 +32,9 @@ pub(super) struct Life {
     pub(super) model: Model,
     /// Bytes of the store at its end.
     pub(super) end: Vec<u8>,
+    /// Ticks at which the disk began to close, and was closed.
+    pub(super) closing: u64,
+    pub(super) closed: u64,
     /// Number of the last write.
     pub(super) stamp: u64,
 }
@@ -51,8 +54,9 @@ pub(super) struct Beginning<'a> {
 impl Setting<'_> {
     /// The behaviours of a run, by its seed.
     pub(super) fn new<'a>(kind: &'a Kind, made: &'a Made, random: &mut Random) -> Setting<'a> {
-        let resizes = kind.extra == Extra::Resizes;
-        let grows = resizes || random.once_in(2);
+        let in_sectors = |bytes: u64| bytes / SECTOR as u64;
+        let sizes = kind.sizes().map(|sizes| (in_sectors(*sizes.start()), in_sectors(*sizes.end())));
+        let grows = sizes.is_some() || random.once_in(2);
         let behaviour = Behaviour {
             grows,
             zeroes: !random.once_in(4),
@@ -66,11 +70,11 @@ impl Setting<'_> {
         // The disk of a raw image has the block of its store.
         let block = if kind.format == Format::Raw { behaviour.block.min(512) } else { behaviour.block };
         let depth = [1, 1, 4, super::machine::DEPTH][random.below(4)];
-        let most = kind.size * 2 / SECTOR as u64;
-        // Each request costs a cluster or more.
-        let batches = if kind.cluster() >= 1 << 20 { 8 } else { 32 };
-        let habits = Habits { cluster: kind.cluster() / SECTOR as u64, depth, batches, resizes, most };
-        let write_through = !resizes && random.once_in(5);
+        // Each request costs a cluster or more; a disk that is large is read as a whole.
+        let batches = if kind.cluster() >= 1 << 20 || kind.size >= 32 << 20 { 8 } else { 32 };
+        let storms = kind.extra == Extra::Scattered;
+        let habits = Habits { cluster: in_sectors(kind.cluster()), depth, batches, sizes, storms };
+        let write_through = sizes.is_none() && random.once_in(5);
         Setting { kind, made, behaviour: Behaviour { block, ..behaviour }, write_through, habits }
     }
 
@@ -154,8 +158,10 @@ impl Setting<'_> {
         }
         let found = guest.machine.read_all().map_err(later)?;
         guest.model.check(&found, guest.model.now()).map_err(later)?;
-        let stamp = guest.stamp;
+        let (stamp, closing, clock) = (guest.stamp, guest.clock.tick(), guest.clock.clone());
         guest.machine.stop();
-        Ok(Life { start: image, events: store.events(), model, end: store.bytes(), stamp })
+        let closed = clock.tick();
+        let (events, end) = (store.events(), store.bytes());
+        Ok(Life { start: image, events, model, end, closing, closed, stamp })
     }
 }

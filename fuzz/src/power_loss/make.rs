@@ -1,4 +1,5 @@
 //! Images at the start of a run.
+use super::check::OFFSET;
 use super::kind::{Base, Extra, Format, Kind};
 use super::log::resize;
 use super::stamp::{self, SECTOR};
@@ -68,7 +69,10 @@ pub(super) fn make(kind: &Kind, seed: u64, folder: &Path) -> Result<Made, String
     }
     write(folder, "disk.raw", own.as_deref().unwrap_or(&disk))?;
     convert(kind, folder)?;
-    let image = read(folder, "image.qcow2")?;
+    let mut image = read(folder, "image.qcow2")?;
+    if kind.extra == Extra::Scattered {
+        scatter(&mut image, kind.cluster() as usize, &mut random);
+    }
     Ok(Made { image, base, disk, base_disk })
 }
 
@@ -97,6 +101,27 @@ fn convert(kind: &Kind, folder: &Path) -> Result<(), String> {
         Extra::Snapshot => run(folder, &["snapshot", "-c", "before", "image.qcow2"]),
         Extra::Bitmap => run(folder, &["bitmap", "--add", "image.qcow2", "changes"]),
         _ => Ok(()),
+    }
+}
+
+/// Exchanges data clusters of an image without snapshots, and the entries that name them.
+fn scatter(image: &mut [u8], cluster: usize, random: &mut Random) {
+    let long = |image: &[u8], at: usize| u64::from_be_bytes(std::array::from_fn(|n| image[at + n]));
+    let offset = |entry: u64| (entry & OFFSET) as usize;
+    let (l1, entries) = (long(image, 40) as usize, long(image, 32) as u32 as usize);
+    let tables: Vec<usize> =
+        (0..entries).map(|number| offset(long(image, l1 + number * 8))).filter(|table| *table != 0).collect();
+    let places = tables.into_iter().flat_map(|table| (table..table + cluster).step_by(8));
+    let places: Vec<usize> = places.filter(|place| offset(long(image, *place)) != 0).collect();
+    for number in (1..places.len()).rev() {
+        let (one, other) = (places[number], places[random.below(number + 1)]);
+        let (first, second) = (offset(long(image, one)), offset(long(image, other)));
+        for byte in 0..cluster {
+            image.swap(first + byte, second + byte);
+        }
+        for byte in 0..8 {
+            image.swap(one + byte, other + byte);
+        }
     }
 }
 

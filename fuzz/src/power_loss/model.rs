@@ -1,5 +1,6 @@
 //! What a disk may read as, now and after a crash.
 use super::stamp::{self, SECTOR};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A sector's content, by the request that made it.
@@ -119,6 +120,11 @@ impl Model {
         last.done = done;
         let (first, end) = (before.value.min(last.value), before.value.max(last.value));
         self.end(first, end - first, done);
+    }
+
+    /// When the size changed: ticks from the begin to the end.
+    pub(super) fn resizes(&self) -> impl Iterator<Item = Range<u64>> {
+        self.sizes.iter().skip(1).map(|size| size.begun + 1..size.done)
     }
 
     /// A crash before tick `at`.

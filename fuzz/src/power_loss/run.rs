@@ -1,13 +1,18 @@
 //! One run of a kind of disk, or of a job.
+use super::cache;
 use super::check::{Checked, check, compare_snapshot};
-use super::crash::State;
+use super::crash::{Often, START, State};
 use super::explore::{Finding, Row, Run};
 use super::job::Job;
 use super::kind::{Extra, Format, Kind};
 use super::life::{Beginning, Life, Setting};
-use super::log::{Action, Event};
+use super::log::{Action, Change, Event};
 use super::make::{Made, make, qemu_check};
 use super::record;
+use std::ops::Range;
+
+/// Offset of the incompatible features in the header, which have the dirty mark at their end.
+const INCOMPATIBLE: u64 = 72;
 
 type Ran = Result<(Row, Vec<Finding>), String>;
 
@@ -26,6 +31,7 @@ impl Run<'_> {
                     self.found(what);
                 }
                 self.crashes(&setting, &life, 1)?;
+                self.glances(&setting, &life)?;
             }
             Err(what) => self.found(what),
         }
@@ -41,7 +47,9 @@ impl Run<'_> {
                 return Ok((self.row, self.findings));
             }
         };
-        self.states(&done.events, (self.left, false), &mut |run, state| {
+        let ranges = vec![done.end..done.end + 2, done.closed..done.closed + 1];
+        let often = Often { ranges, odds: 6 };
+        self.states(&done.events, (self.left, &often), &mut |run, state| {
             let image = state.bytes(&done.start, &done.events);
             if let Err(what) = done.verify(&image, state.at >= done.end) {
                 run.keep(&done.start, &done.events, &image)?;
@@ -63,10 +71,22 @@ impl Run<'_> {
         (self.row, self.findings)
     }
 
+    /// A host with a cache loses its power.
+    pub(super) fn cache(mut self) -> (Row, Vec<Finding>) {
+        let (crashes, found) = match cache::run(&mut self.random, self.left) {
+            Ok(crashes) => (crashes, None),
+            Err((crashes, what)) => (crashes, Some(what)),
+        };
+        self.row.power += crashes as u64;
+        found.into_iter().for_each(|what| self.found(what));
+        (self.row, self.findings)
+    }
+
     /// Tries states of a life, until the run has had its share.
     fn crashes(&mut self, setting: &Setting<'_>, life: &Life, depth: u32) -> Result<(), String> {
+        let often = often(setting.kind, life, depth);
         let most = if depth == 1 { self.left } else { 3 };
-        self.states(&life.events, (most, depth > 1), &mut |run, state| {
+        self.states(&life.events, (most, &often), &mut |run, state| {
             let image = state.bytes(&life.start, &life.events);
             if let Err(what) = run.state(setting, life, state, (&image, depth))? {
                 run.keep(&life.start, &life.events, &image)?;
@@ -75,6 +95,27 @@ impl Run<'_> {
             }
             Ok(())
         })
+    }
+
+    /// Checks the image in more states, without a life after them.
+    fn glances(&mut self, setting: &Setting<'_>, life: &Life) -> Result<(), String> {
+        let (kind, made) = (setting.kind, setting.made);
+        if kind.format == Format::Raw {
+            return Ok(());
+        }
+        let (row, often) = (self.row.clone(), often(kind, life, 1));
+        self.left = self.options.states_of_run * if kind.extra == Extra::LongL1 { 10 } else { 1 };
+        self.states(&life.events, (self.left, &often), &mut |run, state| {
+            let image = state.bytes(&life.start, &life.events);
+            if let Err(what) = checked((kind, made), &image, life, &Left::Crash(state)) {
+                run.keep(&life.start, &life.events, &image)?;
+                run.found(format!("{what}\n  after a {}", state.describe(&life.events)));
+            }
+            Ok(())
+        })?;
+        let (power, kill) = (self.row.power - row.power, self.row.kill - row.kill);
+        self.row = Row { checked: power + kill, wrong: self.row.wrong, ..row };
+        Ok(())
     }
 
     /// Checks a state, and lives on. The inner error is what is wrong with it.
@@ -86,7 +127,8 @@ impl Run<'_> {
         (image, depth): (&[u8], u32),
     ) -> Result<Result<(), String>, String> {
         let kind = setting.kind;
-        if let Err(what) = self.image((kind, setting.made), image, life)? {
+        let left = Left::Crash(state);
+        if let Err(what) = self.image((kind, setting.made), image, (life, &left))? {
             return Ok(Err(what));
         }
         let moment = life.model.crash(state.at, state.crash);
@@ -115,9 +157,9 @@ impl Run<'_> {
         &mut self,
         (kind, made): (&Kind, &Made),
         image: &[u8],
-        life: &Life,
+        (life, left): (&Life, &Left<'_>),
     ) -> Result<Result<(), String>, String> {
-        let checked = checked((kind, made), image, life, true);
+        let checked = checked((kind, made), image, life, left);
         if kind.format == Format::Raw || !self.random.once_in(self.options.qemu) {
             return Ok(checked);
         }
@@ -135,33 +177,97 @@ impl Run<'_> {
     }
 }
 
+/// When a life is likely to crash: at what happens once in it.
+fn often(kind: &Kind, life: &Life, depth: u32) -> Often {
+    let (mut ranges, is_long) = (vec![life.closing..life.closed + 2], kind.extra == Extra::LongL1);
+    let mut add = |range: Range<u64>, times| ranges.extend((0..times).map(|_| range.clone()));
+    // A life after a crash begins with repairs.
+    add(START, if depth == 1 { 1 } else { 3 });
+    for resize in life.model.resizes() {
+        // The other kinds try the rest, at less cost.
+        add(resize.clone(), if is_long { 6 } else { 1 });
+        add(resize.end..resize.end + 16, 1);
+    }
+    let odds = match (depth, kind.sizes()) {
+        _ if is_long => 1,
+        (1, None) => 4,
+        _ => 2,
+    };
+    Often { ranges, odds }
+}
+
 /// How errors begin that `qemu-img check` finds, too.
 const REFCOUNTS: &str = "the refcounts are wrong";
 
-/// Checks an image that was closed.
-fn closed(kind: &Kind, made: &Made, life: &Life) -> Result<(), String> {
-    checked((kind, made), &life.end, life, false).map_err(|what| format!("after it was closed, {what}"))
+/// How a life ended.
+enum Left<'a> {
+    Closed,
+    Crash(&'a State),
 }
 
-fn checked((kind, made): (&Kind, &Made), image: &[u8], life: &Life, is_crashed: bool) -> Result<(), String> {
+/// Checks an image that was closed.
+fn closed(kind: &Kind, made: &Made, life: &Life) -> Result<(), String> {
+    checked((kind, made), &life.end, life, &Left::Closed)
+        .map_err(|what| format!("after it was closed, {what}"))
+}
+
+fn checked((kind, made): (&Kind, &Made), image: &[u8], life: &Life, left: &Left<'_>) -> Result<(), String> {
     if kind.format == Format::Raw {
         return Ok(());
     }
-    let Checked { error, is_dirty, has_valid_bitmaps } = check(image)?;
-    match error {
+    let found = check(image)?;
+    let was_crashed = matches!(left, Left::Crash(state) if state.at < life.closed);
+    match &found.error {
         // What QEMU has left to repair.
-        Some(_) if is_dirty && is_crashed && kind.extra == Extra::LazyRefcounts => {}
+        Some(_) if found.is_dirty && was_crashed && kind.extra == Extra::LazyRefcounts => {}
         Some(error) => return Err(format!("{REFCOUNTS}: {error}")),
         // After a crash, the mark tells the next writer of it.
-        None if is_dirty && !is_crashed => return Err("the image is marked dirty".into()),
-        None => {}
+        None if found.is_dirty && !was_crashed => return Err("the image is marked dirty".into()),
+        None => leaks(kind, &found, life, left)?,
     }
     let writes = |event: &Event| matches!(event.action, Action::Change { .. });
-    if has_valid_bitmaps && image != life.start && life.events.iter().any(writes) {
+    if found.has_valid_bitmaps && image != life.start && life.events.iter().any(writes) {
         return Err("the bitmaps claim to be valid, and the disk has changed".into());
     }
     match kind.extra {
         Extra::Snapshot => compare_snapshot(image, &made.base_disk, &made.disk),
         _ => Ok(()),
     }
+}
+
+/// Checks that an image leaks nothing that the next start would not find.
+///
+/// A closed image leaks no more than before, and neither does one whose dirty mark is removed.
+fn leaks(kind: &Kind, found: &Checked, life: &Life, left: &Left<'_>) -> Result<(), String> {
+    let has_mark = !matches!(kind.format, Format::Qcow2 { version: 2, .. });
+    let is_whole = match left {
+        Left::Closed => true,
+        Left::Crash(state) => {
+            state.at >= life.closed || has_mark && !found.is_dirty && is_unmarked(life, state)
+        }
+    };
+    // The clusters of bitmaps that are not valid any more leak until the next repair. A repair leaves a
+    // cluster with several compressed ones a count that is too high.
+    if !is_whole || matches!(kind.extra, Extra::Bitmap | Extra::Compressed) {
+        return Ok(());
+    }
+    let before = check(&life.start)?;
+    let is_repaired = before.is_dirty || !has_mark;
+    let most = if is_repaired { 0 } else { before.leaks };
+    match found.leaks <= most {
+        true => Ok(()),
+        false => Err(format!("the image leaks {} clusters and is not marked; most: {most}", found.leaks)),
+    }
+}
+
+/// Whether the write that removes the mark, the last one of a life, has reached the storage.
+fn is_unmarked(life: &Life, state: &State) -> bool {
+    let is_of_header = |event: &Event| match &event.action {
+        Action::Change { change: Change::Write { offset, data }, .. } => {
+            *offset <= INCOMPATIBLE && *offset + data.len() as u64 > INCOMPATIBLE
+        }
+        _ => false,
+    };
+    let last = life.events.iter().rposition(is_of_header);
+    last.is_some_and(|last| life.events[last].at > life.closing && state.has(last, &life.events))
 }

@@ -8,11 +8,10 @@ use std::time::Duration;
 pub(super) const SPAN: u64 = 256 << 20;
 /// Requests in flight.
 const DEPTHS: [usize; 4] = [1, 4, 32, 128];
-/// Requests in flight with qcow2 images and with O_DIRECT.
+/// Requests in flight with O_DIRECT.
 const FEW_DEPTHS: [usize; 2] = [1, 32];
-
-/// Requests in flight to a server.
-const FAR_DEPTHS: [usize; 3] = [1, 32, 128];
+/// Requests in flight with qcow2 images, and to a server.
+const THREE_DEPTHS: [usize; 3] = [1, 32, 128];
 
 /// Where the image is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,10 +145,13 @@ impl Case {
             // Storage and layout are independent: few cases suffice for the others.
             let (layouts, depths) = match storage {
                 Storage::Tmpfs | Storage::Disk => (&[false, true][..], &DEPTHS[..]),
-                Storage::Direct | Storage::Qcow2 | Storage::Qcow2Nbd => (&[false][..], &FEW_DEPTHS[..]),
-                Storage::Nbd | Storage::NbdFar | Storage::Rbd | Storage::HttpCached => {
-                    (&[false][..], &FAR_DEPTHS[..])
-                }
+                Storage::Direct => (&[false][..], &FEW_DEPTHS[..]),
+                Storage::Qcow2
+                | Storage::Nbd
+                | Storage::NbdFar
+                | Storage::Qcow2Nbd
+                | Storage::Rbd
+                | Storage::HttpCached => (&[false][..], &THREE_DEPTHS[..]),
             };
             for &packed in layouts {
                 for work in Work::ALL.into_iter().filter(|&work| storage.takes(work)) {
@@ -237,7 +239,7 @@ mod tests {
     #[test]
     fn names_are_stable() {
         let names: Vec<String> = Case::all(false).iter().map(Case::to_string).collect();
-        assert_eq!(names.len(), 64 + 8 + 8 + 12 + 6 + 8 + 12 + 6 + 2);
+        assert_eq!(names.len(), 64 + 8 + 12 + 12 + 6 + 12 + 12 + 6 + 2);
         for name in [
             "tmpfs/split/read4k/depth1",
             "tmpfs/packed/write4k/depth32",

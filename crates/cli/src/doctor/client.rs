@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 /// Queue sizes below these limit the depth of disks and of network cards.
 const DISK_QUEUE: u16 = 128;
 const CARD_QUEUE: u16 = 256;
+/// Kicks of a queue after which its driver has made something available.
+const UNSEEN_KICKS: u64 = 2;
 /// Descriptors of a request without an indirect table.
 const DESCRIPTORS: u16 = 3;
 
@@ -253,6 +255,7 @@ impl Negotiated<'_> {
         let mut findings =
             vec![ok("connection", format!("connected, connection {sessions} of this device{early}"))];
         let [kicks, _, completed, interrupts] = self.device.totals();
+        findings.extend(self.memory());
         if completed > 0 {
             let each = |count: u64| count as f64 / completed as f64;
             let found = format!(
@@ -291,6 +294,25 @@ impl Negotiated<'_> {
             ));
         }
         findings
+    }
+
+    /// Whether the driver kicks queues whose rings seem to stay empty.
+    ///
+    /// A receive queue may be kicked for buffers that no frame has used yet. QEMU kicks each queue of a
+    /// disk once when it starts.
+    fn memory(&self) -> Option<Finding> {
+        let fills = |queue: &&&Queue| !self.is("net") || queue.index % 2 == 1;
+        let unseen = |queue: &&Queue| queue.taken == 0 && queue.kicks >= UNSEEN_KICKS;
+        let Queue { index, kicks, .. } = self.live.iter().filter(fills).find(|queue| unseen(queue))?;
+        Some(Finding::new(
+            "memory",
+            Level::Warn,
+            format!(
+                "{kicks} kicks for queue {index}, and its ring stays empty: the guest writes to other memory"
+            ),
+            "QEMU: share=on for each -object memory-backend-..., also on a memfd; libvirt: <access mode='shared'/>; \
+             Cloud Hypervisor: --memory shared=on",
+        ))
     }
 
     /// Queues in use, of those that the device has.
@@ -371,6 +393,7 @@ mod tests {
             index,
             live: index < live,
             size: 256,
+            taken: 10,
             completed: 10,
             kicks: 5,
             ..Queue::default()
@@ -441,6 +464,21 @@ mod tests {
         assert_eq!(losses(&card), ["queues", "receive buffers", "offloads"]);
         let read_only = device("blk", RING | blk::F_FLUSH | blk::F_RO, ALL_PROTOCOL, 2, 2);
         assert_eq!(losses(&read_only), [""; 0]);
+    }
+
+    #[test]
+    fn kicks_of_a_ring_that_stays_empty_are_named() {
+        for (kind, queue, kicks, is_named) in [
+            ("blk", 0, 2, true),
+            ("blk", 0, 1, false),
+            ("net", 0, 9, false),
+            ("net", 1, 2, true),
+            ("rng", 0, 2, true),
+        ] {
+            let mut device = device(kind, DISK | net::F_MRG_RXBUF, ALL_PROTOCOL, 5, 4);
+            (device.queues[queue].taken, device.queues[queue].kicks) = (0, kicks);
+            assert_eq!(losses(&device).contains(&"memory"), is_named, "{kind} {queue} {kicks}");
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ pub(crate) const DEVICES: &[Name] = &[
 /// Of `paravane doctor --client`.
 pub(crate) const CLIENT: &[Name] = &[
     ("connection", "Is a VMM connected, and has its guest's driver started?"),
+    ("memory", "Does the daemon see what the guest writes to a ring?"),
     ("notifications", "How many kicks and interrupts does a request take?"),
     ("event index", "Are notifications suppressed (VIRTIO_F_EVENT_IDX)?"),
     ("indirect descriptors", "Does a request take one descriptor (VIRTIO_F_INDIRECT_DESC)?"),

@@ -137,9 +137,9 @@ pub(crate) struct DaemonArgs {
     /// moment. The default is at least 1T and at most half of --max-memory.
     #[arg(long, value_name = "SIZE", global = true)]
     pub(crate) max_client_memory: Option<Size>,
-    /// Accept guest memory in files of any file system [memfd, tmpfs and hugetlbfs]
+    /// Accept guest memory in files of any file system
     ///
-    /// Whoever serves the file system (a disk, a server, a process by FUSE or below overlayfs) can
+    /// Without it, memory must be a memfd, or a file on tmpfs or hugetlbfs. Whoever serves the file system (a disk, a server, a process by FUSE or below overlayfs) can
     /// then stop the I/O threads of other VMs, and keep the daemon from ending. Only for VMMs that
     /// you trust.
     #[arg(long, global = true)]
@@ -329,7 +329,8 @@ pub(crate) struct BlkArgs {
     pub(crate) registered_buffers: bool,
     /// Time that requests wait for a lost server before they fail [default: 60]
     ///
-    /// For images at a URL, except in Ceph. The daemon connects again meanwhile.
+    /// For images at a URL, except in Ceph. The daemon connects again meanwhile. Also the longest
+    /// time for a server to answer when its image is opened, if that is less than 10 s (NBD) or 30 s.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) store_timeout: Option<u32>,
     /// Serial number, at most 20 ASCII characters [default: from the name of the image]

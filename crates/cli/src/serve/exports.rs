@@ -40,6 +40,7 @@ pub(crate) use served::{open_one, open_with};
 pub(crate) use snapshots::{SnapshotBase, SnapshotTurn};
 
 use super::inspector::InspectorProcess;
+use super::network_events::Changed;
 use super::open::{LinkEnds, OpenContext, Opening};
 use super::report::{self, Report};
 
@@ -269,6 +270,17 @@ impl Exports {
         for member in self.inner().served() {
             member.refresh();
             member.retry();
+        }
+    }
+
+    /// Has cards on TAP devices look at those that have changed.
+    pub(crate) fn network_changed(&self, changed: &Changed) {
+        let concerns = |tap: &str| match changed {
+            Changed::Named(names) => names.contains(tap),
+            Changed::Unknown => true,
+        };
+        for member in self.inner().served().filter(|member| member.spec.tap().is_some_and(concerns)) {
+            member.refresh();
         }
     }
 

@@ -61,7 +61,7 @@ impl InspectorProcess {
     pub(crate) fn start(sandbox: bool) -> Result<Arc<Self>, anyhow::Error> {
         let (near, far) = pair().context("cannot create a socket")?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg("inspector").stdin(Stdio::from(far)).stdout(Stdio::null());
+        command.arg("inspector").stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
         // It ends when the socket is closed, and is not waited for.
         command.spawn().context("cannot start the process that looks at clients' descriptors")?;
         rustix::net::send(&near, &[u8::from(sandbox)], SendFlags::NOSIGNAL)?;

@@ -2,7 +2,7 @@
 use super::args::{Backing, Format, OnFull};
 use super::sandbox::paths::AllowedPaths;
 use super::spec::{Blk, DeviceSpec, Kind, Net, Network};
-use super::take_over::Offered;
+use super::take_over::{Offered, OfferedImage};
 use super::told::Told;
 use crate::engine::Engine;
 use anyhow::{Context, anyhow};
@@ -10,7 +10,7 @@ use paravane_device::blk::{
     self, BlkConfig, EngineChoice, FileId, Full, Geometry, Layer, LayerSource, OpenError, Resizer, Snapshots,
     StorageErrors, UnlockedBlk,
 };
-use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
+use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, LinkHold, Tap};
 use paravane_device::rng::Rng;
 use paravane_device::{Device, Limiter, LogDevice};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles, OpenOptions, Store};
@@ -32,6 +32,8 @@ pub(crate) struct Opened {
     pub(crate) snapshots: Option<Arc<Snapshots>>,
     /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
+    /// Makes frames for this card wait until both cards of its link are served.
+    pub(crate) hold: Option<LinkHold>,
 }
 
 /// A device, or a disk that waits for its image.
@@ -109,15 +111,47 @@ impl From<Opened> for Opening {
 }
 
 impl Opening {
+    /// Takes the hold of a card on a link.
+    pub(crate) fn hold(&mut self) -> Option<LinkHold> {
+        match self {
+            Self::Device(opened) => opened.hold.take(),
+            _ => None,
+        }
+    }
+
     /// What another daemon must offer for this device.
     pub(crate) fn wanted(&self, spec: &DeviceSpec) -> Offered {
         let image = || spec.images().first().and_then(|image| FileId::at(image).ok());
         let file = match (self, &spec.kind) {
             (Self::Unlocked(disk), _) => disk.file_id(),
+            (Self::Device(Opened { snapshots: Some(snapshots), .. }), _) => snapshots.image_id().file,
             (_, Kind::Blk(blk)) if blk.image.path().is_some() => image(),
             _ => None,
         };
         Offered::new(spec, file, Told::default())
+    }
+
+    /// Checks that a guest goes on with the image that it used last, if no mark shows that.
+    ///
+    /// An overlay that is gone was merged.
+    ///
+    /// # Errors
+    /// It is another one.
+    pub(crate) fn check_image(&self, spec: &DeviceSpec, last: &OfferedImage) -> Result<(), anyhow::Error> {
+        let has_marks = match self {
+            Self::Unlocked(disk) => disk.disk.has_marks(),
+            Self::Device(Opened { snapshots: Some(snapshots), .. }) => snapshots.has_marks(),
+            _ => true,
+        };
+        match self.wanted(spec).image {
+            Some(now) if !has_marks && !last.goes_on_with(&now) && last.is_there() => Err(anyhow!(
+                "its guest used {} last, and this is {}: after a snapshot, name the overlay and its layers, as `paravane \
+                 disk snapshot` has printed them",
+                last.location,
+                now.location
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The device.
@@ -293,7 +327,12 @@ pub(crate) fn open(
                         near
                     }
                 };
-                card(net, end, format!("link {name}"))
+                let hold = end.hold();
+                let mut opening = card(net, end, format!("link {name}"))?;
+                if let Opening::Device(opened) = &mut opening {
+                    opened.hold = Some(hold);
+                }
+                Ok(opening)
             }
             Network::Echo => {
                 card(net, LinkEnd::echo(net.queues).context("cannot create an echo")?, "echo".to_owned())
@@ -311,6 +350,7 @@ pub(crate) fn open(
             resizer: None,
             snapshots: None,
             back_end: "getrandom".to_owned(),
+            hold: None,
         }
         .into()),
     }
@@ -405,7 +445,7 @@ fn opened(device: blk::Blk, image: &str, limiter: Arc<Limiter>, stores: Vec<Arc<
     let snapshots = Some(Arc::new(device.snapshots()));
     let full = Some(device.full());
     let figures = Figures { storage, full, limiters, stores, ..Figures::default() };
-    Opened { device: Box::new(device), figures, resizer, snapshots, back_end }
+    Opened { device: Box::new(device), figures, resizer, snapshots, back_end, hold: None }
 }
 
 fn unlocked(
@@ -553,5 +593,6 @@ fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opening, anyh
     };
     let card = net::Net::new(config, end)?;
     let figures = Figures { net: Some(card.counters()), limiters, ..Figures::default() };
-    Ok(Opened { device: Box::new(card), figures, resizer: None, snapshots: None, back_end }.into())
+    Ok(Opened { device: Box::new(card), figures, resizer: None, snapshots: None, back_end, hold: None }
+        .into())
 }

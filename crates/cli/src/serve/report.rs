@@ -378,6 +378,9 @@ pub(crate) struct Net {
     /// Receive buffers of the guest too short for any frame.
     #[serde(default)]
     pub(crate) unusable_buffers: u64,
+    /// Whether the guest's link is up.
+    #[serde(default)]
+    pub(crate) link_up: bool,
 }
 
 /// Writes that wait for room.

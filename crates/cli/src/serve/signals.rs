@@ -36,16 +36,21 @@ impl Signals {
         Ok(Self { fd: SignalFd::with_flags(&set, flags)? })
     }
 
-    /// Waits for the next signal. `None`: `other` is readable, or `time` has passed.
+    /// Waits for the next signal. `None`: one of `others` is readable, or `time` has passed.
     ///
     /// # Errors
     /// The descriptors cannot be polled or read.
-    pub(crate) fn wait(&self, other: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Option<Request>> {
+    pub(crate) fn wait(
+        &self,
+        others: &[BorrowedFd<'_>],
+        time: Option<Duration>,
+    ) -> io::Result<Option<Request>> {
         let time = time.map(|time| Timespec {
             tv_sec: time.as_secs().cast_signed(),
             tv_nsec: time.subsec_nanos().into(),
         });
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.fd, PollFlags::IN)];
+        fds.extend(others.iter().map(|&other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
         match poll(&mut fds, time.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

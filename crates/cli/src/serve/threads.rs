@@ -10,7 +10,7 @@ use super::report;
 use super::spec::DeviceSpec;
 use anyhow::{Context, anyhow};
 use paravane_vhost::{ExportConfig, IoPool, ProtocolThreads};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -24,7 +24,49 @@ pub(crate) struct Threads {
     pub(crate) io: Arc<IoPool>,
     pub(crate) protocol: ProtocolThreads,
     /// Figures of the I/O threads.
-    figures: Vec<IoThread>,
+    figures: Mutex<Vec<Figures>>,
+}
+
+/// Figures of the threads that served the queues of one I/O thread.
+///
+/// When one is blocked, another one takes over.
+struct Figures {
+    /// Kernel's number of the thread.
+    id: i32,
+    thread: IoThread,
+    /// Of the thread when it took over.
+    start: Option<report::Thread>,
+    /// Of those before it.
+    before: Option<report::Thread>,
+}
+
+impl Figures {
+    fn new(index: usize, id: i32) -> Self {
+        Self { id, thread: IoThread::open(index, id), start: None, before: None }
+    }
+
+    /// Figures of all these threads. `None`: the kernel does not tell them.
+    fn report(&self) -> Option<report::Thread> {
+        let now = self.thread.report()?;
+        let sum = |of: fn(&report::Thread) -> f64| {
+            let [start, before] = [&self.start, &self.before].map(|figures| figures.as_ref().map_or(0.0, of));
+            of(&now) - start + before
+        };
+        Some(report::Thread {
+            cpu_s: sum(|of| of.cpu_s),
+            run_delay_s: sum(|of| of.run_delay_s),
+            name: now.name,
+        })
+    }
+
+    /// Goes on with the figures of another thread, if that has taken over.
+    fn follow(&mut self, index: usize, id: i32) {
+        if id != self.id {
+            let before = self.report();
+            let thread = IoThread::open(index, id);
+            *self = Self { id, start: thread.report(), thread, before };
+        }
+    }
 }
 
 /// Number of I/O threads.
@@ -48,8 +90,8 @@ impl Threads {
         // Devices say how long their queues are polled.
         let io = IoPool::shared(count, Duration::ZERO).context("cannot start the I/O threads")?;
         let protocol = ProtocolThreads::new().context("cannot start a thread")?;
-        let open = |(index, number)| IoThread::open(index, number);
-        let figures = io.ids().into_iter().enumerate().map(open).collect();
+        let open = |(index, id)| Figures::new(index, id);
+        let figures = Mutex::new(io.ids().into_iter().enumerate().map(open).collect());
         Ok(Self { io: Arc::new(io), protocol, figures })
     }
 
@@ -61,6 +103,39 @@ impl Threads {
 
     /// Figures of the I/O threads.
     pub(crate) fn report(&self) -> Vec<report::Thread> {
-        self.figures.iter().filter_map(IoThread::report).collect()
+        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        for (index, (figures, id)) in figures.iter_mut().zip(self.io.ids()).enumerate() {
+            figures.follow(index, id);
+        }
+        figures.iter().filter_map(Figures::report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Uses the CPU for so long, and waits to be told to end.
+    fn busy(until: f64) -> i32 {
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let id = rustix::thread::gettid().as_raw_nonzero().get();
+            while Figures::new(0, id).report().is_some_and(|figures| figures.cpu_s < until) {}
+            send.send(id).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        receive.recv().unwrap()
+    }
+
+    #[test]
+    fn figures_go_on_when_a_thread_takes_over() {
+        let mut figures = Figures::new(0, busy(0.02));
+        let before = figures.report().unwrap();
+        assert!(before.cpu_s >= 0.02);
+        figures.follow(0, busy(0.01));
+        let after = figures.report().unwrap();
+        assert!(after.cpu_s >= before.cpu_s && after.name == "io0", "{before:?} {after:?}");
     }
 }

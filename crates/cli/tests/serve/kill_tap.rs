@@ -194,7 +194,7 @@ impl Guest {
 }
 
 /// Runs `test` in a thread with a network of its own, or says why not.
-fn in_own_network(test: &str, run: impl FnOnce() + Send) {
+pub(crate) fn in_own_network(test: &str, run: impl FnOnce() + Send) {
     if !is_root() {
         return skip(test, "not root");
     }
@@ -218,7 +218,7 @@ fn in_own_network(test: &str, run: impl FnOnce() + Send) {
     });
 }
 
-fn ip(arguments: &str) {
+pub(crate) fn ip(arguments: &str) {
     let done = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }

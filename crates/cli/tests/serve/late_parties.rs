@@ -9,6 +9,7 @@ use crate::snapshot::{Chain, disk, has_marks, snapshot, take};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,6 +45,12 @@ pub(crate) fn stalled(control: &str, device: &str) -> UnixStream {
     let base = String::from_utf8_lossy(&message(&mut stream)).into_owned();
     assert!(base.contains("\"base\""), "{base}");
     stream
+}
+
+/// Ends a client that stalls. The daemon has noticed, or has ended.
+pub(crate) fn leave(mut stream: UnixStream) {
+    let _ = stream.shutdown(Shutdown::Write);
+    let _ = stream.read_to_end(&mut Vec::new());
 }
 
 /// A daemon with a disk, and a client of it.

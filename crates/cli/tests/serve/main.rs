@@ -25,6 +25,7 @@ mod guest_physical;
 #[path = "../../../vhost/tests/serve/held.rs"]
 mod held;
 mod hold;
+mod holes;
 mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;
@@ -80,6 +81,7 @@ mod store;
 mod stores;
 mod take_over;
 mod taken_over;
+mod tap_changes;
 mod told;
 mod top;
 mod trace;

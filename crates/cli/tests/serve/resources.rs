@@ -4,6 +4,7 @@
 use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
 use crate::driver::Random;
 use crate::raw::{Machine, Raw};
+use paravane_ring::Segment;
 use paravane_spec::feature::{ACCESS_PLATFORM, VERSION_1};
 use paravane_spec::vhost_user::{
     Inflight, Iotlb, LogArea, MemoryRegion, MemoryTable, SingleRegion, VringAddr, VringState, iotlb, request,
@@ -98,16 +99,28 @@ impl Host {
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
+    /// Bytes of its mappings whose names contain `name`.
+    fn mapped(&self, name: &str) -> u64 {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.daemon.pid())).unwrap();
+        let size = |line: &str| {
+            let (start, end) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+            let [start, end] = [start, end].map(|number| u64::from_str_radix(number, 16).unwrap());
+            end - start
+        };
+        maps.lines().filter(|line| line.contains(name)).map(size).sum()
+    }
+
     /// Descriptors of the process.
     fn files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.daemon.pid())).unwrap().count()
     }
 
-    /// Threads of the process, without those that the kernel has for io_uring.
+    /// Threads of the process, without those that the kernel has for io_uring, and without spare I/O
+    /// threads: a busy host makes I/O threads look blocked.
     fn threads(&self) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.pid())).unwrap();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
-        names.filter(|name| !name.starts_with("iou-")).count()
+        names.filter(|name| !name.starts_with("iou-") && !name.starts_with("io-spare")).count()
     }
 
     /// A working client on a free device.
@@ -364,8 +377,14 @@ fn the_largest_queues_take_bounded_memory_and_give_it_back() {
     let folder = Folder::new();
     let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
     let arguments = ["blk", "--image", &image, "--socket", &socket, "--queues", "4", "--control", &control];
-    let daemon = Daemon::start(&[&arguments[..], &["--queue-size", "32768"]].concat());
+    let engine: &[&str] = match paravane_device::blk::io_uring_available() {
+        Ok(()) => &["--engine", "io_uring"],
+        Err(_) => &[],
+    };
+    let daemon = Daemon::start(&[&arguments[..], engine, &["--queue-size", "32768"]].concat());
     let host = Host { daemon, folder };
+    // For each entry of a ring: one of 64 bytes to submit, its index, and two of 16 bytes to complete.
+    let most = 4 * (SIZE * (64 + 4 + 2 * 16) + (1 << 16));
     let file = memfd(4 * MIB);
     let before = host.kilobytes("VmData");
     let session = || {
@@ -385,8 +404,12 @@ fn the_largest_queues_take_bounded_memory_and_give_it_back() {
         }
         assert!(host.device("blk")["queues"].as_array().unwrap().iter().all(|queue| queue["live"] == true));
         let grown = host.kilobytes("VmData").saturating_sub(before);
+        let rings = host.mapped("io_uring");
+        assert!(rings <= most && (rings > 0 || engine.is_empty()), "{rings} bytes of rings, at most {most}");
+        assert_eq!((host.kilobytes("VmLck"), host.kilobytes("VmPin")), (0, 0), "nothing else is locked");
         drop(raw);
         host.wait_for("blk", |device| device["connected"] == false);
+        assert_eq!(host.mapped("io_uring"), 0);
         grown
     };
     let first = session();
@@ -396,6 +419,34 @@ fn the_largest_queues_take_bounded_memory_and_give_it_back() {
     }
     let last = session();
     assert!(last < first + (16 << 10), "{first} kB at first, {last} kB in the end");
+}
+
+/// A page of each 2 MiB is used, which takes the most tables.
+#[test]
+fn page_tables_take_a_part_of_what_is_mapped() {
+    const SIZE: u64 = 1 << 30;
+    let host = Host::start("rng", &["a"], &[]);
+    let raw = host.connect("a");
+    let mut machine = Machine::new(0, 64, 1);
+    machine.attach(&raw, 0, false);
+    let before = host.kilobytes("VmPTE");
+    assert!(share(&raw, 0, SIZE, &memfd(SIZE)));
+    for number in 0..SIZE / (2 * MIB) {
+        let addr = (1 << 46) + number * 2 * MIB;
+        machine.queue.add(&[], &[Segment { addr, len: 1 }]).unwrap();
+        machine.kick();
+        while machine.queue.pop_used().unwrap().is_none() {
+            machine.wait(Duration::from_secs(10));
+        }
+    }
+    let grown = host.kilobytes("VmPTE") - before;
+    let most = (SIZE >> 10) / 512;
+    assert!(grown > most / 2, "{grown} kB: is that all?");
+    // A table of each higher level.
+    assert!(grown <= most + 64, "{grown} kB of page tables, at most {most}");
+    drop(raw);
+    host.wait_for("a", |device| device["connected"] == false);
+    assert!(host.kilobytes("VmPTE") <= before + 64);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The sandbox denies what it must, as seen from inside.
-use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, status};
+use crate::daemon::{Daemon, Folder, is_root, paravane, sandbox_usable, skip, status, without_sandbox};
 use crate::driver::{Driver, Wish};
 use crate::images::{Format, Image, has_qemu_img};
 use paravane_test_support::copy_program;
@@ -103,6 +103,31 @@ fn a_daemon_that_takes_more_devices_keeps_their_directories() {
         _ => (attempt, outcome),
     });
     assert_outcomes(&daemon, &beside);
+}
+
+/// Daemons of tests run as those of users do; `without_sandbox` says where that is impossible.
+#[test]
+fn no_other_test_turns_the_sandbox_off() {
+    let mut found = Vec::new();
+    let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"))];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.extension().and_then(|extension| extension.to_str()) {
+                None if path.is_dir() => folders.push(path),
+                Some("rs") => {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let option = concat!("\"--no", "-sandbox\"");
+                    let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+                    found.extend(text.matches(option).map(|_| name.clone()));
+                }
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    // The option itself, and the test below.
+    assert_eq!(found, ["daemon.rs", "sandbox.rs"]);
 }
 
 #[test]
@@ -313,7 +338,8 @@ fn a_daemon_without_a_control_socket_says_so() {
     let test = "a_daemon_without_a_control_socket_says_so";
     let folder = Folder::new();
     let no_folder = |command: &mut Command| {
-        let mut daemon = Daemon::spawn(command.args(["rng", "--socket", &folder.text("s"), "--no-sandbox"]));
+        command.args(["rng", "--socket", &folder.text("s")]).args(without_sandbox());
+        let mut daemon = Daemon::spawn(command);
         daemon.wait_for("no control socket: ")
     };
     let made = no_folder(paravane().env("RUNTIME_DIRECTORY", "/proc/nowhere").arg("serve"));

@@ -453,3 +453,77 @@ fn a_new_daemon_takes_over_with_the_overlay_and_not_with_the_old_image() {
     let (ended, log) = new.end();
     assert!(ended.success(), "{log:?}");
 }
+
+/// A folder on a file system without extended attributes.
+struct Ramfs(Folder);
+
+impl Ramfs {
+    fn mount(test: &str) -> Option<Self> {
+        if !crate::daemon::is_root() {
+            crate::daemon::skip(test, "not root");
+            return None;
+        }
+        let folder = Folder::new();
+        let mounted =
+            std::process::Command::new("mount").args(["-t", "ramfs", "test"]).arg(folder.root()).output();
+        match mounted {
+            Ok(output) if output.status.success() && !has_marks(&folder) => Some(Self(folder)),
+            output => {
+                crate::daemon::skip(test, format!("no file system without extended attributes: {output:?}"));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Ramfs {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.root()).output();
+    }
+}
+
+/// Without a mark on the frozen image, the record of the session says which image its guest used.
+#[test]
+fn a_kept_session_does_not_resume_on_a_frozen_image_without_a_mark() {
+    let Some(mount) = Ramfs::mount("a_kept_session_does_not_resume_on_a_frozen_image_without_a_mark") else {
+        return;
+    };
+    let folder = &mount.0;
+    let (image, overlay) = (folder.image("vm.img"), folder.text("vm-1.qcow2"));
+    let before = Chain::new(image.clone());
+    let after = Chain::on(overlay.clone(), format!("raw:{image}"));
+    let (control, hold) = (folder.text("control"), folder.text("hold"));
+    let mut command = paravane();
+    let mut holder = Daemon::spawn(command.args(["hold", "--socket", &hold]).args(without_sandbox()));
+    holder.wait_for("ready");
+    let file = folder.write("d.toml", &disk("vm", &before.keys()));
+    let arguments = ["--config", &file, "--control", &control, "--holder", &hold];
+    let daemon = Daemon::start(&arguments);
+    let mut model = vec![0; SIZE];
+    let mut driver = Driver::connect(&folder.path("vm.sock"), load::wish(false, true, 2)).unwrap();
+    let mut random = Random::new(1);
+    driver.exercise(&mut model, 100, &mut random);
+    assert_eq!(snapshot(&control, "vm", &overlay)["marked"], false);
+    driver.exercise(&mut model, 100, &mut random);
+    let kill = |mut daemon: Daemon| {
+        daemon.signal(Signal::KILL);
+        daemon.wait_for_end();
+    };
+    kill(daemon);
+    // The file was not edited. The device is not served, and its session stays.
+    let mut daemon = Daemon::start(&arguments);
+    let why = format!("its guest used {overlay} last, and this is {image}");
+    if !daemon.seen().iter().any(|line| line.contains(&why)) {
+        daemon.wait_for(&why);
+    }
+    let failed = crate::daemon::status_text(&control);
+    assert!(failed.contains(&why), "{failed}");
+    folder.write("d.toml", &disk("vm", &after.keys()));
+    daemon.signal(Signal::HUP);
+    driver.exercise(&mut model, 100, &mut random);
+    kill(daemon);
+    let daemon = Daemon::start(&arguments);
+    driver.exercise(&mut model, 100, &mut random);
+    drop(driver);
+    assert!(daemon.end().0.success());
+}

@@ -18,8 +18,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Columns of the table, after the first one.
-const COLUMNS: [&str; 5] =
-    ["daemon, one device", "daemon with a file", "broker, with a file", "reader", "holder"];
+const COLUMNS: [&str; 6] =
+    ["daemon, one device", "daemon with a file", "broker, with a file", "reader", "holder", "inspector"];
 
 /// What processes are tried on.
 struct Stage {
@@ -218,13 +218,14 @@ fn a_daemon_with_a_file_and_its_helpers_do_what_the_table_says() {
     let stage = Stage::new();
     let Some((daemon, _server)) = stage.daemon_with_file(TEST) else { return };
     stage.compare(COLUMNS[1], daemon.pid(), TEST);
-    let [broker, reader] = ["broker", "reader"].map(|name| child(daemon.pid(), name));
-    for helper in [broker, reader] {
+    let [broker, reader, inspector] = ["broker", "reader", "inspector"].map(|name| child(daemon.pid(), name));
+    for helper in [broker, reader, inspector] {
         let environment = std::fs::read_to_string(format!("/proc/{helper}/environ")).unwrap();
         assert!(environment.split('\0').all(|item| item.is_empty() || item.starts_with("RES_OPTIONS=")));
     }
     stage.compare(COLUMNS[2], broker, TEST);
     stage.compare(COLUMNS[3], reader, TEST);
+    stage.compare(COLUMNS[5], inspector, TEST);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");
 }

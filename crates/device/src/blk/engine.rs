@@ -8,6 +8,7 @@
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
 //!   quiet() at the start of a serve, listen() before the owner sleeps: no signals in between
 //! ```
+mod beside;
 mod clusters;
 #[cfg(test)]
 pub(super) mod held;
@@ -25,6 +26,7 @@ pub(super) use uring::probe;
 
 use super::image::Image;
 use crate::MappedQueue;
+use beside::Beside;
 use paravane_store::{Store, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
@@ -70,8 +72,8 @@ pub(super) enum Engine {
     Immediate(immediate::Immediate),
     Threads(threads::Threads),
     Store(Box<dyn StoreQueue>),
-    Clusters(clusters::Clusters),
-    WholeBlocks(whole_blocks::WholeBlocks),
+    Clusters(Beside<clusters::Clusters>),
+    WholeBlocks(Beside<whole_blocks::WholeBlocks>),
     #[cfg(test)]
     Held(held::Held),
 }
@@ -98,10 +100,12 @@ impl Engine {
             }
             EngineKind::Store(store) => Self::Store(store.queue(jobs)?),
             EngineKind::Clusters { below, pool } => {
-                Self::Clusters(clusters::Clusters::new(pool, below, image, jobs, event)?)
+                let rule = clusters::Clusters::new(image)?;
+                Self::Clusters(Beside::new(rule, (pool, below), image, jobs, event)?)
             }
             EngineKind::WholeBlocks { below, pool } => {
-                Self::WholeBlocks(whole_blocks::WholeBlocks::new(pool, below, image, jobs, event)?)
+                let rule = whole_blocks::WholeBlocks::default();
+                Self::WholeBlocks(Beside::new(rule, (pool, below), image, jobs, event)?)
             }
         })
     }

@@ -167,6 +167,11 @@ impl UnlockedFile {
         FileId::of_file(&self.file).ok()
     }
 
+    /// Whether the file would have a mark if it were frozen.
+    pub(super) fn has_marks(&self) -> bool {
+        super::mark::is_possible(&self.file)
+    }
+
     /// What the file allows. Nothing is locked.
     ///
     /// # Errors
@@ -298,6 +303,11 @@ pub(super) struct Opening {
 }
 
 impl Opening {
+    /// A locked image, without direct I/O and with the block of its format.
+    pub(super) const fn cached(format: Format, read_only: bool) -> Self {
+        Self { format, read_only, lock: true, direct: false, frozen: false, block: None }
+    }
+
     /// The block that drivers are told: the named one, or `default`. At least `least`.
     fn block(&self, path: &Path, least: u64, default: u64) -> Result<u64, OpenError> {
         match self.block {

@@ -171,14 +171,11 @@ fn create_in(source: &Source, path: &Path, new: &NewImage) -> Result<(), ImageEr
             Ok(found) if found == *size => Ok(()),
             Ok(_) => source.set_size(*size),
             Err(error) => Err(error),
-        },
+        }
+        .and_then(|()| source.sync()),
         NewImage::Qcow2(new) => write_tables(source, new),
     };
-    made.and_then(|()| source.sync()).map_err(|source| ImageError::Io {
-        path: path.to_owned(),
-        action: "make the image",
-        source,
-    })
+    made.map_err(|source| ImageError::Io { path: path.to_owned(), action: "make the image", source })
 }
 
 fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError> {
@@ -194,7 +191,7 @@ fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError
 
 /// Opens the bytes of an image, and locks them.
 fn open_file(place: &LayerSource, format: Format, read_only: bool) -> Result<ImageFile, OpenError> {
-    open_with(place, Opening { format, read_only, lock: true, direct: false, frozen: false, block: None })
+    open_with(place, Opening::cached(format, read_only))
 }
 
 fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenError> {

@@ -30,6 +30,14 @@ pub(super) fn set(file: &File, overlay: &Path) -> io::Result<bool> {
     }
 }
 
+/// Whether an image can be marked, and so has a mark if a snapshot has frozen it.
+pub(super) fn is_possible(file: &File) -> bool {
+    use rustix::io::Errno;
+    let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+    let found = rustix::fs::fgetxattr(file, NAME, &mut [0; 0][..]);
+    is_file && !matches!(found, Err(Errno::NOTSUP | Errno::NOSYS | Errno::PERM))
+}
+
 /// Removes the [mark](OVERLAY_MARK) of an image that is no backing file any more.
 ///
 /// For instance when the overlay has been committed to it. An image without a mark stays as it is.

@@ -7,7 +7,7 @@
 //!     closes its own                                  Snapshots::take
 //! ```
 //! The locks belong to the open file descriptions, and so go along.
-use super::file_id::ImageId;
+use super::file_id::{FileId, ImageId};
 use super::image_file::{ImageFile, Opening};
 use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
@@ -21,14 +21,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// How an overlay is opened.
-const OPENING: Opening = Opening {
-    format: Format::Qcow2,
-    read_only: false,
-    lock: true,
-    direct: false,
-    frozen: false,
-    block: None,
-};
+const OPENING: Opening = Opening::cached(Format::Qcow2, false);
 
 /// What an overlay records of the image below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +90,12 @@ impl Overlay {
     pub fn create(path: &Path, base: &OverlayBase) -> Result<Self, OpenError> {
         Self::create_file(path, base)?;
         ImageFile::open(path, OPENING).map(Self)
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn file_id(&self) -> Option<FileId> {
+        FileId::of_source(&self.0.source)
     }
 
     /// Descriptors for the process that serves the disk, in order.

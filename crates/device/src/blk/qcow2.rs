@@ -590,14 +590,7 @@ fn open_backing(
     rest: &[Layer],
     files: &mut Vec<ImageFile>,
 ) -> std::result::Result<Below, OpenError> {
-    let opening = Opening {
-        format: layer.format,
-        read_only: true,
-        lock: true,
-        direct: false,
-        frozen: false,
-        block: None,
-    };
+    let opening = Opening::cached(layer.format, true);
     let image = match &layer.source {
         LayerSource::Path(path) => ImageFile::open(path, opening)?,
         LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,

@@ -124,6 +124,12 @@ impl Snapshots {
         id(generation, &image)
     }
 
+    /// Whether the image in use would have a [mark](super::OVERLAY_MARK) if a snapshot had frozen it.
+    #[must_use]
+    pub fn has_marks(&self) -> bool {
+        self.current.image().source.file().is_some_and(mark::is_possible)
+    }
+
     /// Format of the image in use.
     #[must_use]
     pub fn format(&self) -> Format {

@@ -61,15 +61,23 @@ pub trait BackEnd: Send + Sync + 'static {
         HostSide::Present
     }
 
-    /// Has `told` called when a sender or receiver finds that the network is gone, on its thread.
+    /// Has `told` called when a sender or receiver finds that the network is gone, on its thread, and
+    /// when [`BackEnd::has_carrier`] may have changed, where the back end is told.
     ///
     /// Only the first call counts. Then call [`BackEnd::look`].
-    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
         drop(told);
     }
 
     /// Whether frames can pass: what a driver sees as the state of its link \[`true`\].
     fn is_up(&self) -> bool {
+        true
+    }
+
+    /// Whether there is somebody to receive frames at the moment \[`true`\].
+    ///
+    /// An interface of the host is up; the far end of a link has a driver.
+    fn has_carrier(&self) -> bool {
         true
     }
 

@@ -35,10 +35,20 @@ pub trait NetDevice {
     /// The configuration space shows a link that is down while it is gone.
     fn look(&mut self) -> HostSide;
 
-    /// Has `told` called when a queue finds that the network is gone, on the thread of the queue.
+    /// Has `told` called when a queue finds that the network is gone, on the thread of the queue, and
+    /// when [`NetDevice::link_is_up`] may have changed, where the back end is told.
     ///
     /// Only the first call counts. Then call [`NetDevice::look`], and again until it is there.
-    fn tell_loss(&mut self, told: Box<dyn Fn() + Send + Sync>);
+    fn tell_change(&mut self, told: Box<dyn Fn() + Send + Sync>);
+
+    /// Sets whether the driver is told of changes of the configuration space \[it is not\].
+    ///
+    /// Only then its link follows the carrier of the host's network: a driver that once read that the
+    /// link is down would never learn that it is up.
+    fn follow_carrier(&mut self, is_told: bool);
+
+    /// Whether the configuration space shows a link that is up.
+    fn link_is_up(&self) -> bool;
 
     /// Sets the number of queue pairs as the driver did, before a pause or in another process.
     ///

@@ -15,7 +15,7 @@ use paravane_spec::net::MAX_FRAME;
 use std::collections::TryReserveError;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::vec::Drain;
 
 /// Frames in flight in a lane.
@@ -236,6 +236,16 @@ impl Lane {
     }
 }
 
+/// Called when the far side's receivers come or go.
+#[derive(Default)]
+pub(super) struct CarrierChange(pub(super) OnceLock<Box<dyn Fn() + Send + Sync>>);
+
+impl std::fmt::Debug for CarrierChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CarrierChange")
+    }
+}
+
 /// The receiving side of one end.
 #[derive(Debug)]
 pub(super) struct Port {
@@ -246,6 +256,9 @@ pub(super) struct Port {
     pub(super) pairs: AtomicU16,
     /// Features that the receiving driver has accepted.
     pub(super) features: AtomicU64,
+    /// Frames for a lane without a receiver wait: there will be one.
+    pub(super) held: AtomicBool,
+    pub(super) carrier_change: CarrierChange,
 }
 
 impl Port {
@@ -255,7 +268,27 @@ impl Port {
             room: (0..pairs).map(|_| Wakeup::new()).collect::<io::Result<_>>()?,
             pairs: AtomicU16::new(1),
             features: AtomicU64::new(0),
+            held: AtomicBool::new(false),
+            carrier_change: CarrierChange::default(),
         }))
+    }
+
+    /// Whether a lane has a receiver.
+    pub(super) fn is_open(&self) -> bool {
+        // Relaxed: who is told of a change is woken after it.
+        self.lanes.iter().any(|lane| lane.open.load(Ordering::Relaxed))
+    }
+
+    /// Tells this end that the receivers of the far side have changed.
+    pub(super) fn tell_carrier_change(&self) {
+        if let Some(told) = self.carrier_change.0.get() {
+            told();
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        // Relaxed: a change wakes all waiting senders.
+        self.held.load(Ordering::Relaxed)
     }
 
     /// The lane for frames of the far side's `pair`.

@@ -63,12 +63,16 @@ impl<B: BackEnd> BackEnd for Limited<B> {
         self.inner.look()
     }
 
-    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
-        self.inner.tell_loss(told);
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
+        self.inner.tell_change(told);
     }
 
     fn is_up(&self) -> bool {
         self.inner.is_up()
+    }
+
+    fn has_carrier(&self) -> bool {
+        self.inner.has_carrier()
     }
 
     fn inject(&self, frame: &[u8]) -> io::Result<()> {
@@ -128,9 +132,9 @@ impl<S: Sender> LimitedSender<S> {
         }
         let sent = self.inner.send(frame)?;
         match sent {
-            Sent::Sent => brake.charge(now, frame.len as u64),
+            // A frame that is dropped costs the host as much.
+            Sent::Sent | Sent::Refused => brake.charge(now, frame.len as u64),
             Sent::Full => self.full = true,
-            Sent::Refused => {}
         }
         Ok(sent)
     }

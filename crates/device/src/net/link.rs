@@ -9,7 +9,8 @@
 //! ([`super::echo_peer`]).
 //!
 //! When a [lane](super::lane) is full, the transmit queue waits, so no frame is lost between two
-//! drivers with running queues. Without a receiver, frames are dropped.
+//! drivers with running queues. Without a receiver, frames are dropped; while its end is held
+//! ([`LinkEnd::hold`]), they wait.
 //!
 //! A link offers no segmentation: a large MTU has the same effect. Checksums stay partial between
 //! drivers that both accepted that; for others the link completes them.
@@ -32,7 +33,7 @@ pub struct LinkEnd {
     /// The far side is the near side: each frame returns.
     echo: Option<Echo>,
     /// The thread at the far side, if that is not a card.
-    _echo_peer: Option<EchoPeer>,
+    echo_peer: Option<EchoPeer>,
 }
 
 /// Configuration of an echo.
@@ -49,8 +50,8 @@ impl LinkEnd {
     /// The process has no file descriptors left.
     pub fn pair(pairs: u16) -> io::Result<(Self, Self)> {
         let (a, b) = (Port::new(pairs)?, Port::new(pairs)?);
-        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None, _echo_peer: None };
-        Ok((one, Self { near: b, far: a, echo: None, _echo_peer: None }))
+        let one = Self { near: Arc::clone(&a), far: Arc::clone(&b), echo: None, echo_peer: None };
+        Ok((one, Self { near: b, far: a, echo: None, echo_peer: None }))
     }
 
     /// Creates a link to an echo, which returns each frame with its addresses swapped.
@@ -78,7 +79,17 @@ impl LinkEnd {
     pub fn to_echo_peer(pairs: u16, len: usize) -> io::Result<Self> {
         let (near, far) = (Port::new(pairs)?, Port::new(pairs)?);
         let echo_peer = EchoPeer::start(Arc::clone(&far), Arc::clone(&near), checked(len)?)?;
-        Ok(Self { near, far, echo: None, _echo_peer: Some(echo_peer) })
+        Ok(Self { near, far, echo: None, echo_peer: Some(echo_peer) })
+    }
+
+    /// Makes frames for this end wait for a receiver until the hold is dropped.
+    ///
+    /// For a host that starts both cards again, one after the other, for drivers that run.
+    #[must_use]
+    pub fn hold(&self) -> LinkHold {
+        // Relaxed: the far side's sender is created later.
+        self.near.held.store(true, Ordering::Relaxed);
+        LinkHold { held: Arc::clone(&self.near), far: Arc::clone(&self.far) }
     }
 
     /// Counts the buffers at the far side.
@@ -91,7 +102,23 @@ impl LinkEnd {
 
     fn echoing(pairs: u16, echo: Echo) -> io::Result<Self> {
         let port = Port::new(pairs)?;
-        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), _echo_peer: None })
+        Ok(Self { near: Arc::clone(&port), far: port, echo: Some(echo), echo_peer: None })
+    }
+}
+
+/// See [`LinkEnd::hold`].
+#[derive(Debug)]
+pub struct LinkHold {
+    held: Arc<Port>,
+    far: Arc<Port>,
+}
+
+impl Drop for LinkHold {
+    fn drop(&mut self) {
+        // Relaxed: the wakeup orders it.
+        self.held.held.store(false, Ordering::Relaxed);
+        self.held.wake_for_room();
+        self.far.tell_carrier_change();
     }
 }
 
@@ -129,6 +156,16 @@ impl BackEnd for LinkEnd {
         Ok(())
     }
 
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
+        // Fails if it was called before.
+        let _ = self.near.carrier_change.0.set(told);
+    }
+
+    fn has_carrier(&self) -> bool {
+        // An echo is always there.
+        self.echo.is_some() || self.echo_peer.is_some() || self.far.is_open() || self.far.is_held()
+    }
+
     fn inject(&self, frame: &[u8]) -> io::Result<()> {
         let lane = &self.far.lanes[0];
         // Relaxed: see where it is set.
@@ -155,7 +192,11 @@ impl BackEnd for LinkEnd {
         port.lanes[lane].clear();
         // Relaxed: frames of senders that do not see it yet are lost, as on any link.
         port.lanes[lane].open.store(true, Ordering::Relaxed);
-        Ok(LinkReceiver { port, lane, buffers: Vec::with_capacity(LANE), done: 0 })
+        // Those that a hold keeps.
+        port.wake_for_room();
+        self.far.tell_carrier_change();
+        let far = Arc::clone(&self.far);
+        Ok(LinkReceiver { port, far, lane, buffers: Vec::with_capacity(LANE), done: 0 })
     }
 }
 
@@ -216,7 +257,7 @@ impl LinkSender {
         let lane = &self.far.lanes[self.far.lane(self.pair)];
         // Relaxed: before a sleep the wakeup orders it; otherwise it is only a hint that sending
         // may work.
-        lane.has_room() || !lane.open.load(Ordering::Relaxed)
+        if lane.open.load(Ordering::Relaxed) { lane.has_room() } else { !self.far.is_held() }
     }
 }
 
@@ -224,7 +265,9 @@ impl Sender for LinkSender {
     // Always: built in memory for a call, the frame's description costs as much as its look-up.
     #[inline(always)]
     fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
-        let Some(number) = self.lane.or_else(|| self.begin()) else { return Ok(Sent::Refused) };
+        let Some(number) = self.lane.or_else(|| self.begin()) else {
+            return Ok(if self.far.is_held() { Sent::Full } else { Sent::Refused });
+        };
         // An answer may be longer.
         let most = if let Finish::Answer(len) = self.finish { len.max(frame.len) } else { frame.len };
         if self.buffers.get(self.filled).is_none_or(|buffer| buffer.bytes.len() < most) {
@@ -291,6 +334,8 @@ impl Drop for LinkSender {
 #[derive(Debug)]
 pub struct LinkReceiver {
     port: Arc<Port>,
+    /// The end that is told when this receiver goes.
+    far: Arc<Port>,
     lane: usize,
     /// Frames that are done, then those at hand, in order.
     buffers: Vec<Buffer>,
@@ -366,5 +411,6 @@ impl Drop for LinkReceiver {
         // batch of each sender.
         self.lane().clear();
         self.port.wake_for_room();
+        self.far.tell_carrier_change();
     }
 }

@@ -244,6 +244,16 @@ impl Tap {
     pub fn name(&self) -> &str {
         &self.shared.name
     }
+
+    /// Asks for the state of the interface by its name, with SIOCGIFMTU or SIOCGIFFLAGS.
+    fn ask(&self, call: libc::Ioctl) -> Option<libc::ifreq> {
+        // Any socket answers for the interfaces of its network namespace.
+        let socket = self.socket.as_ref()?;
+        let mut request = request(Some(self.name()), 0);
+        // SAFETY: both calls read and write a struct ifreq, which outlives the call.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), call, &mut request) } as isize).ok()?;
+        Some(request)
+    }
 }
 
 impl BackEnd for Tap {
@@ -262,15 +272,9 @@ impl BackEnd for Tap {
     }
 
     fn mtu(&self) -> Option<u32> {
-        // Any socket answers for the interfaces of its network namespace.
-        let socket = self.socket.as_ref()?;
-        let mut request = request(Some(self.name()), 0);
-        // SAFETY: SIOCGIFMTU reads and writes a struct ifreq, which outlives the call.
-        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as libc::Ioctl, &mut request) }
-            as isize)
-        .ok()?;
+        let answer = self.ask(libc::SIOCGIFMTU as libc::Ioctl)?;
         // SAFETY: the call has written this field of the union.
-        u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+        u32::try_from(unsafe { answer.ifr_ifru.ifru_mtu }).ok()
     }
 
     fn accept(&self, features: u64) -> io::Result<()> {
@@ -284,13 +288,21 @@ impl BackEnd for Tap {
         self.attach_again()
     }
 
-    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
         let _ = self.shared.told.set(told);
     }
 
     fn is_up(&self) -> bool {
         !self.shared.is_gone()
+    }
+
+    fn has_carrier(&self) -> bool {
+        let up = libc::IFF_UP | libc::IFF_RUNNING;
+        // SAFETY: of the union's fields the call has written the flags; any bytes are flags.
+        let flags = |answer: libc::ifreq| c_int::from(unsafe { answer.ifr_ifru.ifru_flags });
+        // In another network namespace, perhaps.
+        self.ask(libc::SIOCGIFFLAGS as libc::Ioctl).is_none_or(|answer| flags(answer) & up == up)
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {

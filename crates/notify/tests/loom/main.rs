@@ -3,6 +3,7 @@
 //! The state machine is the real one, over atomics and locks that the checker explores:
 //! `RUSTFLAGS="--cfg loom" cargo test -p paravane-notify --test loom --release`.
 #![cfg(loom)]
+mod baton;
 mod scene;
 mod transitions;
 

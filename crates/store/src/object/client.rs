@@ -41,6 +41,7 @@ pub(super) struct Client {
     idle: Mutex<Vec<Sender>>,
     most_idle: usize,
     connect_timeout: Duration,
+    open_timeout: Option<Duration>,
     stall_timeout: Duration,
     connections: Arc<AtomicU32>,
     /// The last request has failed: the next connection takes the place of its own.
@@ -75,6 +76,7 @@ impl Client {
             idle: Mutex::default(),
             most_idle: options.connections.into(),
             connect_timeout: options.connect_timeout,
+            open_timeout: options.open_timeout,
             stall_timeout: options.stall_timeout,
             connections: Arc::default(),
             failed: AtomicBool::new(false),
@@ -105,8 +107,16 @@ impl Client {
     /// Asks what the object is, and follows redirects of the server to itself.
     ///
     /// # Errors
-    /// It cannot be read by ranges.
+    /// It cannot be read by ranges, or the server takes too long.
     pub(super) async fn find(&mut self) -> Result<Identity, Failure> {
+        let Some(limit) = self.open_timeout else { return self.find_slowly().await };
+        match timeout(limit, self.find_slowly()).await {
+            Err(_) => Err(Failure::Again(format!("no answer in {limit:?}"))),
+            Ok(found) => found,
+        }
+    }
+
+    async fn find_slowly(&mut self) -> Result<Identity, Failure> {
         for _ in 0..=MOST_REDIRECTS {
             match self.identity().await {
                 Err(Failure::Redirect(to)) => self.origin.redirect(&to).map_err(Failure::Refused)?,

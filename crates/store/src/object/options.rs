@@ -9,6 +9,8 @@ pub struct ObjectOptions {
     pub connections: u16,
     /// How long to wait for a connection \[10 s\].
     pub connect_timeout: Duration,
+    /// How long the server may take to say what the object is. [as long as the others allow]
+    pub open_timeout: Option<Duration>,
     /// How long a server may send nothing of an answer that is due \[30 s\].
     pub stall_timeout: Duration,
     /// How long requests wait for a server that fails, before they fail \[60 s\].
@@ -24,6 +26,7 @@ impl Default for ObjectOptions {
         Self {
             connections: 4,
             connect_timeout: Duration::from_secs(10),
+            open_timeout: None,
             stall_timeout: Duration::from_secs(30),
             retry: Duration::from_secs(60),
             files: NamedFiles::default(),

@@ -4,6 +4,7 @@
 //!  begin: settle what a dead process has left, keep the session --> step: messages, until there is none
 //!     step ... step, until the client disconnects, an error, a handover, or the export's end
 //! ```
+use super::unseen::Unseen;
 use super::{SessionEnd, Shared, log_refresh};
 use crate::handover::record::{Pending, PendingAnswer};
 use crate::keeper::{Client, Keeping, State};
@@ -39,6 +40,8 @@ pub(super) struct Talk {
     back_channel: Option<Arc<OwnedFd>>,
     /// That the client has connected is not reported yet: its earlier sessions ended by errors.
     pub(super) is_quiet: bool,
+    /// Whether the client shares the memory of its rings.
+    unseen: Unseen,
 }
 
 /// Result of a step.
@@ -61,6 +64,7 @@ impl Talk {
     ) -> Self {
         let (start, completed) = (Instant::now(), shared.completed());
         let (back_channel, is_quiet) = (None, false);
+        let unseen = Unseen::new(&shared.shared_status.read());
         Self {
             session,
             connection,
@@ -72,6 +76,7 @@ impl Talk {
             completed,
             back_channel,
             is_quiet,
+            unseen,
         }
     }
 
@@ -202,9 +207,25 @@ impl Talk {
         if look.changed {
             self.session.config_changed();
         }
+        self.look_for_unseen();
         self.back_channel = self.session.back_channel();
-        let times = [self.session.next_tick(), self.connection.next_look(), look.again];
+        let times = [self.session.next_tick(), self.connection.next_look(), look.again, self.unseen.next()];
         Ok(Talked::Waits(times.into_iter().flatten().min()))
+    }
+
+    /// Reports a guest whose rings are in other memory than the client's.
+    fn look_for_unseen(&mut self) {
+        // Behind an IOMMU, a missing translation looks the same.
+        if self.session.translates() {
+            return;
+        }
+        let is_card = self.session.device().net().is_some();
+        let status = || self.shared.shared_status.read();
+        // A driver kicks for receive buffers long before frames arrive.
+        if let Some(found) = self.unseen.look(status, |queue| !is_card || queue % 2 == 1) {
+            tracing::warn!(device = &*self.device, session = self.number, "{found}");
+            self.shared.shared_status.write().last_error = Some(found);
+        }
     }
 
     /// Does what the owner of the export wants. Returns whether the session is over.
@@ -229,6 +250,10 @@ impl Talk {
         }
         if self.shared.commanded.swap(false, Ordering::Relaxed) {
             self.record(None);
+        }
+        if let Some(change) = self.shared.note.pending() {
+            self.record(None);
+            self.shared.note.recorded(change);
         }
         // Last, so that nothing of the above is pending.
         if self.shared.is_handing_over() {

@@ -123,7 +123,7 @@ impl ExportTask {
     fn begin(&mut self) {
         if let Some(net) = self.device.as_mut().and_then(|device| device.net()) {
             let shared = Arc::clone(&self.shared);
-            net.tell_loss(Box::new(move || {
+            net.tell_change(Box::new(move || {
                 // Relaxed: the wake-up orders.
                 shared.look.store(true, Ordering::Relaxed);
                 shared.wake();
@@ -157,6 +157,7 @@ impl ExportTask {
 
     /// Keeps the state without a client.
     fn keep(&mut self) {
+        let change = self.shared.note.pending();
         if let Some(keeping) = &mut self.keeping {
             // Relaxed: the wake-up orders.
             if self.shared.keep.swap(false, Ordering::Relaxed) || keeping.has_given_up() {
@@ -164,6 +165,9 @@ impl ExportTask {
             }
             keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
             self.shared.shared_status.write().kept = keeping.is_active();
+        }
+        if let Some(change) = change {
+            self.shared.note.recorded(change);
         }
     }
 
@@ -224,6 +228,7 @@ impl ExportTask {
         };
         // Relaxed: this thread looks.
         self.shared.look.store(true, Ordering::Relaxed);
+        self.shared.forget_link();
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
             // Reported when it makes progress.
@@ -415,7 +420,7 @@ impl ExportTask {
             Some(Err(error)) => return Some(Err(error)),
             None => unserved.map(ConnectionState::new),
         };
-        Some(Ok(ExportState { endpoint, sessions, connection }))
+        Some(Ok(ExportState { endpoint, sessions, connection, note: Vec::new() }))
     }
 
     /// Ends after a panic: the state of the device is unknown.

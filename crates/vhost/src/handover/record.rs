@@ -39,6 +39,9 @@ const MAX_CONFIG: usize = paravane_spec::vhost_user::MAX_CONFIG as usize;
 /// Most bytes of what a driver knows of a device beside its configuration space.
 const MAX_IDENTITY: usize = 64;
 
+/// Longest note of an owner in bytes.
+const MAX_NOTE: usize = 8192;
+
 /// Tags of sections.
 mod tag {
     /// Endpoint, number of sessions so far, and the listening socket.
@@ -57,6 +60,8 @@ mod tag {
     pub(super) const PAIRS: u32 = 7;
     /// What the driver knows of the device beside its configuration space.
     pub(super) const IDENTITY: u32 = 8;
+    /// Note of the owner of the export.
+    pub(super) const NOTE: u32 = 9;
     /// Set in the tags of sections that a reader must know.
     pub(super) const REQUIRED: u32 = 1 << 30;
     /// In-flight region of ours, for a client without one.
@@ -180,6 +185,8 @@ pub(crate) struct ExportState<D = OwnedFd> {
     /// Number of sessions so far.
     pub(crate) sessions: u64,
     pub(crate) connection: Option<ConnectionState<D>>,
+    /// Note of its owner, for a later process.
+    pub(crate) note: Vec<u8>,
 }
 
 /// Record that is being written.
@@ -206,7 +213,7 @@ impl<D> ExportState<D> {
     /// # Errors
     /// It would be too large.
     pub(crate) fn write(self) -> Result<(Vec<u8>, Vec<D>), HandoverError> {
-        let Self { endpoint, sessions, connection } = self;
+        let Self { endpoint, sessions, connection, note } = self;
         let mut writer = Writer { record: Vec::new(), fds: Vec::new() };
         writer.record.extend(MAGIC);
         writer.record.extend(VERSION.to_le_bytes());
@@ -217,6 +224,9 @@ impl<D> ExportState<D> {
         }
         value.extend(&endpoint.path);
         writer.section(tag::EXPORT, &value, endpoint.listener);
+        if !note.is_empty() {
+            writer.section(tag::NOTE, &note[..note.len().min(MAX_NOTE)], None);
+        }
         if let Some(ConnectionState { socket, partial, session, pending }) = connection {
             writer.section(tag::CONNECTION, &partial.0, std::iter::once(socket).chain(partial.1));
             for (message, fds) in session.messages {
@@ -272,7 +282,7 @@ impl ExportState {
         let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
         let (mut export, mut connection, mut session) = (None, None, SessionState::default());
         let (mut times, mut config, mut pairs) = (None, None, None);
-        let (mut identity, mut own_inflight, mut pending) = (None, None, None);
+        let (mut identity, mut own_inflight, mut pending, mut note) = (None, None, None, None);
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
             let is_of_session = (tag::MESSAGE..=tag::IDENTITY).contains(&tag) || tag & tag::REQUIRED != 0;
             if is_of_session && connection.is_none() {
@@ -322,6 +332,7 @@ impl ExportState {
                     }
                     once(&mut identity, value.to_vec())?;
                 }
+                tag::NOTE => once(&mut note, read_note(value, fds.len())?)?,
                 tag::OWN_INFLIGHT => {
                     let (Ok(layout), [_]) = (Inflight::read_from_bytes(value), &fds[..]) else {
                         return Err(invalid("in-flight region"));
@@ -346,7 +357,7 @@ impl ExportState {
         session.identity = identity;
         let connection =
             connection.map(|(socket, partial)| ConnectionState { socket, partial, session, pending });
-        Ok(Self { endpoint, sessions, connection })
+        Ok(Self { endpoint, sessions, connection, note: note.unwrap_or_default() })
     }
 }
 
@@ -444,6 +455,27 @@ pub(crate) fn known_to_driver(record: &[u8]) -> Result<Option<KnownToDriver>, Ha
         }
     }
     Ok(config.map(|config| KnownToDriver { config, features }))
+}
+
+/// The note in a record; empty: it has none.
+///
+/// # Errors
+/// The record is damaged, invalid or of another version.
+pub(crate) fn note_of(record: &[u8]) -> Result<Vec<u8>, HandoverError> {
+    let (mut rest, mut note) = (body(record)?, None);
+    while let Some(SectionBytes { tag, value, fds }) = next_section(&mut rest)? {
+        if tag == tag::NOTE {
+            once(&mut note, read_note(value, fds)?)?;
+        }
+    }
+    Ok(note.unwrap_or_default())
+}
+
+fn read_note(value: &[u8], fds: usize) -> Result<Vec<u8>, HandoverError> {
+    match (1..=MAX_NOTE).contains(&value.len()) && fds == 0 {
+        true => Ok(value.to_vec()),
+        false => Err(invalid("note")),
+    }
 }
 
 /// A section with the number of its descriptors.

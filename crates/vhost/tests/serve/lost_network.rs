@@ -59,7 +59,7 @@ impl BackEnd for Removable {
         }
     }
 
-    fn tell_loss(&self, told: Box<dyn Fn() + Send + Sync>) {
+    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
         assert!(self.1.told.set(told).is_ok());
     }
 

@@ -188,6 +188,14 @@ pub(crate) fn put(memory: &Region, offset: u64, bytes: impl IntoIterator<Item = 
     }
 }
 
+/// `len` bytes at `offset` of a memory.
+pub(crate) fn get(memory: &Region, offset: u64, len: usize) -> Vec<u8> {
+    assert!(offset + len as u64 <= MEMORY);
+    let from = memory.host().as_ptr().wrapping_add(offset as usize);
+    // SAFETY: inside the region, which others have as shared memory.
+    (0..len).map(|at| unsafe { AtomicU8::from_ptr(from.add(at)) }.load(Ordering::Relaxed)).collect()
+}
+
 /// Request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Flying {
@@ -353,10 +361,7 @@ impl Machine {
 
     /// `len` bytes at `offset` of the memory.
     pub(crate) fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
-        assert!(offset + len as u64 <= MEMORY);
-        let from = self.memory.host().as_ptr().wrapping_add(offset as usize);
-        // SAFETY: inside the region, which others have as shared memory.
-        (0..len).map(|at| unsafe { AtomicU8::from_ptr(from.add(at)) }.load(Ordering::Relaxed)).collect()
+        get(&self.memory, offset, len)
     }
 
     pub(crate) fn set_bytes(&self, offset: u64, bytes: impl IntoIterator<Item = u8>) {

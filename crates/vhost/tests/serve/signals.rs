@@ -156,3 +156,28 @@ fn a_device_that_is_reset_begins_anew() {
         }
     }
 }
+
+/// What the guest writes goes elsewhere (`share=off` on a memfd): kicks come, and the ring stays empty.
+#[test]
+fn kicks_of_a_ring_that_stays_empty_are_reported_and_others_are_not() {
+    for kicks in [2, 1] {
+        let rig = Rig::new(1);
+        let (mut model, mut random) = (vec![0; DISK], Random::new(35));
+        let mut machine = Machine::new(0, 64, 8);
+        let raw = Raw::connect(&rig.socket());
+        machine.attach(&raw, 0, false);
+        for kick in 1..=kicks {
+            rustix::io::write(&machine.kick, &1_u64.to_ne_bytes()).unwrap();
+            rig.wait_for(|status| status.queues[0].kicks == kick);
+        }
+        if kicks == 2 {
+            let status = rig.wait_for(|status| status.last_error.is_some());
+            assert!(status.last_error.unwrap().contains("its ring stays empty"), "{kicks}");
+        }
+        // The session goes on.
+        machine.fill(DISK, &mut random);
+        finish(&mut machine, &mut model);
+        let status = rig.wait_for(|status| status.queues[0].completed > 0);
+        assert_eq!((status.last_error.is_some(), status.protocol_errors), (kicks == 2, 0));
+    }
+}

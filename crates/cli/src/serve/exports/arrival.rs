@@ -95,9 +95,11 @@ impl Exports {
     }
 
     /// Resumes or starts all devices of a group, or none.
-    fn take(&self, members: Vec<Arriving>, wait: &LockWait, answer: &AnswerFn) -> Start {
+    fn take(&self, mut members: Vec<Arriving>, wait: &LockWait, answer: &AnswerFn) -> Start {
         let mut served = Vec::new();
         let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
+        // Until the sessions of both cards of a link are resumed.
+        let _holds: Vec<_> = members.iter_mut().map(|member| member.opening.hold()).collect();
         for member in members {
             let Arriving { spec, opening, quota, receiver } = member;
             let _named = LogDevice::enter(Some(spec.name.as_str().into()));

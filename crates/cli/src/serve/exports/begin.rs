@@ -10,6 +10,7 @@ use super::super::open::{Earlier, LinkEnds, Opened, Opening};
 use super::super::report;
 use super::super::shelf::KeptSession;
 use super::super::spec::DeviceSpec;
+use super::super::take_over::OfferedImage;
 use super::super::told::{self, Told};
 use super::group::State;
 use super::lock_wait::LockWait;
@@ -51,6 +52,8 @@ impl Exports {
                 Err(error) => return Err(failed_by(&specs, spec, &error)),
             }
         }
+        // Until the sessions of both cards of a link are resumed.
+        let _holds: Vec<_> = members.iter_mut().map(|member| member.device.hold.take()).collect();
         let mut served = Vec::new();
         for member in members {
             let spec = member.spec.clone();
@@ -75,6 +78,8 @@ impl Exports {
     ) -> Result<Opened, anyhow::Error> {
         let context = &self.0.context;
         let kept = self.inner().kept.get(&spec.name).map(|session| earlier(spec, session)).transpose()?;
+        // A record that cannot be read is refused when it is resumed.
+        let note = self.inner().kept.get(&spec.name).and_then(|session| session.kept.note().ok());
         let (told, earlier) = kept.unwrap_or_default();
         let mut opening = match ahead {
             Some(Opening::Late(_)) | None => open_with(spec, link_ends, &context.opening, earlier)?,
@@ -82,6 +87,9 @@ impl Exports {
         };
         if let Some(told) = told {
             opening.check_told(spec, &told, context.shelf.is_some()).context(told::NOT_RESUMED)?;
+        }
+        if let Some(last) = note.as_deref().and_then(OfferedImage::from_note) {
+            opening.check_image(spec, &last).context(told::NOT_RESUMED)?;
         }
         let opening = match opening {
             Opening::Unlocked(mut disk) => {

@@ -13,9 +13,9 @@ use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
-use paravane_device::blk::{Resizer, Snapshot, Snapshots};
+use paravane_device::blk::{FileId, Resizer, Snapshot, Snapshots};
 use paravane_store::Location;
-use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Notifier};
+use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Noter, Notifier};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -154,6 +154,11 @@ fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) ->
     anyhow!("{} ({why})", one_line(&error))
 }
 
+/// The note of the image that a guest uses; empty for other devices than disks.
+fn note(spec: &DeviceSpec, file: Option<FileId>) -> Vec<u8> {
+    Offered::new(spec, file, Told::default()).image.map_or_else(Vec::new, |image| image.to_note())
+}
+
 impl ServedDevice {
     /// Serves an opened device. Signals `ended` when the device has ended.
     ///
@@ -167,10 +172,12 @@ impl ServedDevice {
         ended: &Arc<Notifier>,
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
-        let Opened { device, figures, resizer, snapshots, back_end } = opened;
+        let Opened { device, figures, resizer, snapshots, back_end, hold: _ } = opened;
         let ExportContext { sockets, shelf, threads: shared, inspector, .. } = context;
         let name = spec.name.clone();
         let shares = spec.workers.is_none() && !device.may_block();
+        let file = snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
+        let note = note(&spec, file);
         let started = || {
             let endpoint = match &spec.endpoint {
                 Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
@@ -196,6 +203,7 @@ impl ServedDevice {
             config.ended = Some(Arc::clone(ended));
             config.inspector = inspector.as_ref().map(|inspector| inspector.device());
             config.keeper = shelf.as_ref().map(|shelf| shelf.keeper(&name));
+            config.note = note;
             Ok::<_, anyhow::Error>(match session {
                 Some(Session::Handed(session)) => Export::resume(config, device, session)?,
                 Some(Session::Kept(kept)) => Export::recover(config, device, *kept)?,
@@ -367,6 +375,12 @@ impl ServedDevice {
     pub(super) fn offered(&self) -> Offered {
         let file = self.snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
         Offered::new(&self.spec, file, self.told())
+    }
+
+    /// What changes the note of its image for the next daemon, and the present note.
+    pub(super) fn noter(&self) -> (Noter, Vec<u8>) {
+        let file = self.snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
+        (self.export.noter(), note(&self.spec, file))
     }
 
     /// Notes a snapshot: the disk writes to `overlay` now.
@@ -544,6 +558,7 @@ impl ServedDevice {
                     refused_frames: totals.refused,
                     no_room_frames: totals.no_room,
                     unusable_buffers: totals.unusable,
+                    link_up: status.link_is_up.unwrap_or_default(),
                 }
             }),
         }

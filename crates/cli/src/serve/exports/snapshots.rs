@@ -10,10 +10,15 @@
 use super::group::State;
 use super::{Exports, Inner};
 use crate::serve::snapshot::messages::NextStart;
+use crate::serve::take_over::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
+use paravane_vhost::Noter;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// Longest wait until the record of a session names another image.
+const NOTE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A snapshot that is on its way.
 struct Turn {
@@ -85,6 +90,13 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// See [`ServedDevice::noter`](super::served::ServedDevice::noter).
+    fn noter(&self, device: &str) -> Option<(Noter, Vec<u8>)> {
+        self.served().find(|member| member.spec.name == device).map(|member| member.noter())
+    }
+}
+
 impl SnapshotTurn {
     /// The image of the disk.
     ///
@@ -107,14 +119,29 @@ impl SnapshotTurn {
         path: &Path,
         limit: Duration,
     ) -> Result<Snapshot, String> {
-        let snapshots = self.start()?;
-        let taken = snapshots.take(overlay, made_for, limit).map_err(|error| error.to_string())?;
+        let (snapshots, noter, before) = self.start()?;
+        // Before the first write to the overlay, for a daemon that starts after a crash.
+        let note = OfferedImage::overlay(path, overlay.file_id()).to_note();
+        let taken = match noter.note(note, NOTE_PATIENCE) {
+            true => snapshots.take(overlay, made_for, limit).map_err(|error| error.to_string()),
+            false => Err("the record of the session was not written in time; try again".to_owned()),
+        };
+        let taken = taken.inspect_err(|_| {
+            if !noter.note(before, NOTE_PATIENCE) {
+                tracing::warn!(
+                    device = self.device,
+                    "the record of the session names an overlay that is not used"
+                );
+            }
+        })?;
         self.exports.replaced(&self.device, path, &taken);
         Ok(taken)
     }
 
     /// From here on the device is neither reloaded nor handed over.
-    fn start(&self) -> Result<Arc<Snapshots>, String> {
+    ///
+    /// Returns also what notes the image for a later daemon, and the present note.
+    fn start(&self) -> Result<(Arc<Snapshots>, Noter, Vec<u8>), String> {
         let mut inner = self.exports.inner();
         let (group, snapshots, _) = inner.snapshots(&self.device).map_err(|_| self.is_gone())?;
         if group != self.group {
@@ -123,7 +150,8 @@ impl SnapshotTurn {
         if let Some(turn) = inner.turns.0.iter_mut().find(|turn| turn.device == self.device) {
             turn.is_taking = true;
         }
-        Ok(snapshots)
+        let (noter, before) = inner.noter(&self.device).ok_or_else(|| self.is_gone())?;
+        Ok((snapshots, noter, before))
     }
 
     fn is_gone(&self) -> String {

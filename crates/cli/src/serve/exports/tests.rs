@@ -88,6 +88,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
         resizer: None,
         snapshots: None,
         back_end: "a mistake".into(),
+        hold: None,
     };
     let members = vec![
         (faulty.clone(), opened.into()),
@@ -168,6 +169,7 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
         resizer: None,
         snapshots: None,
         back_end: "slow".into(),
+        hold: None,
     };
     let members = vec![
         (slow.clone(), opened.into()),

@@ -179,6 +179,7 @@ const IOCTLS: &[u64] = &[
     request(libc::TUNSETVNETHDRSZ),
     request(libc::TUNSETVNETLE),
     request(libc::SIOCGIFMTU as libc::Ioctl),
+    request(libc::SIOCGIFFLAGS as libc::Ioctl),
     // linux/fs.h: BLKROGET, BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOMIN, BLKIOOPT, BLKDISCARD,
     // BLKZEROOUT.
     0x125e,
@@ -241,7 +242,7 @@ pub(super) const HOLDER: Calls =
 /// `paravane inspector`: descriptors of messages, processes that look at them.
 pub(super) const INSPECTOR: Calls = Calls {
     allowed: &[INSPECTED, INSPECTED_OLDER],
-    limits: &[&[limits::DATA_ONLY]],
+    limits: &[&[limits::DATA_ONLY, limits::PROCESSES]],
     ioctls: &[],
     prctls: &[],
 };
@@ -254,8 +255,7 @@ const INSPECTED: &[c_long] = &[
     libc::SYS_getsockopt,
     libc::SYS_readlinkat,
     libc::SYS_close,
-    // A process for each look.
-    libc::SYS_clone,
+    // A process for each look; clone is in `limits`.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_set_robust_list,

@@ -8,10 +8,11 @@ use nix::errno::Errno;
 pub(super) type Attempt = fn(&mut Injector, &Stage) -> bool;
 
 /// Rows of the table, by their first columns.
-pub(super) const ATTEMPTS: [(&str, Attempt); 14] = [
+pub(super) const ATTEMPTS: [(&str, Attempt); 15] = [
     ("end, trace, read or limit another process", harm),
     ("change the scheduling of another process", schedule),
-    ("start a process, execute a program or memory", execute),
+    ("start a process", start),
+    ("execute a program or memory", execute),
     ("make name spaces, mount, load kernel code", own_kernel),
     ("write files beside the images", |it, stage| it.can_open(&stage.beside, libc::O_RDWR)),
     ("read keys beside the file of devices", |it, stage| it.can_open(&stage.key, libc::O_RDONLY)),
@@ -28,7 +29,9 @@ pub(super) const ATTEMPTS: [(&str, Attempt); 14] = [
     }),
     ("learn which files exist", |it, stage| {
         let (path, buffer) = (it.path(&stage.secret), it.put(&[0; 256]));
+        // What exists and is no link: EINVAL.
         it.can("newfstatat", libc::SYS_newfstatat, &[AT_CWD, path, buffer, 0])
+            || it.call(libc::SYS_readlinkat, &[AT_CWD, path, buffer, 256]) == Err(Errno::EINVAL)
     }),
     ("connect to Unix sockets of other services", |it, stage| {
         let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
@@ -139,21 +142,27 @@ fn schedule(it: &mut Injector, stage: &Stage) -> bool {
     ])
 }
 
-fn execute(it: &mut Injector, stage: &Stage) -> bool {
-    let (program, list) = (it.path("/bin/true"), it.put(&[0; 16]));
-    let page = it.put(&[0; 64]) & !4095;
-    let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-    let child = libc::SIGCHLD as u64;
-    let fork = it.put(&[&[0; 32][..], &child.to_ne_bytes(), &[0; 24]].concat());
-    let _ = stage;
+/// A process that starts does so without a stack, and ends at once.
+fn start(it: &mut Injector, _: &Stage) -> bool {
+    let (child, stack) = (libc::SIGCHLD as u64, 8_u64);
+    let fork = [&[0; 32][..], &child.to_ne_bytes(), &stack.to_ne_bytes(), &[0; 16]].concat();
+    let fork = it.put(&fork);
     it.can_any(&[
-        ("clone", libc::SYS_clone, &[child, 0, 0, 0, 0]),
+        ("clone", libc::SYS_clone, &[child, stack, 0, 0, 0]),
         ("clone3", libc::SYS_clone3, &[fork, 64]),
         #[cfg(target_arch = "x86_64")]
         ("fork", libc::SYS_fork, &[]),
         #[cfg(target_arch = "x86_64")]
         ("vfork", libc::SYS_vfork, &[]),
+    ])
+}
+
+fn execute(it: &mut Injector, _: &Stage) -> bool {
+    let (program, list) = (it.path("/bin/true"), it.put(&[0; 16]));
+    let page = it.put(&[0; 64]) & !4095;
+    let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    let kind = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    it.can_any(&[
         ("execve", libc::SYS_execve, &[program, list, list]),
         ("execveat", libc::SYS_execveat, &[AT_CWD, program, list, list, 0]),
         ("mmap", libc::SYS_mmap, &[0, 4096, code, kind, u64::MAX, 0]),

@@ -101,15 +101,18 @@ fn find_instruction(pid: Pid, memory: &File) -> u64 {
 #[cfg(target_arch = "x86_64")]
 mod arch {
     use nix::sys::ptrace;
+    use nix::sys::signal::Signal;
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
     use nix::unistd::Pid;
 
     pub(super) const INSTRUCTION: &[u8] = &[0x0f, 0x05];
     pub(super) type Registers = libc::user_regs_struct;
 
-    pub(super) fn wait(pid: Pid) {
-        let status = waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap();
-        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
+    pub(super) fn wait(pid: Pid) -> Signal {
+        match waitpid(pid, Some(WaitPidFlag::__WALL)).unwrap() {
+            WaitStatus::Stopped(_, signal) => signal,
+            status => panic!("{status:?}"),
+        }
     }
 
     pub(super) fn registers(pid: Pid) -> Result<Registers, String> {
@@ -128,8 +131,13 @@ mod arch {
         (registers.rdi, registers.rsi, registers.rdx) = (rdi, rsi, rdx);
         (registers.r10, registers.r8, registers.r9) = (r10, r8, r9);
         ptrace::setregs(pid, registers).unwrap();
-        ptrace::step(pid, None).unwrap();
-        wait(pid);
+        // A signal, such as that of a child that ends, comes before the call is made.
+        loop {
+            ptrace::step(pid, None).unwrap();
+            if wait(pid) == Signal::SIGTRAP {
+                break;
+            }
+        }
         ptrace::getregs(pid).unwrap().rax as i64
     }
 }

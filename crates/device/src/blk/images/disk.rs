@@ -56,8 +56,7 @@ impl Disk {
         backing: &[Layer],
         overlay: &Path,
     ) -> Result<Self, OpenError> {
-        let opening =
-            Opening { format, read_only: false, lock: true, direct: false, frozen: true, block: None };
+        let opening = Opening { frozen: true, ..Opening::cached(format, false) };
         let file = open_with(place, opening)?;
         if let Some(marked) = file.source.file().and_then(mark::overlay)
             && marked != overlay

@@ -44,15 +44,7 @@ impl WriteLock {
     /// # Errors
     /// [`OpenError::InUse`], or the file cannot be opened for writing.
     pub fn new(path: &Path) -> Result<Self, OpenError> {
-        let opening = Opening {
-            format: Format::Qcow2,
-            read_only: false,
-            lock: true,
-            direct: false,
-            frozen: false,
-            block: None,
-        };
-        HeldFile::open(path, opening).map(Self)
+        HeldFile::open(path, Opening::cached(Format::Qcow2, false)).map(Self)
     }
 
     /// Checks that the file is still at `path`.

@@ -12,8 +12,8 @@ const AT_ONCE: u64 = 2 << 20;
 /// disk, and may end it. Returns the number of bytes merged, zeroes included, which are durable.
 ///
 /// At any moment the overlay reads as before: what is written to the base is what the overlay shows
-/// there. A base that a snapshot has frozen for the overlay is not frozen any more at the end. So
-/// after an error or a crash, run it again.
+/// there, and the overlay has it, too. A base that a snapshot has frozen for the overlay is not frozen
+/// any more at the end. So after an error or a crash, run it again.
 ///
 /// # Errors
 /// Reading or writing failed, the base cannot grow, or [`ImageError::Stopped`].
@@ -30,13 +30,11 @@ pub fn merge(
             return Err(ImageError::Grow { path, base: base.size(), overlay: size });
         }
         base.grow(size)?;
-        base.sync()?;
     }
     let mut buffer = vec![0; AT_ONCE.min(size) as usize];
     let (mut at, mut merged) = (0, 0);
     while at < size {
         if watch(at).is_break() {
-            base.sync()?;
             return Err(ImageError::Stopped);
         }
         let (extent, len) = overlay.extent(at, size - at)?;

@@ -185,7 +185,7 @@ impl Counts {
     }
 
     /// Whether `cluster` is free, and where that ends, as far as its slice or missing block tells.
-    fn same_until(&mut self, io: &Io, cluster: u64) -> io::Result<(bool, u64)> {
+    pub(super) fn same_until(&mut self, io: &Io, cluster: u64) -> io::Result<(bool, u64)> {
         let Some(block) = self.block(self.block_of(cluster))? else {
             return Ok((true, (self.block_of(cluster) + 1) << self.block_bits()));
         };

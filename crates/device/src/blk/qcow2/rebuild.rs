@@ -8,6 +8,10 @@
 //! `lazy_refcounts`. An image of 1 TiB in clusters of 64 KiB has 128 MiB of L2 tables, all of which are
 //! read. The memory for a window is limited. Version 2 has no mark, so its images are checked at each
 //! start, if that is quick.
+//!
+//! **A repair needs no sync.** What a crash loses of it is repaired again: the mark stays until the image
+//! is closed, and version 2 is checked again. A freed cluster is used only after the sync of `fill`,
+//! which makes its count durable.
 use super::super::source::Source;
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
@@ -88,15 +92,17 @@ pub(super) fn rebuild(
         );
     }
     image.find_tables(counts)?;
-    let (mut repaired, mut from) = (Repaired::default(), 0);
+    let (mut repaired, mut from, mut end) = (Repaired::default(), 0, clusters);
     while from < clusters {
         let range = from..clusters.min(from + WINDOW);
         from = range.end;
         let mut window = Window { uses: vec![0; (range.end - range.start) as usize], range };
-        image.count_uses(&mut window)?;
+        end = end.max(image.count_uses(&mut window)?);
         window.repair(io, counts, !header.has_other_owners, &mut repaired)?;
     }
-    io.sync()?;
+    if !header.has_other_owners {
+        repaired.freed += free_behind(io, counts, end)?;
+    }
     if header.is_dirty() || repaired.counted + repaired.freed > 0 {
         tracing::warn!(
             path = %path.display(),
@@ -170,12 +176,13 @@ impl Image<'_> {
         Ok(())
     }
 
-    /// Counts the uses of a window's clusters.
-    fn count_uses(&self, window: &mut Window) -> Result<(), RefcountError> {
+    /// Counts the uses of a window's clusters. Returns where the last use of any cluster ends.
+    fn count_uses(&self, window: &mut Window) -> Result<u64, RefcountError> {
         let (bits, cluster) = (self.shape.cluster_bits, self.shape.cluster());
         self.structures.iter().for_each(|range| window.add(range.clone()));
         let mut bytes = vec![0; cluster as usize];
-        let mut logged = Instant::now();
+        let end = self.structures.iter().map(|range| range.end).max();
+        let (mut logged, mut end) = (Instant::now(), end.unwrap_or(0));
         for (number, table) in self.l2_tables.iter().enumerate() {
             if table >> bits >= self.clusters {
                 return Err(RefcountError::Outside { cluster: table >> bits, role: ClusterRole::L2Table });
@@ -195,6 +202,7 @@ impl Image<'_> {
                 if used.start >= self.clusters {
                     return Err(RefcountError::Outside { cluster: used.start, role: ClusterRole::Data });
                 }
+                end = end.max(used.end);
                 window.add(used);
             }
             if logged.elapsed() >= PROGRESS {
@@ -209,7 +217,7 @@ impl Image<'_> {
                 );
             }
         }
-        Ok(())
+        Ok(end)
     }
 }
 
@@ -222,7 +230,7 @@ impl Window {
         }
     }
 
-    /// Compares uses with counts, and repairs what is safe: first those that are too low.
+    /// Compares uses with counts, and repairs what is safe.
     fn repair(
         &self,
         io: &Io,
@@ -248,13 +256,34 @@ impl Window {
                 _ => {}
             }
         }
-        io.sync()?;
         for run in unused {
             repaired.freed += run.end - run.start;
             counts.change(io, run, |_| Some(0))?;
         }
         Ok(())
     }
+}
+
+/// Frees clusters from `first` on, beyond the end of the file, which nothing uses. Returns their number.
+///
+/// A crash may lose a change of the file's size, and keep the counts of what lies behind.
+fn free_behind(io: &Io, counts: &mut Counts, first: u64) -> Result<u64, RefcountError> {
+    let (bits, mut freed) = (counts.block_bits(), 0);
+    for number in counts.block_of(first)..counts.table().1 {
+        if counts.block(number)?.is_none() {
+            continue;
+        }
+        let mut at = first.max(number << bits);
+        while at < (number + 1) << bits {
+            let (is_free, end) = counts.same_until(io, at)?;
+            if !is_free {
+                counts.change(io, at..end, |_| Some(0))?;
+                freed += end - at;
+            }
+            at = end;
+        }
+    }
+    Ok(freed)
 }
 
 fn invalid(what: &str) -> RefcountError {

@@ -17,28 +17,28 @@ fn limited(file: &NamedTempFile, way: impl Into<Way>, bytes: Option<Rate>, ops: 
 
 /// Reads `count` blocks of 4 KiB at once, served as by an I/O thread.
 ///
-/// Returns the time taken, and how often the thread slept.
+/// Returns the time taken, and how often the thread found nothing to do, with or without a sleep.
 fn read_all(rig: &mut Rig<Blk>, count: u64) -> (Duration, u32) {
     for number in 0..count {
         rig.poke(HEADER + number * 16, &header(blk::T_IN, number % 8));
         let (room, status) = (segment(ROOM + number * 4096, 4096), segment(STATUS + number, 1));
         rig.add(&[segment(HEADER + number * 16, 16)], &[room, status]);
     }
-    let (start, mut done, mut sleeps) = (Instant::now(), 0, 0);
+    let (start, mut done, mut idle) = (Instant::now(), 0, 0);
     while done < count {
         let served = rig.serve().unwrap();
         while rig.driver.pop_used().unwrap().is_some() {
             done += 1;
         }
-        if served.taken + served.completed > 0 || rig.handler.listen() {
+        if served.taken + served.completed > 0 {
             continue;
         }
-        if done < count {
-            sleeps += 1;
+        idle += 1;
+        if done < count && !rig.handler.listen() {
             assert!(readable(rig.handler.completion_fd().unwrap(), 10), "nothing wakes the queue");
         }
     }
-    (start.elapsed(), sleeps)
+    (start.elapsed(), idle)
 }
 
 #[test]
@@ -47,11 +47,11 @@ fn a_limited_disk_takes_its_time_and_sleeps_meanwhile() {
         for (bytes, ops) in [(None, rate(500, 10)), (rate(500 * 4096, 10 * 4096), None)] {
             let file = image(&pattern(64 * 512, 1));
             let mut rig = limited(&file, way, bytes, ops);
-            let (time, sleeps) = read_all(&mut rig, 40);
+            let (time, idle) = read_all(&mut rig, 40);
             // The burst, and the one that comes after it, begin at once.
             assert!(time >= Duration::from_millis((40 - 11) * 1000 / 500 - 1), "{time:?}");
-            // Two requests a doze, and some completions.
-            assert!((1..=80).contains(&sleeps), "{sleeps}");
+            // Two requests a doze, and some completions. A thread that does not sleep is idle far more often.
+            assert!(idle <= 160, "{idle}");
             assert_eq!(rig.peek(ROOM + 39 * 4096, 4096), pattern(64 * 512, 1)[7 * 512..15 * 512]);
         }
     }

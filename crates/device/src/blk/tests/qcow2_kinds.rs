@@ -212,6 +212,20 @@ fn an_image_that_was_not_closed_is_repaired() {
     }
 }
 
+/// A power loss may lose a change of the file's size, and keep the counts of what it was for.
+#[test]
+fn a_repair_frees_what_is_beyond_the_end_of_the_file() {
+    let Some(folder) = folder("a_repair_frees_what_is_beyond_the_end_of_the_file") else { return };
+    let path = create(&folder, "disk.qcow2", 1 << 20, "");
+    let clusters = std::fs::metadata(&path).unwrap().len().div_ceil(65536);
+    let count = long(&path, long(&path, 48)) + (clusters + 5) * 2;
+    put(&path, count, &[0, 1, 0, 1, 0, 0, 0, 1]);
+    put(&path, 72, &1_u64.to_be_bytes());
+    drop(open(disk(&path)).unwrap());
+    assert_eq!((long(&path, count), long(&path, 72)), (0, 0));
+    check(&path);
+}
+
 #[test]
 fn an_image_that_was_not_closed_and_is_damaged_is_refused() {
     let Some(folder) = folder("an_image_that_was_not_closed_and_is_damaged_is_refused") else { return };

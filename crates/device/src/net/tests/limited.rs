@@ -61,6 +61,18 @@ fn frames_are_sent_at_the_rate_and_none_is_lost() {
 }
 
 #[test]
+fn frames_that_are_dropped_count_too() {
+    let (end, _far) = LinkEnd::pair(1).unwrap();
+    let mut card = Card::new(Limited::new(end, frames(1, 5), none()));
+    for number in 0..30_u64 {
+        card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(100, number as u8));
+    }
+    card.settle(TX);
+    let refused = card.totals().refused;
+    assert!((5..30).contains(&refused), "{refused}");
+}
+
+#[test]
 fn frames_come_in_at_the_rate_and_do_not_wake_who_may_not_take_them() {
     let mut card = Card::new(Limited::new(LinkEnd::echo(1).unwrap(), none(), frames(200, 0)));
     let start = Instant::now();

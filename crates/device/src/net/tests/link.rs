@@ -1,8 +1,10 @@
 //! The cable: back-pressure, ends that come and go, checksums.
 use super::rig::{Card, DATA, HEADER, frame};
-use crate::net::{LinkEnd, NetDevice};
+use crate::net::{BackEnd, LinkEnd, Net, NetConfig, NetDevice};
 use crate::rig::{allocations, readable, segment};
 use paravane_spec::net::F_GUEST_CSUM;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const RX: usize = 0;
 const TX: usize = 1;
@@ -121,6 +123,52 @@ fn frames_without_a_receiver_are_dropped() {
     let mut b = Card::new(b);
     assert_eq!(send(&mut a, 5, 1), 1);
     assert_eq!(receive(&mut b, 5), 1);
+}
+
+#[test]
+fn frames_for_an_end_that_is_held_wait_for_its_receiver() {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    let hold = b.hold();
+    let mut a = Card::new(a);
+    assert_eq!(send(&mut a, 0, 5), 0);
+    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap(), 0));
+    let mut b = Card::new(b);
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    for n in 0..5 {
+        b.add(RX, &[], &[segment(DATA + n * 4096, 2000)]);
+    }
+    assert_eq!((a.settle(TX).len(), b.settle(RX).len()), (5, 5));
+    b.lanes.clear();
+    assert_eq!(send(&mut a, 5, 1), 0);
+    drop(hold);
+    assert!(readable(a.lanes[TX].handler.completion_fd().unwrap(), 10));
+    assert_eq!(a.settle(TX).len(), 1);
+    assert_eq!((a.totals().transmitted, a.totals().refused), (5, 1));
+}
+
+#[test]
+fn the_carrier_is_that_of_the_peer_s_driver() {
+    let (a, b) = LinkEnd::pair(1).unwrap();
+    let changes = Arc::new(AtomicUsize::new(0));
+    let told = Arc::clone(&changes);
+    a.tell_change(Box::new(move || {
+        told.fetch_add(1, Ordering::Relaxed);
+    }));
+    assert!(!a.has_carrier());
+    let hold = b.hold();
+    assert!(a.has_carrier(), "its peer comes back");
+    drop(hold);
+    assert_eq!((a.has_carrier(), changes.load(Ordering::Relaxed)), (false, 1));
+    let receiver = b.receiver(0).unwrap();
+    assert_eq!((a.has_carrier(), changes.load(Ordering::Relaxed)), (true, 2));
+    drop(receiver);
+    assert_eq!((a.has_carrier(), changes.load(Ordering::Relaxed)), (false, 3));
+    assert!(LinkEnd::echo(1).unwrap().has_carrier());
+    // Its driver is told only where that is said.
+    let mut card = Net::new(NetConfig::new([2, 0, 0, 0, 0, 1]), a).unwrap();
+    assert!(card.link_is_up());
+    card.follow_carrier(true);
+    assert!(!card.link_is_up());
 }
 
 #[test]

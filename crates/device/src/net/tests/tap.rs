@@ -260,7 +260,7 @@ fn a_successor_is_used(queues: u16, flags: &str) {
     let losses = Arc::new(AtomicUsize::new(0));
     let mut card = Card::new(up(queues));
     let told = Arc::clone(&losses);
-    card.net.tell_loss(Box::new(move || {
+    card.net.tell_change(Box::new(move || {
         told.fetch_add(1, Ordering::Relaxed);
     }));
     let ask = |card: &mut Card<Tap>| {

@@ -37,6 +37,7 @@ fn state() -> ExportState {
             session,
             pending: Some(Pending::Done { len: 12, answer, at_once: true }),
         }),
+        note: b"image".to_vec(),
     }
 }
 
@@ -101,6 +102,22 @@ fn what_the_driver_knows_is_read_without_its_descriptors() {
         changed[at] ^= 0xff;
         known_to_driver(&changed).unwrap_err();
         let _ = known_to_driver(&seal(changed));
+    }
+}
+
+#[test]
+fn the_note_of_an_owner_is_read_without_descriptors() {
+    let record = bytes();
+    assert_eq!(note_of(&record).unwrap(), b"image");
+    let without = ExportState { note: Vec::new(), ..state() }.encode().unwrap().record;
+    assert_eq!(note_of(&without).unwrap(), b"");
+    let long = ExportState { note: vec![1; MAX_NOTE + 1], ..state() }.encode().unwrap().record;
+    assert_eq!(note_of(&long).unwrap().len(), MAX_NOTE);
+    for at in 0..record.len() {
+        note_of(&record[..at]).unwrap_err();
+        let mut changed = record.clone();
+        changed[at] ^= 0xff;
+        let _ = note_of(&seal(changed));
     }
 }
 

@@ -133,6 +133,10 @@ pub(super) const LIBRARIES: &[Limit<'static>] = &[
 pub(super) const THREADS: Limit<'static> =
     Limit { call: libc::SYS_clone, arguments: &[(0, Values::Masked(THREAD | NEW_PLACES, &[THREAD]))] };
 
+/// Copies of this process, without a name space of their own.
+pub(super) const PROCESSES: Limit<'static> =
+    Limit { call: libc::SYS_clone, arguments: &[(0, Values::Masked(NEW_PLACES, &[0]))] };
+
 /// Scheduling of this process. A thread may run behind all others.
 pub(super) const SCHEDULING: &[Limit<'static>] = &[
     Limit { call: libc::SYS_prlimit64, arguments: &[(0, Values::OwnProcess)] },

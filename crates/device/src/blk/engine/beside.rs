@@ -1,0 +1,162 @@
+//! An engine for most jobs of a queue, and workers for the rest.
+//!
+//! ```text
+//!   push --the rule places it--> the engine below --> reap
+//!    |                             | the rule sends it to a worker
+//!    '--------- else --------------'---------------> a worker of the pool --> reap
+//! ```
+use super::threads::{Pool, Threads};
+use super::{Engine, EngineKind, Image, Job, Outcome};
+use crate::MappedQueue;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Which jobs are the engine's, and which the workers'.
+///
+/// # Safety
+/// What [`Rule::place`] returns has only memory of the job. The list of its pieces is the job's, or
+/// stays in place until [`Rule::done`].
+pub(in crate::blk) unsafe trait Rule {
+    /// What the engine below does for a job. `None`: a worker does the job.
+    fn place(&mut self, head: u16, job: Job) -> Option<Job>;
+
+    /// The engine below has done with what was placed. Returns the job if a worker must do it.
+    fn done(&mut self, head: u16, result: i32) -> Option<Job>;
+
+    /// The engine below has refused what was placed.
+    fn refused(&mut self, head: u16);
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(in crate::blk) struct Beside<R> {
+    below: Box<Engine>,
+    workers: Threads,
+    rule: R,
+    /// Number of jobs below.
+    below_in_flight: usize,
+    /// Empty between calls.
+    outcomes: VecDeque<Outcome>,
+}
+
+impl<R: Rule> Beside<R> {
+    /// An engine with room for `jobs` jobs; `below` is that of the image's file or store.
+    pub(super) fn new(
+        rule: R,
+        (pool, below): (&Arc<Pool>, &EngineKind),
+        image: &Arc<Image>,
+        jobs: u16,
+        event: &Arc<OwnedFd>,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            below: Box::new(Engine::new(below, image, jobs, event)?),
+            workers: Threads::new(pool.clone(), jobs, event.clone())?,
+            rule,
+            below_in_flight: 0,
+            outcomes: VecDeque::with_capacity(jobs.into()),
+        })
+    }
+
+    /// The engine of the image's file or store.
+    pub(super) fn below(&self) -> &Engine {
+        &self.below
+    }
+
+    pub(super) fn below_mut(&mut self) -> &mut Engine {
+        &mut self.below
+    }
+
+    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
+        self.below.follow(queue);
+    }
+
+    pub(super) fn own_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.below.own_fd()
+    }
+
+    pub(super) fn quiet(&mut self) {
+        self.below.quiet();
+    }
+
+    pub(super) fn listen(&mut self) -> bool {
+        // Both, so that both signal.
+        let below = self.below.listen();
+        let workers = match self.below.own_fd() {
+            Some(_) => self.workers.listen(),
+            // `below` has cleared the event.
+            None => self.workers.has_outcomes(),
+        };
+        below || workers
+    }
+
+    pub(super) fn has_news(&mut self) -> Option<bool> {
+        match (self.below.has_news(), self.workers.has_news()) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// # Safety
+    /// See [`Engine::push`].
+    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+        let Some(placed) = self.rule.place(head, job) else {
+            self.workers.push(head, job);
+            return Ok(());
+        };
+        // SAFETY: the caller promises that the memory is valid until the job's outcome has been
+        // reaped, which is that of this one, or comes after it. The rule promises the same for the
+        // list of pieces.
+        if let Err(error) = unsafe { self.below.push(head, placed) } {
+            self.rule.refused(head);
+            return Err(error);
+        }
+        self.below_in_flight += 1;
+        Ok(())
+    }
+
+    pub(super) fn submit(&mut self) -> io::Result<()> {
+        self.workers.submit();
+        self.below.submit()
+    }
+
+    pub(super) fn cancel(&mut self) {
+        self.below.cancel();
+        self.workers.cancel();
+    }
+
+    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+        self.workers.reap(outcomes);
+        if self.below_in_flight == 0 {
+            return;
+        }
+        self.below.reap(&mut self.outcomes);
+        let mut again = false;
+        for outcome in self.outcomes.drain(..) {
+            let head = outcome.head();
+            self.below_in_flight -= 1;
+            match self.rule.done(head, outcome.result()) {
+                Some(job) => {
+                    self.workers.push(head, job);
+                    again = true;
+                }
+                None => outcomes.push_back(outcome),
+            }
+        }
+        if again {
+            self.workers.submit();
+        }
+    }
+
+    pub(super) fn wait(&mut self) -> io::Result<()> {
+        self.workers.submit();
+        if self.below_in_flight == 0 {
+            self.workers.wait();
+            return Ok(());
+        }
+        // What workers have done meanwhile is reaped afterwards: nothing below waits for them.
+        self.below.wait()
+    }
+}

@@ -1,0 +1,105 @@
+//! Moves of live queues: to the idlest thread, to a thread of the device's own, and back.
+use crate::places::{Place, Shared};
+use crate::{HostQueue, IoThread, NotPutOn, QueueKey, lock};
+use paravane_device::LogDevice;
+use std::io;
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+impl Shared {
+    /// Locks a queue to its thread, for a move. `None`: it moves already, or is being taken off.
+    fn begin_move<'a>(&self, key: QueueKey, place: &'a Arc<Place>) -> Option<MutexGuard<'a, Arc<IoThread>>> {
+        let thread = place.thread.try_lock().ok()?;
+        // Whoever takes it off removes its place first, and then waits for the lock.
+        let is_here = lock(&self.places).get(&key).is_some_and(|other| Arc::ptr_eq(other, place));
+        is_here.then_some(thread)
+    }
+
+    /// Moves a live queue, unless it is being taken off.
+    pub(crate) fn move_to(&self, key: QueueKey, to: usize) {
+        let Some(place) = lock(&self.places).get(&key).cloned() else { return };
+        let Some(mut thread) = self.begin_move(key, &place) else { return };
+        // `None`: it has failed.
+        let Some(queue) = thread.take_off(key) else { return };
+        *lock(&place.moved) = Some(Instant::now());
+        put_on(queue, Arc::clone(&self.threads[to]), &mut thread);
+    }
+
+    /// Moves the queues of a device to a thread of its own.
+    ///
+    /// Waits for those that block a thread.
+    pub(crate) fn isolate(&self, device: usize) {
+        self.move_all(device, |name| {
+            if let Some(thread) = self.isolation.thread(device) {
+                return Ok(thread);
+            }
+            let _named = LogDevice::enter(name);
+            let thread = IoThread::spawn(format!("io-own{device}"), self.longest_poll())?;
+            let thread = Arc::new(self.freed(thread));
+            self.isolation.set_thread(device, &thread);
+            tracing::info!(
+                "the client's memory has blocked a shared I/O thread: its queues get a thread of their own"
+            );
+            Ok(thread)
+        });
+        self.isolation.moved(device);
+    }
+
+    /// Moves the queues of a device back to shared threads.
+    pub(crate) fn rejoin(&self, device: usize) {
+        // From now on, new queues go there.
+        let own = self.isolation.end(device);
+        let mut number = 0;
+        self.move_all(device, |name| {
+            let _named = LogDevice::enter(name);
+            if number == 0 {
+                tracing::info!("queues share I/O threads again");
+            }
+            number += 1;
+            Ok(self.choose(QueueKey { device, queue: number - 1 }))
+        });
+        drop(own);
+    }
+
+    /// Moves all queues of a device that are not yet where `to` says. It gets the name of the device.
+    fn move_all(&self, device: usize, mut to: impl FnMut(Option<Arc<str>>) -> io::Result<Arc<IoThread>>) {
+        let places: Vec<_> = self.places().into_iter().filter(|(key, _)| key.device == device).collect();
+        let own = self.isolation.thread(device);
+        let mut leaving = Vec::new();
+        for (key, place) in &places {
+            let Some(thread) = self.begin_move(*key, place) else { continue };
+            if !own.as_ref().is_some_and(|own| Arc::ptr_eq(own, &thread)) {
+                leaving.push((thread.begin_take_off(*key), thread));
+            }
+        }
+        for (taking_off, mut thread) in leaving {
+            // `None`: it has failed.
+            let Some(queue) = thread.taken_off(taking_off) else { continue };
+            let target = to(queue.name().cloned()).unwrap_or_else(|error| {
+                tracing::warn!("a queue stays on its I/O thread: {error}");
+                Arc::clone(&thread)
+            });
+            put_on(queue, target, &mut thread);
+        }
+    }
+}
+
+/// Puts a queue on `target`, or else back on its thread.
+fn put_on(queue: Box<HostQueue>, target: Arc<IoThread>, thread: &mut Arc<IoThread>) {
+    let mut left = queue;
+    for target in [target, Arc::clone(thread)] {
+        match target.put_on(left) {
+            Ok(()) => {
+                *thread = target;
+                return;
+            }
+            Err(NotPutOn { queue: Some(queue), source }) => {
+                tracing::warn!("a queue stays on its I/O thread: {source}");
+                left = queue;
+            }
+            Err(_) => return,
+        }
+    }
+    // Neither takes it.
+    left.fail(&io::Error::other("no I/O thread takes the queue").into());
+}
