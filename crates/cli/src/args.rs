@@ -3,7 +3,7 @@ use crate::disk::DiskArgs;
 use crate::disk_arg::DiskArg;
 use crate::engine::Engine;
 use crate::net::NetArg;
-use crate::serve::args::{LogFormat, ServeArgs, StatusArgs, TopArgs, TraceArgs};
+use crate::serve::args::{LogFormat, ReloadArgs, ServeArgs, StatusArgs, TopArgs, TraceArgs};
 use crate::size::Size;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     Serve(Box<ServeArgs>),
     Hold(HoldArgs),
+    Reload(ReloadArgs),
     Status(StatusArgs),
     Top(TopArgs),
     Trace(TraceArgs),

@@ -28,7 +28,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, registry};
+use tracing_subscriber::{EnvFilter, Registry, registry, reload};
 use writer::{Stderr, Writer};
 
 /// How long the program waits for stderr at its end.
@@ -50,11 +50,25 @@ static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 /// Set by [`set_up`].
 static STYLE: OnceLock<Style> = OnceLock::new();
 
-/// Default level.
+/// Changes the level; `None`: RUST_LOG names it.
+static LEVEL: OnceLock<Option<reload::Handle<EnvFilter, Registry>>> = OnceLock::new();
+
+/// Level without `-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
+    Error,
     Warn,
     Info,
+    Debug,
+    Trace,
+}
+
+impl Level {
+    /// The filter of this level, with so many `-v` options more.
+    fn filter(self, verbose: u8) -> EnvFilter {
+        const NAMES: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+        EnvFilter::new(NAMES[(self as usize + usize::from(verbose)).min(NAMES.len() - 1)])
+    }
 }
 
 /// Counts of lines since the program started.
@@ -87,13 +101,9 @@ pub(crate) struct Settings {
 /// Starts logging to stderr, panics included. RUST_LOG overrides the level.
 pub(crate) fn set_up(settings: Settings) {
     let Settings { base, verbose, json, rate } = settings;
-    let level = match (base, verbose) {
-        (Level::Warn, 0) => "warn",
-        (Level::Warn, 1) | (Level::Info, 0) => "info",
-        (Level::Warn, 2) | (Level::Info, 1) => "debug",
-        _ => "trace",
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let named = EnvFilter::try_from_default_env().ok();
+    let is_named = named.is_some();
+    let (filter, handle) = reload::Layer::new(named.unwrap_or_else(|| base.filter(verbose)));
     let style = match json {
         true => Style::Json,
         false if std::io::stderr().is_terminal() => Style::Coloured,
@@ -101,6 +111,7 @@ pub(crate) fn set_up(settings: Settings) {
     };
     // These fail only if the log is set up already.
     let (_, _) = (STYLE.set(style), LIMITER.set(Limiter::new(rate)));
+    let _ = LEVEL.set((!is_named).then_some(handle));
     *idle_writer() = Some(Writer::new(Stderr, style));
     panic::install(style, push);
     let _ = registry()
@@ -116,6 +127,19 @@ fn idle_writer() -> MutexGuard<'static, Option<Writer<Stderr>>> {
 
 fn limiter() -> &'static Limiter {
     LIMITER.get_or_init(|| Limiter::new(None))
+}
+
+/// Changes the level, unless RUST_LOG names it; see [`Settings`].
+pub(crate) fn set_level(base: Level, verbose: u8) {
+    if let Some(Some(level)) = LEVEL.get() {
+        // It fails only if the log is gone.
+        let _ = level.reload(base.filter(verbose));
+    }
+}
+
+/// Changes the number of lines per second and device; `None`: no limit.
+pub(crate) fn set_rate(rate: Option<NonZeroU32>) {
+    limiter().set_rate(rate);
 }
 
 /// Queues a line that ends with a newline.

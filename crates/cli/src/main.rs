@@ -22,6 +22,7 @@ mod printable;
 mod progress;
 mod queues;
 mod reference;
+mod reload;
 mod render;
 mod run;
 mod sections;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         Command::Broker => serve::broker::main(),
         Command::Inspector => serve::inspector::main(),
         Command::Reader => serve::reader::main(),
+        Command::Reload(args) => reload::main(&args),
         Command::Status(args) => serve::status::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Trace(args) => trace::main(&args),

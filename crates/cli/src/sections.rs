@@ -76,11 +76,19 @@ const SERVE_EXIT: &[(u8, &str)] = &[
     ),
     (1, "The host failed, requests in flight were not finished in time, or a handover failed."),
     USAGE,
+    (3, "With --check --against: a reload would refuse a change, as a VMM would have to reconnect."),
     (130, "A second SIGTERM or SIGINT ended the wait for requests in flight."),
 ];
 
+const RELOAD_EXIT: &[(u8, &str)] = &[
+    (0, "All devices are as the file has them."),
+    (1, "A device failed, or was not done within --timeout; the others are as the file has them."),
+    (2, "Nothing was changed: the daemon did not answer, or its file is invalid."),
+    (3, "A change was refused; the other devices are as the file has them."),
+];
+
 /// All commands.
-pub(crate) const ALL: [Sections; 22] = [
+pub(crate) const ALL: [Sections; 23] = [
     Sections {
         command: "paravane",
         examples: &[
@@ -92,6 +100,7 @@ pub(crate) const ALL: [Sections; 22] = [
             "paravane-run(1)",
             "paravane-serve(1)",
             "paravane-hold(1)",
+            "paravane-reload(1)",
             "paravane-status(1)",
             "paravane-top(1)",
             "paravane-trace(1)",
@@ -155,6 +164,10 @@ pub(crate) const ALL: [Sections; 22] = [
                 "Serve a network card on a TAP device.",
             ),
             ("paravane serve --config devices.toml --check", "Validate a file of devices."),
+            (
+                "paravane serve --config devices.toml --check --against /run/paravane/control",
+                "Show what a reload of the file would do to a running daemon.",
+            ),
             ("paravane serve --config devices.toml", "Serve the devices of a file."),
             (
                 "paravane serve --config devices.toml --take-over",
@@ -167,7 +180,10 @@ pub(crate) const ALL: [Sections; 22] = [
                 "SIGTERM, SIGINT",
                 "Finish requests in flight, remove the sockets and exit; a second one exits at once.",
             ),
-            ("SIGHUP", "Read --config again; tell drivers if the sizes of images have changed."),
+            (
+                "SIGHUP",
+                "Read --config again, as `paravane reload` does, and restart devices that have to; tell drivers if the sizes of images have changed.",
+            ),
         ],
         files: &[("/etc/paravane/devices.toml", "Devices of paravane.service."), CONTROL],
         environment: &[
@@ -181,6 +197,7 @@ pub(crate) const ALL: [Sections; 22] = [
             "paravane-serve-blk(1)",
             "paravane-serve-net(1)",
             "paravane-serve-rng(1)",
+            "paravane-reload(1)",
             "paravane-status(1)",
             "paravane-devices.toml(5)",
         ],
@@ -242,6 +259,16 @@ pub(crate) const ALL: [Sections; 22] = [
         ],
         see_also: &["paravane-serve(1)"],
         ..NONE
+    },
+    Sections {
+        command: "paravane-reload",
+        examples: &[
+            ("paravane reload", "Apply changes of the file to the only daemon of this user."),
+            ("paravane reload --restart vm0-disk", "Also restart a disk for which its VMM has to reconnect."),
+        ],
+        exit: RELOAD_EXIT,
+        see_also: &["paravane-serve(1)", "paravane-status(1)", "paravane-devices.toml(5)"],
+        ..CLIENT
     },
     Sections {
         command: "paravane-status",

@@ -24,6 +24,8 @@ pub(crate) mod open;
 mod places;
 mod process;
 pub(crate) mod reader;
+pub(crate) mod reload;
+mod reloader;
 pub(crate) mod report;
 mod reporter;
 pub(crate) mod sandbox;
@@ -47,7 +49,7 @@ use crate::failure::{self, Failure};
 use crate::size::Size;
 use crate::{log, output};
 use anyhow::{Context, anyhow};
-use args::{DaemonArgs, LogFormat, ServeArgs};
+use args::{DaemonArgs, LogFormat, LogLevel, ServeArgs};
 use broker::Broker;
 use config::Config;
 use control::Control;
@@ -57,9 +59,10 @@ use metrics::Metrics;
 use network_events::NetworkEvents;
 use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
-use paravane_vhost::{MappingPool, Notifier, caught};
+use paravane_vhost::{MappingPool, Notifier};
 use process::ProcessFiles;
 use reader::ConfigFile;
+use reloader::Reloader;
 use report::Report;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sandbox::paths::AllowedPaths;
@@ -77,7 +80,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant};
 use take_over::{Giver, Taker};
 use threads::Threads;
@@ -107,20 +110,39 @@ pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
     log::set_up(log::Settings {
-        base: log::Level::Info,
+        base: log_level(&daemon),
         verbose,
         json: daemon.log_format == Some(LogFormat::Json),
-        // -v disables the limit.
-        rate: NonZeroU32::new(daemon.log_rate.unwrap_or(if verbose == 0 { LOG_RATE } else { 0 })),
+        rate: log_rate(&daemon, verbose),
     });
     if args.check {
         check(&daemon, &devices).map_err(Failure::request)?;
+        if let (Some(control), Some(file)) = (&args.against, &args.config) {
+            return crate::reload::against(control, file);
+        }
         let noun = if devices.len() == 1 { "device" } else { "devices" };
         output::print(&format!("configuration valid: {} {noun}\n", devices.len()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    serve(args, &daemon, devices)?;
+    serve(args, &daemon, devices, verbose)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Level of the log without -v.
+fn log_level(daemon: &DaemonArgs) -> log::Level {
+    match daemon.log_level {
+        Some(LogLevel::Error) => log::Level::Error,
+        Some(LogLevel::Warn) => log::Level::Warn,
+        Some(LogLevel::Info) | None => log::Level::Info,
+        Some(LogLevel::Debug) => log::Level::Debug,
+        Some(LogLevel::Trace) => log::Level::Trace,
+    }
+}
+
+/// Log lines per second and device; `None`: no limit.
+fn log_rate(daemon: &DaemonArgs, verbose: u8) -> Option<NonZeroU32> {
+    // -v disables the limit.
+    NonZeroU32::new(daemon.log_rate.unwrap_or(if verbose == 0 { LOG_RATE } else { 0 }))
 }
 
 /// The configuration of the command line and the file.
@@ -154,6 +176,7 @@ fn override_with(file: DaemonArgs, line: &DaemonArgs) -> DaemonArgs {
         allow: [file.allow, line.allow].concat(),
         no_sandbox: line.no_sandbox || file.no_sandbox,
         log_format: line.log_format.or(file.log_format),
+        log_level: line.log_level.or(file.log_level),
         log_rate: line.log_rate.or(file.log_rate),
         max_client_memory: line.max_client_memory.or(file.max_client_memory),
         any_memory_file: line.any_memory_file || file.any_memory_file,
@@ -231,7 +254,12 @@ fn check_length(socket: &Path) -> Result<(), anyhow::Error> {
     Ok(())
 }
 
-fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
+fn serve(
+    args: &ServeArgs,
+    daemon: &DaemonArgs,
+    devices: Vec<DeviceSpec>,
+    verbose: u8,
+) -> Result<(), Failure> {
     // The devices of a file start each for itself.
     let each = args.config.is_some() && !args.take_over;
     match each {
@@ -430,7 +458,8 @@ fn serve(args: &ServeArgs, daemon: &DaemonArgs, devices: Vec<DeviceSpec>) -> Res
             way.display()
         );
     }
-    let result = run(args, config.as_ref(), &exports, &signals, &manager, seal, observers);
+    let configuration = Configuration { args, file: config.as_ref(), daemon, verbose };
+    let result = run(&configuration, &exports, &signals, &manager, seal, observers);
     if let Some(result) = giver.as_ref().and_then(|giver| giver.outcome()) {
         // The new daemon owns the sockets.
         std::mem::forget(control);
@@ -692,12 +721,20 @@ struct Observers<'a> {
     network: Option<NetworkEvents>,
 }
 
+/// What the daemon was started with.
+struct Configuration<'a> {
+    args: &'a ServeArgs,
+    file: Option<&'a Arc<ConfigFile>>,
+    /// Options of the command line and the file.
+    daemon: &'a DaemonArgs,
+    verbose: u8,
+}
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// `seal`: deny opening files from now on, and if it is false also connecting.
 fn run(
-    args: &ServeArgs,
-    config: Option<&Arc<ConfigFile>>,
+    configuration: &Configuration<'_>,
     exports: &Exports,
     signals: &Signals,
     manager: &systemd::Manager,
@@ -705,6 +742,7 @@ fn run(
     observers: Observers<'_>,
 ) -> Result<(), Failure> {
     let Observers { control, metrics, process, giver, take_overs, network } = observers;
+    let Configuration { args, file: config, .. } = *configuration;
     let report = || {
         let (exports, process) = (exports.clone(), process.clone());
         move || Report {
@@ -716,14 +754,16 @@ fn run(
             ..exports.report()
         }
     };
+    let mut reloader = Reloader::new(configuration, exports);
     let [control_moved, metrics_moved] =
         giver.as_ref().map_or_else(Default::default, |giver| giver.moved.clone());
     if let (Some(control), Some(giver)) = (control, &giver) {
         let (traced, giver) = (exports.clone(), giver.clone());
-        let snapshots = SnapshotServer::new(exports.clone());
+        let (snapshots, reloads) = (SnapshotServer::new(exports.clone()), reloader.server.clone());
         let give = move |stream, uid, wanted| match wanted {
             Wanted::HandOver(version) => giver.answer(stream, uid, version),
             Wanted::Snapshot(device) => snapshots.answer(stream, uid, device),
+            Wanted::Reload => reloads.answer(stream, uid),
         };
         control.serve(report(), move |device| traced.trace(device), give, control_moved)?;
     }
@@ -732,30 +772,9 @@ fn run(
     }
     let start = Instant::now();
     let mut is_ready = false;
-    let mut reading: Option<Reading> = None;
-    // SIGHUP arrived while the file was read.
-    let mut again = false;
-    // A list that waits for the end of a snapshot.
-    let mut wanted = None;
     loop {
-        if let Some(read) = reading.as_ref().and_then(Reading::result) {
-            reading = None;
-            match read {
-                // The new daemon has read it, too.
-                Ok(_) if giver.as_ref().is_some_and(|giver| giver.has_begun()) => {}
-                Ok(config) => wanted = Some(config.devices),
-                Err(why) => {
-                    exports.refused(&why);
-                    manager.tell(&[NotifyState::Ready]);
-                }
-            }
-            if let (true, Some(file)) = (std::mem::take(&mut again), config) {
-                reading = Some(Reading::begin(file, exports.notifier())?);
-            }
-        }
-        if let Some(devices) = wanted.take_if(|_| !giver.as_ref().is_some_and(|giver| giver.has_begun())) {
-            wanted = exports.reload(devices);
-        }
+        let has_begun = || giver.as_ref().is_some_and(|giver| giver.has_begun());
+        reloader.step(manager, &has_begun)?;
         let (time, told) = exports.advance();
         if giver.as_ref().is_some_and(|giver| giver.outcome().is_some()) {
             return Ok(());
@@ -818,12 +837,7 @@ fn run(
                 exports.refresh();
                 manager.tell(&[NotifyState::Ready]);
             }
-            (Some(Request::Reload), Some(_)) if reading.is_some() => again = true,
-            (Some(Request::Reload), Some(file)) => {
-                manager.reloading();
-                exports.refresh();
-                reading = Some(Reading::begin(file, exports.notifier())?);
-            }
+            (Some(Request::Reload), Some(_)) => reloader.is_signalled = true,
         }
     }
 }
@@ -851,32 +865,6 @@ fn become_ready(
     tracing::info!("ready");
     manager.ready();
     Ok(())
-}
-
-/// A file of devices being read by a thread, as storage may hang.
-struct Reading {
-    result: Receiver<Result<Config, String>>,
-}
-
-impl Reading {
-    /// Starts reading; signals `done` at the end.
-    fn begin(file: &Arc<ConfigFile>, done: Arc<Notifier>) -> io::Result<Self> {
-        let file = file.clone();
-        let (sender, result) = channel();
-        let read = move || {
-            let read = caught(|| file.read()).flatten();
-            // The receiver is gone if the daemon ends.
-            drop(sender.send(read));
-            done.signal();
-        };
-        std::thread::Builder::new().name("reload".into()).spawn(read)?;
-        Ok(Self { result })
-    }
-
-    /// The result, once; `None`: not read yet.
-    fn result(&self) -> Option<Result<Config, String>> {
-        self.result.try_recv().ok()
-    }
 }
 
 /// What makes the connections to the servers of images, and the file of devices.

@@ -64,12 +64,11 @@ mod tests;
 mod wake;
 mod whole_blocks;
 
-use crate::rate::Brake;
 use crate::{Device, Limiter, QueueHandler};
 use choice::{choose_engine, engine_name};
 use current::{Attached, Current};
 use engine::{Engine, EngineKind};
-use handler::{Handler, Limited};
+use handler::Handler;
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
@@ -228,7 +227,7 @@ pub struct BlkConfig {
     /// A name of up to 20 printable ASCII characters as it is, else 11 of them, a dash and 8 digits
     /// of a hash.
     pub serial: Option<String>,
-    /// Rate limit of the disk, for all its queues together \[none\].
+    /// Rate limit of the disk, for all its queues together [none, and none can be set later].
     pub limiter: Option<Arc<Limiter>>,
     /// What becomes of a write for which the host has no room \[error\].
     pub on_full: OnFull,
@@ -872,13 +871,10 @@ impl Device for Blk {
         }
         let engine = Engine::new(&engine, &image, size, follower.event())?;
         let wake = Wake::new(follower.event());
-        let limit = match &self.limiter {
-            Some(limiter) => Some(Limited::new(Brake::new(limiter.clone(), Some(wake.fd(&engine)?))?)),
-            None => None,
-        };
+        let limiter = self.limiter.clone();
         let errors = (index, self.errors.clone());
         let (follower, engine) = ((follower, image), (engine, wake));
-        Ok(Box::new(Handler::new(follower, self.serial.get(), engine, limit, (size, features), errors)))
+        Ok(Box::new(Handler::new(follower, self.serial.get(), engine, limiter, (size, features), errors)?))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.

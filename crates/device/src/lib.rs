@@ -303,6 +303,17 @@ pub trait QueueHandler: Send {
         }
     }
 
+    /// Applies settings of the device that have changed: a rate limit, for example [nothing].
+    ///
+    /// Called while nothing watches [`QueueHandler::completion_fd`], which may be another one afterwards.
+    /// The owner then serves the queue once.
+    ///
+    /// # Errors
+    /// The host refuses a resource; the queue cannot go on.
+    fn renew(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Makes host events signal [`QueueHandler::completion_fd`].
     ///
     /// Called before the owner sleeps.

@@ -392,6 +392,19 @@ impl MappedQueue {
         self
     }
 
+    /// Records latencies into `latency` from now on; `None`: records none.
+    ///
+    /// Requests that are in flight and were taken without are not recorded. Name the queue again with
+    /// [`MappedQueue::rename`].
+    pub fn record_into(&mut self, latency: Option<Arc<QueueLatency>>) {
+        self.latency = latency.map_or_else(LatencyRecorder::default, LatencyRecorder::new);
+    }
+
+    /// As [`MappedQueue::named`], of a queue that is in use.
+    pub fn rename(&mut self, device: &str, queue: u16) {
+        self.latency.name(device, queue);
+    }
+
     /// Says whether the thread serves other queues, too \[no\].
     pub fn share_thread(&mut self, shares: bool) {
         self.shares_thread = shares;

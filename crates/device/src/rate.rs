@@ -12,6 +12,9 @@
 //! moment each serve one; the next one waits until that debt is paid.
 //!
 //! The caller passes the time, so that a model needs no clock.
+//!
+//! A limit may change while queues use it ([`Limiter::set`]). A queue without a limit has no [`Brake`],
+//! and asks no limiter: it is told of a new one ([`QueueHandler::renew`](crate::QueueHandler::renew)).
 use rustix::event::epoll;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -44,8 +47,8 @@ pub struct RateLimit {
 /// Enforces a rate limit. Shared by the queues of one or several devices.
 #[derive(Debug)]
 pub struct Limiter {
-    bytes: Option<Bucket>,
-    ops: Option<Bucket>,
+    bytes: Bucket,
+    ops: Bucket,
     held: AtomicU64,
 }
 
@@ -67,20 +70,39 @@ pub(crate) fn now() -> Time {
 
 #[derive(Debug)]
 struct Bucket {
-    rate: Rate,
+    /// Of its [`Rate`]; 0: no limit.
+    per_second: AtomicU64,
+    /// Of its [`Rate`].
+    burst: AtomicU64,
     /// Time at which the next request may begin.
     free_at: AtomicU64,
 }
 
 impl Bucket {
-    fn new(rate: Rate) -> Self {
-        Self { rate, free_at: AtomicU64::new(0) }
+    fn new(rate: Option<Rate>) -> Self {
+        let per_second = AtomicU64::new(rate.map_or(0, |rate| rate.per_second.get()));
+        let burst = AtomicU64::new(rate.map_or(0, |rate| rate.burst));
+        Self { per_second, burst, free_at: AtomicU64::new(0) }
     }
 
-    /// Time that `units` take, at most the end of the clock.
-    fn time(&self, units: u64) -> Time {
-        let time = (u128::from(units) * u128::from(SECOND)).div_ceil(self.rate.per_second.get().into());
-        Time::try_from(time).unwrap_or(Time::MAX)
+    /// The rate; `None`: no limit.
+    ///
+    /// While it changes, it may have one number of each.
+    fn rate(&self) -> Option<Rate> {
+        // Relaxed, both: the numbers order nothing.
+        let per_second = NonZeroU64::new(self.per_second.load(Ordering::Relaxed))?;
+        Some(Rate { per_second, burst: self.burst.load(Ordering::Relaxed) })
+    }
+
+    /// Changes the rate. Time that is owed by the old one is forgiven.
+    fn set(&self, rate: Option<Rate>, now: Time) {
+        if self.rate() == rate {
+            return;
+        }
+        // Relaxed, all: as above.
+        self.burst.store(rate.map_or(0, |rate| rate.burst), Ordering::Relaxed);
+        self.per_second.store(rate.map_or(0, |rate| rate.per_second.get()), Ordering::Relaxed);
+        self.free_at.fetch_min(now, Ordering::Relaxed);
     }
 
     fn free_at(&self) -> Time {
@@ -89,30 +111,50 @@ impl Bucket {
     }
 
     fn charge(&self, now: Time, units: u64) {
-        let oldest = now.saturating_sub(self.time(self.rate.burst));
-        let cost = self.time(units);
+        let Some(rate) = self.rate() else { return };
+        let oldest = now.saturating_sub(rate.time(rate.burst));
+        let cost = rate.time(units);
         let moved = |free_at: Time| Some(free_at.max(oldest).saturating_add(cost));
         // Relaxed: as above. It cannot fail, since `moved` never refuses.
         let _ = self.free_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
     }
 }
 
+impl Rate {
+    /// Time that `units` take, at most the end of the clock.
+    fn time(self, units: u64) -> Time {
+        let time = (u128::from(units) * u128::from(SECOND)).div_ceil(self.per_second.get().into());
+        Time::try_from(time).unwrap_or(Time::MAX)
+    }
+}
+
 impl Limiter {
-    /// Creates a limiter with full buckets.
+    /// Creates a limiter with full buckets. One without a limit holds nothing.
     #[must_use]
     pub fn new(limit: RateLimit) -> Arc<Self> {
-        Arc::new(Self {
-            bytes: limit.bytes.map(Bucket::new),
-            ops: limit.ops.map(Bucket::new),
-            held: AtomicU64::new(0),
-        })
+        let (bytes, ops) = (Bucket::new(limit.bytes), Bucket::new(limit.ops));
+        Arc::new(Self { bytes, ops, held: AtomicU64::new(0) })
     }
 
     /// The limit that it enforces.
     #[must_use]
     pub fn limit(&self) -> RateLimit {
-        let rate = |bucket: &Option<Bucket>| bucket.as_ref().map(|bucket| bucket.rate);
-        RateLimit { bytes: rate(&self.bytes), ops: rate(&self.ops) }
+        RateLimit { bytes: self.bytes.rate(), ops: self.ops.rate() }
+    }
+
+    /// Changes the limit. What has been used beyond the old one is forgiven.
+    ///
+    /// Then have live queues look ([`QueueHandler::renew`](crate::QueueHandler::renew)): one may be held
+    /// by the old limit, or not ask at all.
+    pub fn set(&self, limit: RateLimit) {
+        let now = now();
+        self.bytes.set(limit.bytes, now);
+        self.ops.set(limit.ops, now);
+    }
+
+    /// Whether there is a limit.
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit() != RateLimit::default()
     }
 
     /// Number of times that it has held a queue.
@@ -122,28 +164,21 @@ impl Limiter {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.bytes.iter().chain(&self.ops)
-    }
-
     /// Time at which the next request may begin; at once, if that is past.
     pub(crate) fn free_at(&self) -> Time {
-        self.buckets().map(Bucket::free_at).max().unwrap_or(0)
+        self.bytes.free_at().max(self.ops.free_at())
     }
 
     /// Charges a request of `bytes` that begins now.
     pub(crate) fn charge(&self, now: Time, bytes: u64) {
-        if let Some(bucket) = &self.bytes {
-            bucket.charge(now, bytes);
-        }
-        if let Some(bucket) = &self.ops {
-            bucket.charge(now, 1);
-        }
+        self.bytes.charge(now, bytes);
+        self.ops.charge(now, 1);
     }
 
     /// Extra sleep of a held queue that costs it none of its rate.
     fn doze(&self) -> Time {
-        self.buckets().map(|bucket| bucket.time(bucket.rate.burst) / 2).min().unwrap_or(0).min(DOZE)
+        let rates = [self.bytes.rate(), self.ops.rate()].into_iter().flatten();
+        rates.map(|rate| rate.time(rate.burst) / 2).min().unwrap_or(0).min(DOZE)
     }
 }
 
@@ -190,6 +225,11 @@ impl Brake {
     /// See [`Limiter::charge`].
     pub(crate) fn charge(&self, now: Time, bytes: u64) {
         self.limiter.charge(now, bytes);
+    }
+
+    /// Holds the queue no more: the limit has changed.
+    pub(crate) fn release(&mut self) {
+        self.held = None;
     }
 
     /// Whether the limit holds the queue.
@@ -378,6 +418,30 @@ mod tests {
             let share = u128::from(per_second) * u128::from(time) / u128::from(SECOND);
             prop_assert!(u128::from(sum) * 1002 / 1000 >= share, "{sum} of {share}");
         }
+    }
+
+    #[test]
+    fn a_limit_that_changes_forgives_what_is_owed() {
+        let limiter = limiter(Some(rate(1, 0)), Some(rate(1000, 0)));
+        let start = now();
+        limiter.charge(start, 1_000_000);
+        assert!(limiter.free_at() >= start + 1_000_000 * SECOND);
+        let mut brake = Brake::new(limiter.clone(), None).unwrap();
+        assert!(!brake.lets_go(start + SECOND));
+        let limit = RateLimit { bytes: Some(rate(1 << 30, 0)), ops: Some(rate(1000, 0)) };
+        limiter.set(limit);
+        assert_eq!(limiter.limit(), limit);
+        assert!(!brake.lets_go(now() + SECOND), "held until it is told");
+        brake.release();
+        assert!(brake.lets_go(now() + SECOND));
+        // The limit that stays has its debt still.
+        limiter.charge(now() + 10 * SECOND, 0);
+        limiter.set(RateLimit { bytes: None, ..limit });
+        assert!(limiter.free_at() > now() + 5 * SECOND && limiter.is_on());
+        limiter.set(RateLimit::default());
+        assert!(limiter.free_at() <= now() && !limiter.is_on());
+        limiter.charge(now(), u64::MAX);
+        assert!(limiter.free_at() <= now() && limiter.doze() == 0);
     }
 
     #[test]

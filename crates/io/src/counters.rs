@@ -1,8 +1,8 @@
 //! Counters of I/O threads and queues.
 use paravane_device::Served;
 use paravane_device::latency::QueueLatency;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Counters of one I/O thread.
@@ -99,13 +99,17 @@ pub struct QueueWork {
     forgotten: AtomicU64,
     /// Time that turns took, in nanoseconds.
     busy_ns: AtomicU64,
-    latency: Option<Arc<QueueLatency>>,
+    latency: OnceLock<Arc<QueueLatency>>,
+    /// Whether latencies are measured.
+    measures: AtomicBool,
 }
 
 /// Counters at 0, with latencies.
 impl Default for QueueWork {
     fn default() -> Self {
-        Self { latency: Some(Arc::default()), ..Self::without_latencies() }
+        let work = Self::without_latencies();
+        work.measure(true);
+        work
     }
 }
 
@@ -119,14 +123,29 @@ impl QueueWork {
             interrupts: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
-            latency: None,
+            latency: OnceLock::new(),
+            measures: AtomicBool::new(false),
         }
     }
 
     /// Latencies of the queue, unless they are off.
     #[must_use]
     pub fn latency(&self) -> Option<&Arc<QueueLatency>> {
-        self.latency.as_ref()
+        // Relaxed: the cell orders.
+        self.measures.load(Ordering::Relaxed).then(|| self.latency.get())?
+    }
+
+    /// Turns latencies on or off. A live queue learns of it by [`DeviceThreads::renew`].
+    ///
+    /// What was measured before stays for the next time that they are on.
+    ///
+    /// [`DeviceThreads::renew`]: crate::DeviceThreads::renew
+    pub fn measure(&self, on: bool) {
+        if on {
+            self.latency.get_or_init(Arc::default);
+        }
+        // Relaxed: as above.
+        self.measures.store(on, Ordering::Relaxed);
     }
 
     /// Chains taken and neither completed nor forgotten.

@@ -86,6 +86,8 @@ struct Entry {
     name: Option<Arc<str>>,
     /// Who waits for a queue that is away.
     wanted: Option<SyncSender<Option<Box<HostQueue>>>>,
+    /// Settings have changed that it has not applied.
+    renews: bool,
     state: State,
     window: PollWindow,
     delay: BatchDelay,
@@ -213,6 +215,7 @@ impl EventLoop {
                 Message::PutOn(queue, done) => drop(done.send(self.put_on(queue, setting))),
                 Message::TakeOff(key, done) => self.wish(key, done),
                 Message::LookAgain(device) => self.look_again(device),
+                Message::Renew(device) => self.renew(device, setting),
                 Message::Run(device, task) => {
                     self.tasks.push((device, task));
                     self = self.run_tasks(tenure)?;
@@ -244,6 +247,37 @@ impl EventLoop {
         }
     }
 
+    /// Has the queues of `device` apply settings that have changed, and serves them once.
+    ///
+    /// One that is away does so when it is back.
+    fn renew(&mut self, device: usize, setting: &Setting) {
+        for number in 0..self.entries.len() {
+            let Some(entry) = &mut self.entries[number] else { continue };
+            if entry.key.device == device {
+                entry.renews = true;
+                self.renew_one(number, setting);
+            }
+        }
+    }
+
+    /// Renews a queue that is to be, if it is here.
+    fn renew_one(&mut self, number: usize, setting: &Setting) {
+        let Some(Some(entry)) = self.entries.get_mut(number) else { return };
+        let Some(queue) = entry.queue.as_mut().filter(|_| entry.renews) else { return };
+        let renewed = queue.renew_within(&self.epoll, news(number));
+        entry.window = PollWindow::new(queue.longest_poll().unwrap_or(setting.longest_poll));
+        (entry.dry, entry.renews) = (None, false);
+        match renewed {
+            Ok(()) if entry.state != State::Held => self.make_ready(number),
+            Ok(()) => {}
+            Err(error) => {
+                if let Some(queue) = self.take_off(number) {
+                    queue.fail(&error.into());
+                }
+            }
+        }
+    }
+
     /// Gives a queue a new state, in no list. `None`: there is no such queue.
     fn set_aside(&mut self, number: usize, state: State) -> Option<&Entry> {
         let entry = self.entries.get_mut(number)?.as_mut()?;
@@ -262,8 +296,8 @@ impl EventLoop {
         });
         self.ready.reserve(self.entries.len().saturating_sub(self.ready.len()));
         self.polled.reserve(self.entries.len().saturating_sub(self.polled.len()));
-        let token = (number as u64) << 1;
-        if let Err(source) = queue.listen(&self.epoll, token, token | 1) {
+        let listens = queue.renew().and_then(|()| queue.listen(&self.epoll, kicks(number), news(number)));
+        if let Err(source) = listens {
             return Err(NotPutOn { queue: Some(queue), source });
         }
         let window = PollWindow::new(queue.longest_poll().unwrap_or(setting.longest_poll));
@@ -275,6 +309,7 @@ impl EventLoop {
             key,
             name,
             wanted: None,
+            renews: false,
             state: State::Ready,
             window,
             delay,
@@ -518,4 +553,14 @@ struct Found {
     fruitless: u64,
     /// Only the descriptor of a queue tells of its work.
     asks: bool,
+}
+
+/// Token of the kicks of an entry.
+fn kicks(number: usize) -> u64 {
+    (number as u64) << 1
+}
+
+/// Token of the handler's events of an entry.
+fn news(number: usize) -> u64 {
+    kicks(number) | 1
 }

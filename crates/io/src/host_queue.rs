@@ -17,9 +17,10 @@ use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
 use paravane_device::{LogDevice, MappedQueue, QueueHandler, ServeError, Served, State, StateError};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Calls of `serve` in one turn of a queue.
@@ -29,6 +30,33 @@ const BUDGET: usize = 16;
 /// Beyond that, asking all the time for news gains nothing, and costs a server that sends long answers
 /// a tenth of its rate: it is woken for each part that has been received.
 const FEW: u16 = 4;
+
+/// Settings of a device's queues, which may change while they are live.
+#[derive(Debug)]
+pub(crate) struct QueueSettings {
+    /// In nanoseconds.
+    longest_poll: AtomicU64,
+}
+
+impl QueueSettings {
+    pub(crate) fn new(longest_poll: Duration) -> Arc<Self> {
+        let settings = Self { longest_poll: AtomicU64::new(0) };
+        settings.poll_for(longest_poll);
+        Arc::new(settings)
+    }
+
+    /// Longest time that a thread polls a queue before it waits for a kick.
+    pub(crate) fn longest_poll(&self) -> Duration {
+        // Relaxed: it orders nothing.
+        Duration::from_nanos(self.longest_poll.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn poll_for(&self, longest: Duration) {
+        let nanos = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed: as above.
+        self.longest_poll.store(nanos, Ordering::Relaxed);
+    }
+}
 
 /// How a queue's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +83,8 @@ pub struct HostQueue {
     work: Arc<QueueWork>,
     /// Set to end requests early.
     cut: Option<Arc<AtomicBool>>,
-    /// Longest poll; `None`: as its thread says.
-    longest_poll: Option<Duration>,
+    /// Of its device; `None`: as its thread says.
+    settings: Option<Arc<QueueSettings>>,
     /// Device that log lines name.
     name: Option<Arc<str>>,
 }
@@ -83,7 +111,7 @@ impl HostQueue {
             }
             None => live,
         };
-        Self { key, live, handler, kicks, events, own_signals, work, cut: None, longest_poll: None, name }
+        Self { key, live, handler, kicks, events, own_signals, work, cut: None, settings: None, name }
     }
 
     /// Device number and queue index.
@@ -255,14 +283,42 @@ impl HostQueue {
         self.live.waits_for_translation() || self.handler.keeps_memory()
     }
 
-    /// Has its threads poll it for at most `longest` before they wait for a kick.
-    pub fn poll_for(&mut self, longest: Duration) {
-        self.longest_poll = Some(longest);
+    /// Has its threads serve it by these settings.
+    pub(crate) fn set_up(&mut self, settings: Arc<QueueSettings>) {
+        self.settings = Some(settings);
     }
 
-    /// See [`HostQueue::poll_for`].
+    /// See [`QueueSettings::longest_poll`].
     pub(super) fn longest_poll(&self) -> Option<Duration> {
-        self.longest_poll
+        self.settings.as_ref().map(|settings| settings.longest_poll())
+    }
+
+    /// Applies settings that have changed. Nothing listens to its handler.
+    ///
+    /// # Errors
+    /// See [`QueueHandler::renew`].
+    pub(super) fn renew(&mut self) -> io::Result<()> {
+        let latency = self.work.latency();
+        if latency.is_some() != self.live.latency().is_on() {
+            self.live.record_into(latency.cloned());
+            let device = self.name.clone().unwrap_or_else(|| self.key.device.to_string().into());
+            self.live.rename(&device, self.key.queue);
+        }
+        self.handler.renew()
+    }
+
+    /// Applies settings that have changed while `poll` has its descriptors; see [`HostQueue::listen`].
+    ///
+    /// Serve the queue once afterwards.
+    ///
+    /// # Errors
+    /// The queue cannot go on.
+    pub(super) fn renew_within(&mut self, poll: &Arc<OwnedFd>, news: u64) -> io::Result<()> {
+        self.handler.unwatch(poll);
+        let renewed = self.renew();
+        // Whoever ends it expects it there.
+        self.handler.watch(poll, news)?;
+        renewed
     }
 
     /// Device that log lines name.

@@ -74,6 +74,7 @@ enum Message {
     PutOn(Box<HostQueue>, SyncSender<Result<(), NotPutOn>>),
     TakeOff(QueueKey, SyncSender<Option<Box<HostQueue>>>),
     LookAgain(usize),
+    Renew(usize),
     Run(usize, Task),
     Back(Returned),
     Quit,
@@ -302,6 +303,12 @@ impl IoThread {
     pub fn look_again(&self, device: usize) {
         // An error means that the thread has ended, and with it all its queues.
         let _ = self.setting.send(Message::LookAgain(device));
+    }
+
+    /// Has the queues of `device` apply settings that have changed.
+    fn renew(&self, device: usize) {
+        // An error means that the thread has ended, and with it all its queues.
+        let _ = self.setting.send(Message::Renew(device));
     }
 
     /// Whether the thread runs.

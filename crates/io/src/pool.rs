@@ -8,6 +8,7 @@
 //!                                                             |  put_on, begin_take_off -> taken_off
 //! ```
 //! A place is locked while its queue moves, so a queue is taken off the thread that has it.
+use crate::host_queue::QueueSettings;
 use crate::places::{Place, Shared};
 use crate::watch::Watch;
 use crate::{HostQueue, IoThread, IoThreadFigures, NotPutOn, QueueKey, TakingOff, Tasks, caught};
@@ -57,7 +58,8 @@ impl IoPool {
     /// Takes a device in. `unblock` is called as that of [`IoThread::freed_by`].
     pub fn device(self: &Arc<Self>, unblock: impl Fn() + Send + Sync + 'static) -> DeviceThreads {
         let device = self.shared.devices.add(Arc::new(unblock));
-        DeviceThreads { pool: Arc::clone(self), device, longest_poll: self.shared.longest_poll() }
+        let settings = QueueSettings::new(self.shared.longest_poll());
+        DeviceThreads { pool: Arc::clone(self), device, settings }
     }
 
     /// Kernel's numbers of the threads; see [`IoThread::id`].
@@ -85,7 +87,7 @@ impl Drop for IoPool {
 pub struct DeviceThreads {
     pool: Arc<IoPool>,
     device: usize,
-    longest_poll: Duration,
+    settings: Arc<QueueSettings>,
 }
 
 /// A queue that is on its way off its thread.
@@ -98,9 +100,25 @@ pub struct Leaving {
 impl DeviceThreads {
     /// Has the queues of this device polled for at most `longest` \[as the pool\].
     #[must_use]
-    pub fn polling_for(mut self, longest: Duration) -> Self {
-        self.longest_poll = longest;
+    pub fn polling_for(self, longest: Duration) -> Self {
+        self.settings.poll_for(longest);
         self
+    }
+
+    /// As [`DeviceThreads::polling_for`], of a device in use; [`DeviceThreads::renew`] applies it.
+    pub fn poll_for(&self, longest: Duration) {
+        self.settings.poll_for(longest);
+    }
+
+    /// Has live queues apply settings of the device that have changed.
+    ///
+    /// These are [`DeviceThreads::poll_for`], [`QueueWork::measure`](crate::QueueWork::measure), and those of
+    /// [`paravane_device::QueueHandler::renew`]. Returns at once. What is in flight stays so.
+    pub fn renew(&self) {
+        // A queue that moves meanwhile looks when it is put on its thread.
+        for thread in &self.shared().threads {
+            thread.renew(self.device);
+        }
     }
 
     /// Name of a queue of this device.
@@ -140,7 +158,7 @@ impl DeviceThreads {
     pub fn put_on(&self, mut queue: Box<HostQueue>) -> Result<(), NotPutOn> {
         let shared = self.shared();
         let (key, thread) = (queue.key(), shared.choose(queue.key()));
-        queue.poll_for(self.longest_poll);
+        queue.set_up(Arc::clone(&self.settings));
         let place = Place::new(Arc::clone(&thread), Arc::clone(queue.work()));
         thread.put_on(queue)?;
         shared.add(key, place);

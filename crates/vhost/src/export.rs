@@ -523,6 +523,30 @@ impl Export {
         Noter { shared: Arc::clone(&self.shared) }
     }
 
+    /// Has queues polled for at most `longest`; [`Export::renew`] applies it to live ones.
+    pub fn poll_for(&self, longest: Duration) {
+        if let Some(threads) = self.threads.upgrade() {
+            threads.poll_for(longest);
+        }
+    }
+
+    /// Turns the latencies of all queues on or off; [`Export::renew`] applies it to live ones.
+    ///
+    /// Requests that are in flight at that moment are not measured.
+    pub fn measure(&self, on: bool) {
+        self.shared.shared_status.work.iter().for_each(|work| work.measure(on));
+    }
+
+    /// Has live queues apply settings that have changed; returns at once.
+    ///
+    /// Also those of the device, such as a [`paravane_device::Limiter`]. What is in flight stays so,
+    /// and the client notices nothing.
+    pub fn renew(&self) {
+        if let Some(threads) = self.threads.upgrade() {
+            threads.renew();
+        }
+    }
+
     /// Has the export try its keeper again, after [`std::io::ErrorKind::WouldBlock`] or a failure.
     pub fn keep(&self) {
         // Relaxed: the signal orders.

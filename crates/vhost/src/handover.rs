@@ -41,6 +41,17 @@ pub struct KnownToDriver {
 }
 
 impl Handover {
+    /// A copy, whose descriptors keep the client connected.
+    ///
+    /// Resume one of them only.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        let fds = self.fds.iter().map(OwnedFd::try_clone).collect::<Result<_, _>>()?;
+        Ok(Self { record: self.record.clone(), fds })
+    }
+
     /// What the driver of the session knows of its device. `None`: there is no session.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //! hides errors, and a slow disk hides no warnings. Lines without a device share buckets.
 use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,8 @@ pub(super) enum Verdict {
 /// The buckets of all devices.
 #[derive(Debug)]
 pub(super) struct Limiter {
-    /// Time to earn a line; `None`: no limit.
-    period: Option<Duration>,
+    /// Time to earn a line, in nanoseconds; 0: no limit.
+    period: AtomicU64,
     open: AtomicBool,
     buckets: Mutex<Buckets>,
 }
@@ -82,8 +82,22 @@ impl Bucket {
 impl Limiter {
     /// `rate`: lines per second and device; `None`: no limit.
     pub(super) fn new(rate: Option<NonZeroU32>) -> Self {
-        let period = rate.map(|rate| Duration::from_secs(1) / rate.get());
-        Self { period, open: AtomicBool::new(false), buckets: Mutex::default() }
+        let limiter =
+            Self { period: AtomicU64::new(0), open: AtomicBool::new(false), buckets: Mutex::default() };
+        limiter.set_rate(rate);
+        limiter
+    }
+
+    /// Changes the rate; see [`Limiter::new`].
+    pub(super) fn set_rate(&self, rate: Option<NonZeroU32>) {
+        let period = rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) / rate.get());
+        // At most a second. Relaxed: it orders nothing.
+        self.period.store(period.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Time to earn a line; `None`: no limit.
+    fn period(&self) -> Option<Duration> {
+        Some(self.period.load(Ordering::Relaxed)).filter(|nanos| *nanos > 0).map(Duration::from_nanos)
     }
 
     fn lock(&self) -> MutexGuard<'_, Buckets> {
@@ -93,7 +107,7 @@ impl Limiter {
 
     /// Whether a line may be written.
     pub(super) fn admit(&self, device: Option<&str>, kind: LineKind, now: Instant) -> Verdict {
-        let Some(period) = self.period else { return Verdict::Write { left_out: 0 } };
+        let Some(period) = self.period() else { return Verdict::Write { left_out: 0 } };
         let mut buckets = self.lock();
         let bucket = buckets.bucket(device, kind, now);
         // Relaxed: set once, by the thread that writes the last lines.
@@ -119,7 +133,7 @@ impl Limiter {
     ///
     /// Only of those that admit a line again.
     pub(super) fn overdue(&self, now: Instant, pause: Duration) -> Vec<(Option<Box<str>>, LineKind)> {
-        let Some(period) = self.period else { return Vec::new() };
+        let Some(period) = self.period() else { return Vec::new() };
         let quiet =
             |bucket: &Bucket| bucket.refused.is_some_and(|at| now.saturating_duration_since(at) >= pause);
         self.lock().owing(|bucket| quiet(bucket) && bucket.admits(now, period))

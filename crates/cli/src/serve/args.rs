@@ -39,6 +39,11 @@ pub(crate) struct ServeArgs {
     /// Validate the configuration and exit
     #[arg(long, global = true)]
     pub(crate) check: bool,
+    /// With --check and --config: print what a reload of the file would do to the daemon behind CONTROL
+    ///
+    /// The daemon must have been started with the same file. Nothing is changed.
+    #[arg(long, value_name = "CONTROL", requires = "config", requires = "check")]
+    pub(crate) against: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
     /// Try to open and execute FILE and to make sockets in the sandbox, and log the results (for
@@ -117,6 +122,9 @@ pub(crate) struct DaemonArgs {
     /// Format of the log [default: text]
     #[arg(long, value_enum, value_name = "FORMAT", global = true)]
     pub(crate) log_format: Option<LogFormat>,
+    /// Least severe lines that are logged; -v logs more [default: info]
+    #[arg(long, value_enum, value_name = "LEVEL", global = true)]
+    pub(crate) log_level: Option<LogLevel>,
     /// Maximum log lines per second and device; 0 disables the limit [default: 1; with -v: 0]
     ///
     /// A burst of 20 times as many lines passes first. Errors, slow requests
@@ -173,6 +181,20 @@ pub(crate) enum LogFormat {
     Text,
     /// A JSON object in each line
     Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// What failed
+    Error,
+    /// What needs attention
+    Warn,
+    /// Devices and clients that come and go
+    Info,
+    /// Each step
+    Debug,
+    /// Everything
+    Trace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -512,6 +534,31 @@ pub(crate) struct StatusArgs {
     #[arg(long, conflicts_with_all = ["json", "summary"])]
     pub(crate) details: bool,
     /// Print the reports as a JSON list
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Have a daemon read its file of devices again, and wait for the outcome
+///
+/// Prints what has become of each device. Rate limits, `slow`, `poll-us`, `on-full`, `latencies` and
+/// the daemon's `log-level` and `log-rate` change while guests use their devices. Other changes have the device
+/// opened again; its session goes on, and the guest notices nothing, if it would find the same device.
+///
+/// A change for which a VMM would have to reconnect is refused, and the device goes on as it was,
+/// unless it is named with --restart. SIGHUP does not refuse: it restarts such a device, and logs a
+/// warning.
+#[derive(Debug, Args)]
+pub(crate) struct ReloadArgs {
+    /// Let device NAME restart even if its VMM has to reconnect (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) restart: Vec<String>,
+    /// Ask the daemon with this control socket [default: the only one of this user]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
+    /// Longest wait for devices that start and stop, up to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: u64,
+    /// Print the outcomes as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
 }

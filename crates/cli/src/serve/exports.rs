@@ -7,8 +7,9 @@
 //!              ^ ^      a resource that it needs     (a thread)    |
 //!              | '-----------after 1, 2, 4 ... 30 s---- Failed <---'          its session stays kept (begin)
 //!              |          locks the image when no dead process has requests in flight (lock_wait)
-//!   reload:      '-- new or changed in the file; or failed or panicked before
-//!                    unchanged in the file: left alone
+//!   reload:      '-- new or changed in the file; or failed or panicked before (see `plan`)
+//!                    unchanged in the file: left alone; or settings that change in place
+//!                    changed, and its session goes on: see `exchange`
 //!                    removed from the file, or changed: -----------.
 //!                                                                  v
 //!   leaving:                                    Opening --> Stopping --> gone
@@ -22,12 +23,19 @@
 //! device does not continue requests of several parts.
 mod arrival;
 mod begin;
+mod change;
+mod exchange;
 mod group;
 mod lock_wait;
+mod next;
+mod plan;
+mod reloading;
 mod served;
 mod snapshots;
 
 pub(crate) use arrival::{Arrivals, prepare_one};
+pub(crate) use plan::Restarts;
+pub(crate) use reloading::Reloaded;
 pub(crate) use served::{open_one, open_with};
 pub(crate) use snapshots::{SnapshotBase, SnapshotTurn};
 
@@ -46,19 +54,18 @@ use super::trace::lines::Answer;
 use begin::Beginning;
 use group::{Group, Leaving, State, groups};
 use lock_wait::{LockWait, WAITS_FOR};
+use next::{Note, Prepared};
 use paravane_device::blk::Snapshot;
 use paravane_vhost::{Handover, MappingPool, Notifier, caught};
+use reloading::Reload;
 use served::{ServedDevice, Sessions};
 use snapshots::Turns;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Longest wait of a reload for devices to start and stop before it reports.
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Resources that devices share.
 pub(crate) struct ExportContext {
@@ -84,6 +91,7 @@ struct Inner {
     leaving: Vec<Leaving>,
     /// Results of opening threads since the last step.
     opened: Vec<(u64, Start)>,
+    /// The last one.
     reload: Option<Reload>,
     last_reload: String,
     /// Time and success of the last reload.
@@ -97,16 +105,12 @@ struct Inner {
     turns: Turns,
     /// Sessions of earlier daemons whose devices are not served yet.
     kept: HashMap<String, KeptSession>,
-}
-
-/// A reload in progress.
-struct Reload {
-    left_alone: usize,
-    removed: usize,
-    /// Groups that it added, or found on their way.
-    added: HashSet<u64>,
-    /// Deadline for reporting the outcome.
-    until: Instant,
+    /// Devices that were opened for groups that are served.
+    prepared: Vec<Prepared>,
+    /// What has become of sessions of groups that were exchanged.
+    notes: Vec<(u64, Note)>,
+    /// All devices stop.
+    stopping: bool,
 }
 
 struct Shared {
@@ -179,6 +183,9 @@ impl Exports {
             handed: None,
             turns: Turns::default(),
             kept: HashMap::new(),
+            prepared: Vec::new(),
+            notes: Vec::new(),
+            stopping: false,
         };
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
@@ -247,73 +254,11 @@ impl Exports {
         Arc::clone(&self.0.changed)
     }
 
-    /// Replaces the list of devices.
-    ///
-    /// [`Exports::advance`] carries it out and reports the outcome.
-    ///
-    /// Returns the list if an image is being replaced by an overlay: try again when
-    /// [`Exports::changed`] is signalled.
-    pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>) -> Option<Vec<DeviceSpec>> {
-        let mut inner = self.inner();
-        if inner.turns.taking().is_some() {
-            return Some(wanted);
-        }
-        if let Some(why) = inner.frozen(&wanted) {
-            drop(inner);
-            self.refused(&why);
-            return None;
-        }
-        inner.report_outcome();
-        if let Some(shelf) = &self.0.context.shelf {
-            shelf.divide(wanted.len());
-        }
-        let mut old = std::mem::take(&mut inner.groups);
-        let mut reload = Reload {
-            left_alone: 0,
-            removed: 0,
-            added: HashSet::new(),
-            until: Instant::now() + RELOAD_TIMEOUT,
-        };
-        for specs in groups(wanted) {
-            let is_same = |group: &Group| group.is_good() && same(&group.specs, &specs);
-            let group = match old.iter().position(is_same) {
-                Some(at) => {
-                    let group = old.remove(at);
-                    match group.state {
-                        State::Served(_) => reload.left_alone += specs.len(),
-                        _ => drop(reload.added.insert(group.id)),
-                    }
-                    group
-                }
-                None => {
-                    let id = inner.id();
-                    reload.added.insert(id);
-                    Group::new(id, specs)
-                }
-            };
-            inner.groups.push(group);
-        }
-        reload.removed = old.into_iter().map(|group| inner.leave(group, Sessions::End)).sum();
-        inner.reload = Some(reload);
-        let is_wanted =
-            |name: &String| inner.groups.iter().flat_map(|group| &group.specs).any(|spec| spec.name == *name);
-        let unwanted: Vec<_> = inner.kept.keys().filter(|name| !is_wanted(name)).cloned().collect();
-        let unwanted: Vec<_> =
-            unwanted.into_iter().filter_map(|name| inner.kept.remove_entry(&name)).collect();
-        drop(inner);
-        if let Some(shelf) = &self.0.context.shelf {
-            for (device, session) in &unwanted {
-                tracing::warn!(device, "device is not configured any more: its session ends");
-                shelf.forget(device, &session.numbers);
-            }
-        }
-        None
-    }
-
     /// Records that the new list is invalid; the devices stay.
     pub(crate) fn refused(&self, why: &str) {
         tracing::error!("reload failed, devices unchanged: {why}");
         let mut inner = self.inner();
+        inner.report_outcome();
         inner.last_reload = format!("failed, devices unchanged: {why}");
         inner.outcome = Some(report::Reload::now(false));
     }
@@ -350,15 +295,13 @@ impl Exports {
         inner.send_drained();
         inner.forget_ended();
         inner.try_again();
+        self.exchange(&mut inner);
         self.open_waiting(&mut inner);
-        let told =
-            inner.reload.as_ref().is_some_and(|reload| inner.is_settled() || Instant::now() >= reload.until)
-                && inner.report_outcome();
+        let told = inner.is_outcome_due() && inner.report_outcome();
         let patience = self.0.context.stop_timeout / 2;
         let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
         let expedite = stopping.filter_map(|member| member.expedite(patience));
-        let reload =
-            inner.reload.as_ref().map(|reload| reload.until.saturating_duration_since(Instant::now()));
+        let reload = inner.reload.as_ref().and_then(Reload::time_to_report);
         let retry = inner.groups.iter().filter_map(Group::time_to_retry);
         (expedite.chain(reload).chain(retry).min(), told)
     }
@@ -492,7 +435,7 @@ impl Exports {
     /// Sessions that are kept stay so, for the next daemon.
     pub(crate) fn begin_stop(&self) {
         let mut inner = self.inner();
-        inner.reload = None;
+        (inner.reload, inner.stopping) = (None, true);
         let groups = std::mem::take(&mut inner.groups);
         for group in groups {
             inner.leave(group, Sessions::Stay);
@@ -511,7 +454,8 @@ impl Exports {
     /// Devices still being opened do not count: they have no requests.
     pub(crate) fn is_gone(&self) -> bool {
         let inner = self.inner();
-        inner.groups.is_empty() && inner.leaving.iter().all(|leaving| leaving.members.is_none())
+        let is_none = |leaving: &Leaving| leaving.members.is_none() && !leaving.has_session;
+        inner.groups.is_empty() && inner.leaving.iter().all(is_none)
     }
 
     /// Logs the requests that the daemon leaves unfinished.
@@ -555,7 +499,7 @@ impl Inner {
 
     /// Begins to stop a group. Returns the number of devices that stop.
     fn leave(&mut self, group: Group, sessions: Sessions) -> usize {
-        let Group { id, specs, state, .. } = group;
+        let Group { id, specs, state, has_session, .. } = group;
         let members = match state {
             State::Waiting | State::Failed(_) => return 0,
             State::Opening(wait) => {
@@ -568,13 +512,19 @@ impl Inner {
             }
         };
         let count = specs.len();
-        self.leaving.push(Leaving { id, specs, since: Instant::now(), members });
+        let since = Instant::now();
+        self.leaving.push(Leaving { id, specs, since, members, exchange: None, has_session });
         count
     }
 
     fn take_opened(&mut self) {
+        self.take_notes();
         for (id, start) in std::mem::take(&mut self.opened) {
             if let Some(group) = self.groups.iter_mut().find(|group| group.id == id) {
+                if let Ok(members) = &start {
+                    // It may have gone back to what it was.
+                    group.specs = members.iter().map(|member| member.spec.clone()).collect();
+                }
                 group.enter(match start {
                     Ok(members) => State::Served(members),
                     Err(failed) => {
@@ -588,8 +538,10 @@ impl Inner {
                 // Removed from the file meanwhile.
                 match start {
                     Ok(mut members) => {
-                        members.iter_mut().for_each(|member| member.begin_stop(Sessions::End));
+                        let sessions = if self.stopping { Sessions::Stay } else { Sessions::End };
+                        members.iter_mut().for_each(|member| member.begin_stop(sessions));
                         self.leaving[at].members = Some(members);
+                        self.leaving[at].has_session = false;
                     }
                     Err(_) => drop(self.leaving.remove(at)),
                 }
@@ -601,7 +553,8 @@ impl Inner {
         let (ended, leaving): (Vec<_>, _) =
             std::mem::take(&mut self.leaving).into_iter().partition(Leaving::has_ended);
         self.leaving = leaving;
-        for spec in ended.iter().flat_map(|leaving| &leaving.specs) {
+        let stopped = ended.iter().filter(|leaving| leaving.exchange.is_none());
+        for spec in stopped.flat_map(|leaving| &leaving.specs) {
             tracing::info!(device = spec.name, "device stopped");
         }
         if let Some(handed) = &mut self.handed {
@@ -611,46 +564,10 @@ impl Inner {
 
     /// Whether no group is opening, waiting or stopping.
     fn is_settled(&self) -> bool {
-        let rests = |group: &Group| group.has_failed() || matches!(group.state, State::Served(_));
-        self.leaving.is_empty() && self.groups.iter().all(rests)
-    }
-
-    /// Reports the outcome of the reload in progress, if any.
-    fn report_outcome(&mut self) -> bool {
-        let Some(Reload { left_alone, removed, added, .. }) = self.reload.take() else { return false };
-        let count = |wanted: fn(&State) -> bool| -> usize {
-            let groups = self.groups.iter().filter(|group| added.contains(&group.id) && wanted(&group.state));
-            groups.map(|group| group.specs.len()).sum()
+        let rests = |group: &Group| {
+            group.next.is_none() && (group.has_failed() || matches!(group.state, State::Served(_)))
         };
-        let there = count(|state| matches!(state, State::Served(_)));
-        let of_reload = self.groups.iter().filter(|group| added.contains(&group.id));
-        let failed: usize = of_reload.map(|group| group.failures().len()).sum();
-        let mut outcome =
-            format!("{left_alone} unchanged, {removed} removed, {there} added, {failed} failed");
-        let waiting = self.groups.iter().filter(|group| {
-            added.contains(&group.id)
-                && !group.has_failed()
-                && matches!(group.state, State::Waiting | State::Opening(_))
-        });
-        let waiting: usize = waiting.map(|group| group.specs.len()).sum();
-        let stopping: usize = self.leaving.iter().map(|leaving| leaving.specs.len()).sum();
-        for (count, what) in [(stopping, "still stopping"), (waiting, "not started yet")] {
-            if count > 0 {
-                outcome += &format!(", {count} {what}");
-            }
-        }
-        let gone: Vec<_> = self
-            .served()
-            .filter(|member| member.has_lost_network())
-            .map(|member| &*member.spec.name)
-            .collect();
-        if !gone.is_empty() {
-            outcome += &format!(", {} without the TAP device: {}", gone.len(), gone.join(" "));
-        }
-        tracing::info!("reloaded: {outcome}");
-        self.last_reload = outcome;
-        self.outcome = Some(report::Reload::now(failed == 0));
-        true
+        self.leaving.is_empty() && self.groups.iter().all(rests)
     }
 
     /// What the devices of a group wait for, if they wait.
@@ -686,11 +603,6 @@ impl Inner {
             |spec: &DeviceSpec| report::Waiting { name: spec.name.clone(), why: why.clone(), seconds };
         group.specs.iter().map(waiting).collect()
     }
-}
-
-/// Whether two groups are specified in the same way.
-fn same(one: &[DeviceSpec], other: &[DeviceSpec]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).all(|(served, wanted)| served.is_served_as(wanted))
 }
 
 /// Which devices are not served, and why.

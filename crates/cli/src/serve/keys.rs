@@ -10,9 +10,11 @@ pub(crate) const INTRODUCTION: &[&str] = &[
      the daemon; the command line overrides them.",
     "Keys are the options of the command line without dashes. Unknown keys are errors. Relative paths are relative to \
      the directory of the file. The file may have up to 1 MiB.",
-    "SIGHUP reads the file again. Devices whose tables are unchanged keep running. New devices start, missing devices \
-     stop after finishing their requests, changed devices stop and start again. If the file is invalid, nothing \
-     changes. Keys of [daemon] take effect at the next start. `paravane serve --config FILE --check` validates the file.",
+    "`paravane reload` and SIGHUP have the file read again. Devices whose tables are unchanged keep running. New devices \
+     start, missing devices stop after finishing their requests. Rate limits, slow, poll-us, on-full and latencies change \
+     while a device is in use; for other keys it is opened again, within its session if its guest would find the same \
+     device: see paravane-reload(1). If the file is invalid, nothing changes. Of [daemon], log-level and log-rate change; other keys \
+     take effect at the next start. `paravane serve --config FILE --check` validates the file.",
     "Types: a size is a number of bytes, or a string with k, M, G or T (powers of 1024). Integers may be strings.",
 ];
 

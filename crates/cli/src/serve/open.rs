@@ -12,7 +12,7 @@ use paravane_device::blk::{
 };
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, LinkHold, Tap};
 use paravane_device::rng::Rng;
-use paravane_device::{Device, Limiter, LogDevice, RateLimit};
+use paravane_device::{Device, Limiter, LogDevice};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles, OpenOptions, Store};
 use paravane_vhost::{Endpoint, ExportConfig};
 use std::collections::HashMap;
@@ -61,7 +61,7 @@ pub(crate) struct Earlier {
 pub(crate) struct UnlockedDisk {
     disk: UnlockedBlk,
     image: PathBuf,
-    limiter: Option<Arc<Limiter>>,
+    limiter: Arc<Limiter>,
     stores: Vec<Arc<dyn Store>>,
     /// The stores of its layers are still to be opened.
     lacks_stores: bool,
@@ -73,7 +73,7 @@ pub(crate) struct ConnectedDisk {
     store: Arc<dyn Store>,
     config: BlkConfig,
     layers: Vec<Arc<dyn Store>>,
-    limiter: Option<Arc<Limiter>>,
+    limiter: Arc<Limiter>,
 }
 
 impl ConnectedDisk {
@@ -83,7 +83,7 @@ impl ConnectedDisk {
         context: &OpenContext,
         store: Arc<dyn Store>,
     ) -> Result<Self, anyhow::Error> {
-        let limiter = limiter(blk.limit);
+        let limiter = Limiter::new(blk.limit);
         let (config, layers) = disk_config(name, blk, context, &limiter)?;
         Ok(Self { image: blk.image.to_string(), store, config, layers, limiter })
     }
@@ -438,15 +438,10 @@ fn store_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
 }
 
 /// An open disk.
-fn opened(
-    device: blk::Blk,
-    image: &str,
-    limiter: Option<Arc<Limiter>>,
-    stores: Vec<Arc<dyn Store>>,
-) -> Opened {
+fn opened(device: blk::Blk, image: &str, limiter: Arc<Limiter>, stores: Vec<Arc<dyn Store>>) -> Opened {
     let back_end = format!("{image} ({})", device.engine());
     let resizer = Some(device.resizer());
-    let (storage, limiters) = (Some(device.errors()), Vec::from_iter(limiter));
+    let (storage, limiters) = (Some(device.errors()), vec![limiter]);
     let snapshots = Some(Arc::new(device.snapshots()));
     let full = Some(device.full());
     let figures = Figures { storage, full, limiters, stores, ..Figures::default() };
@@ -459,7 +454,7 @@ fn unlocked(
     context: &OpenContext,
     image: &Path,
 ) -> Result<UnlockedDisk, anyhow::Error> {
-    let limiter = limiter(blk.limit);
+    let limiter = Limiter::new(blk.limit);
     let (config, stores) = disk_config(name, blk, context, &limiter)?;
     let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
     Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores, lacks_stores: false })
@@ -481,7 +476,7 @@ pub(crate) fn without_servers(
     Ok(match blk.image.path() {
         _ if remote == 0 => None,
         Some(image) => {
-            let limiter = limiter(blk.limit);
+            let limiter = Limiter::new(blk.limit);
             // They are compared when they are there.
             let config = config_without_layers(&spec.name, blk, &limiter);
             let config = BlkConfig { force_layers: true, ..config };
@@ -510,7 +505,7 @@ fn disk_config(
     name: &str,
     blk: &Blk,
     context: &OpenContext,
-    limiter: &Option<Arc<Limiter>>,
+    limiter: &Arc<Limiter>,
 ) -> Result<(BlkConfig, Vec<Arc<dyn Store>>), anyhow::Error> {
     let (backing, stores) = layers(blk, context)?;
     Ok((BlkConfig { backing, ..config_without_layers(name, blk, limiter) }, stores))
@@ -537,7 +532,7 @@ fn layers(blk: &Blk, context: &OpenContext) -> Result<Layers, anyhow::Error> {
     Ok((layers, stores))
 }
 
-fn config_without_layers(name: &str, blk: &Blk, limiter: &Option<Arc<Limiter>>) -> BlkConfig {
+fn config_without_layers(name: &str, blk: &Blk, limiter: &Arc<Limiter>) -> BlkConfig {
     BlkConfig {
         name: Some(name.to_owned()),
         force_layers: blk.force_layers,
@@ -551,11 +546,8 @@ fn config_without_layers(name: &str, blk: &Blk, limiter: &Option<Arc<Limiter>>) 
             Engine::Immediate => EngineChoice::Immediate,
         },
         serial: blk.serial.clone(),
-        limiter: limiter.clone(),
-        on_full: match blk.on_full {
-            OnFull::Wait => blk::OnFull::Wait,
-            OnFull::Error => blk::OnFull::Error,
-        },
+        limiter: Some(limiter.clone()),
+        on_full: on_full(blk.on_full),
         ..image_config(blk, Path::new(""))
     }
 }
@@ -579,27 +571,19 @@ fn format(format: Format) -> blk::Format {
     }
 }
 
-/// `None`: no limit, so no clock is read.
-fn limiter(limit: RateLimit) -> Option<Arc<Limiter>> {
-    (limit != RateLimit::default()).then(|| Limiter::new(limit))
-}
-
-fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opening, anyhow::Error> {
-    match (limiter(net.limit), limiter(net.limit)) {
-        (Some(transmit), Some(receive)) => {
-            let limiters = vec![transmit.clone(), receive.clone()];
-            connect(net, Limited::new(end, transmit, receive), limiters, back_end)
-        }
-        _ => connect(net, end, Vec::new(), back_end),
+/// What a disk does with a write without room.
+pub(crate) fn on_full(on_full: OnFull) -> blk::OnFull {
+    match on_full {
+        OnFull::Wait => blk::OnFull::Wait,
+        OnFull::Error => blk::OnFull::Error,
     }
 }
 
-fn connect<B: BackEnd>(
-    net: &Net,
-    end: B,
-    limiters: Vec<Arc<Limiter>>,
-    back_end: String,
-) -> Result<Opening, anyhow::Error> {
+fn card<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opening, anyhow::Error> {
+    // Without limits they hold nothing, and a reload can set some.
+    let (transmit, receive) = (Limiter::new(net.limit), Limiter::new(net.limit));
+    let limiters = vec![transmit.clone(), receive.clone()];
+    let end = Limited::new(end, transmit, receive);
     let config = net::NetConfig {
         mtu: net.mtu,
         offloads: net.offloads,

@@ -35,6 +35,8 @@ const MOST: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
+    /// The same without links and relative parts.
+    real: PathBuf,
     /// The process that reads it. `None`: the daemon has no sandbox.
     reader: Option<OwnedFd>,
     /// Directory in which the daemon may write, if it could change the file.
@@ -44,7 +46,7 @@ pub(crate) struct ConfigFile {
 impl ConfigFile {
     /// A file that the daemon reads itself.
     pub(crate) fn direct(path: &Path) -> Self {
-        Self { path: path.to_owned(), reader: None, writable_by: None }
+        Self { path: path.to_owned(), real: real(path), reader: None, writable_by: None }
     }
 
     /// A file that another process reads, which this starts.
@@ -68,7 +70,7 @@ impl ConfigFile {
         command.spawn().context("cannot start the process that reads the file of devices")?;
         let message = Message::File { path: path.to_owned(), user: user.map(ToOwned::to_owned) };
         send(&near, &message, broker.as_ref().map(AsFd::as_fd))?;
-        Ok(Self { path: path.to_owned(), reader: Some(near), writable_by })
+        Ok(Self { path: path.to_owned(), real: real(path), reader: Some(near), writable_by })
     }
 
     /// Warns of a daemon that could change the file.
@@ -83,6 +85,11 @@ impl ConfigFile {
         }
     }
 
+    /// The path of the file, without links and relative parts, as it was when the daemon started.
+    pub(crate) fn real(&self) -> &Path {
+        &self.real
+    }
+
     /// Reads the file. It may block, as storage may hang.
     ///
     /// # Errors
@@ -94,6 +101,11 @@ impl ConfigFile {
         }
         .map_err(|error| error.to_string())
     }
+}
+
+/// A path that names the file from anywhere: as given, if it has gone.
+pub(crate) fn real(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The text of the file.
@@ -170,7 +182,8 @@ mod tests {
         let ((near, far), (broker, servers)) = (pair().unwrap(), pair().unwrap());
         let path = file.clone();
         let reader = std::thread::spawn(move || serve(&far, &path, Some(&broker)));
-        let config = ConfigFile { path: file.clone(), reader: Some(near), writable_by: None };
+        let config =
+            ConfigFile { path: file.clone(), real: file.clone(), reader: Some(near), writable_by: None };
         assert!(config.read().unwrap_err().contains("No such file"));
         let text = "[[blk]]\nname = \"a\"\nimage = \"nbd://store/x\"\nsocket = \"/s\"\n";
         std::fs::write(&file, text).unwrap();
@@ -192,7 +205,8 @@ mod tests {
         let (near, far) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         drop(far);
-        let config = ConfigFile { path: "/x".into(), reader: Some(near), writable_by: None };
+        let config =
+            ConfigFile { path: "/x".into(), real: "/x".into(), reader: Some(near), writable_by: None };
         assert!(config.read().unwrap_err().contains("restart the daemon"));
     }
 }

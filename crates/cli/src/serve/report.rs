@@ -1,11 +1,14 @@
 //! The daemon's report: JSON of the control socket and `paravane status --json`.
 //!
 //! Names are stable; fields may be added.
+use super::args::OnFull;
+use super::spec::{DeviceSpec, Kind};
+use paravane_device::RateLimit;
 use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
 use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -79,7 +82,7 @@ pub(crate) struct Reload {
     pub(crate) time: String,
     /// Seconds since 1970.
     pub(crate) unix_time_s: f64,
-    /// The file is valid and no device failed. Devices may still be `waiting`.
+    /// The file is valid, no device failed, and no change was refused. Devices may still be `waiting`.
     pub(crate) ok: bool,
 }
 
@@ -147,6 +150,9 @@ pub(crate) struct Device {
     /// Message of a panic that ended the device.
     #[serde(default)]
     pub(crate) failed: Option<String>,
+    /// Settings that a reload changes while the device is served.
+    #[serde(default)]
+    pub(crate) settings: Settings,
     /// How often a rate limit delayed a queue.
     #[serde(default)]
     pub(crate) throttled: u64,
@@ -180,6 +186,52 @@ pub(crate) struct Device {
     #[serde(default)]
     pub(crate) stopping: Option<Stopping>,
     pub(crate) net: Option<Net>,
+}
+
+/// Settings of a device that a reload changes in place, as they are now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// Rate limit; `None`: none. Network cards: of each direction.
+    pub(crate) bytes_per_second: Option<u64>,
+    pub(crate) burst_bytes: Option<u64>,
+    /// As `bytes_per_second`, in requests or frames.
+    pub(crate) ops_per_second: Option<u64>,
+    pub(crate) burst_ops: Option<u64>,
+    /// Longest poll in microseconds.
+    pub(crate) poll_us: u64,
+    /// Latencies are measured.
+    pub(crate) latencies: bool,
+    /// Disks: threshold of the slow-request log in microseconds.
+    pub(crate) slow_us: Option<u64>,
+    /// Disks: "wait" or "error".
+    pub(crate) on_full: Option<String>,
+}
+
+impl Settings {
+    pub(crate) fn new(spec: &DeviceSpec) -> Self {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (limit, slow, on_full) = match &spec.kind {
+            Kind::Blk(blk) => (blk.limit, blk.slow, Some(blk.on_full)),
+            Kind::Net(net) => (net.limit, None, None),
+            Kind::Rng => (RateLimit::default(), None, None),
+        };
+        Self {
+            bytes_per_second: limit.bytes.map(|rate| rate.per_second.get()),
+            burst_bytes: limit.bytes.map(|rate| rate.burst),
+            ops_per_second: limit.ops.map(|rate| rate.per_second.get()),
+            burst_ops: limit.ops.map(|rate| rate.burst),
+            poll_us: micros(spec.longest_poll),
+            latencies: spec.latencies,
+            slow_us: slow.map(micros),
+            on_full: on_full.map(|on_full| {
+                let name = match on_full {
+                    OnFull::Wait => "wait",
+                    OnFull::Error => "error",
+                };
+                name.to_owned()
+            }),
+        }
+    }
 }
 
 /// One I/O thread.

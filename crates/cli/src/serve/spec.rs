@@ -1,6 +1,7 @@
 //! Specifications of devices, validated without touching the host.
 //!
-//! A reload leaves a device alone if its old and new specifications are equal.
+//! What a reload does with a device that is served is decided by its old and new specifications: see
+//! `exports::change`.
 use super::args::{
     Backing, BlkArgs, DeviceCommand, EndpointArgs, Format, LimitArgs, Mac, NetArgs, OnFull, Switch,
 };
@@ -257,10 +258,10 @@ impl DeviceSpec {
         spec
     }
 
-    /// Whether a device that is served so is left alone by a file that has it as `wanted`.
+    /// This one, of a device that is served, and `wanted`, without differences that are none.
     ///
     /// After a snapshot, the file may name the images in another way, and the serial number or not.
-    pub(crate) fn is_served_as(&self, wanted: &Self) -> bool {
+    pub(crate) fn comparable(&self, wanted: &Self) -> (Self, Self) {
         let (served, mut wanted) = (self.canonical(), wanted.canonical());
         if let (Kind::Blk(served), Kind::Blk(wanted)) = (&served.kind, &mut wanted.kind)
             && served.serial.is_none()
@@ -269,7 +270,7 @@ impl DeviceSpec {
             wanted.serial = None;
             wanted.told_serial.clone_from(&served.told_serial);
         }
-        served == wanted
+        (served, wanted)
     }
 
     /// The image that the disk writes to, with a canonical path.

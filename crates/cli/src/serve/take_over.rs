@@ -161,7 +161,7 @@ impl OfferedImage {
     }
 
     /// Whether both are the same image.
-    fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         let same = match (self.file, other.file) {
             // The paths may differ, as in two name spaces.
             (Some(one), Some(other)) => one == other,

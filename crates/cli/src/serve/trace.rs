@@ -27,7 +27,6 @@ const ROOM: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     queues: Vec<Arc<QueueLatency>>,
-    slow: Option<SlowLog>,
     readers: Mutex<Readers>,
     /// The device stops.
     ended: AtomicBool,
@@ -38,6 +37,7 @@ struct Readers {
     /// Number of readers so far.
     count: u64,
     list: Vec<ReaderEnd>,
+    slow: Option<SlowLog>,
 }
 
 /// One reader as the I/O threads see it.
@@ -117,9 +117,16 @@ fn now() -> u64 {
 impl RequestTrace {
     /// For the device with these queues.
     pub(crate) fn new(queues: Vec<Arc<QueueLatency>>, slow: Option<SlowLog>) -> Arc<Self> {
-        let trace = Self { queues, slow, readers: Mutex::default(), ended: AtomicBool::new(false) };
-        trace.observe(&trace.readers());
+        let trace = Self { queues, readers: Mutex::default(), ended: AtomicBool::new(false) };
+        trace.log_slow(slow);
         Arc::new(trace)
+    }
+
+    /// Logs slow requests to `slow` from now on.
+    pub(crate) fn log_slow(&self, slow: Option<SlowLog>) {
+        let mut readers = self.readers();
+        readers.slow = slow;
+        self.observe(&readers);
     }
 
     fn readers(&self) -> MutexGuard<'_, Readers> {
@@ -132,8 +139,9 @@ impl RequestTrace {
         for (queue, latency) in (0..).zip(&self.queues) {
             let of = |reader: &ReaderEnd| reader.outputs.get(usize::from(queue)).cloned().flatten();
             let outputs: Vec<_> = readers.list.iter().filter_map(of).collect();
-            let needed = self.slow.is_some() || !outputs.is_empty();
-            let observer = || Arc::new(QueueObserver { queue, slow: self.slow.clone(), outputs }) as Arc<_>;
+            let needed = readers.slow.is_some() || !outputs.is_empty();
+            let slow = readers.slow.clone();
+            let observer = || Arc::new(QueueObserver { queue, slow, outputs }) as Arc<_>;
             latency.observe(needed.then(observer));
         }
     }

@@ -77,7 +77,7 @@ fn is_served(image: &Image, options: &[With]) {
     folder.write("devices.toml", &(device + "queues = 2\n"));
     daemon.signal(Signal::HUP);
     let line = daemon.wait_for("unchanged");
-    assert!(line.contains("0 unchanged, 1 removed, 1 added, 0 failed"), "{line}");
+    assert!(line.contains("0 unchanged, 0 removed, 0 added, 0 failed, 1 restarted"), "{line}");
     exercise(&folder.path("s"), &mut model, false, 3);
     let (ended, log) = daemon.end();
     assert!(ended.success(), "{log:?}");

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A connection whose own end has a name: it asks for more than a report.
-fn connect(control: &str) -> UnixStream {
+pub(crate) fn connect(control: &str) -> UnixStream {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let socket = socket.unwrap();
@@ -27,7 +27,7 @@ fn connect(control: &str) -> UnixStream {
 }
 
 /// A message without descriptors, as it is on the wire.
-fn message(stream: &mut UnixStream) -> Vec<u8> {
+pub(crate) fn message(stream: &mut UnixStream) -> Vec<u8> {
     let mut bytes = vec![0; 16];
     stream.read_exact(&mut bytes).unwrap();
     let length = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
@@ -133,7 +133,7 @@ fn a_client_that_stalls_keeps_no_image_from_the_next_daemon_or_device() {
     setup.folder.write("d.toml", &disk("vm", &keys));
     drop(driver);
     new.signal(Signal::HUP);
-    new.wait_for("reloaded: 0 unchanged, 1 removed, 1 added, 0 failed");
+    new.wait_for("reloaded: 0 unchanged, 0 removed, 0 added, 0 failed, 1 restarted");
     let mut driver = Driver::connect(&setup.folder.path("vm.sock"), load::wish(true, true, 2)).unwrap();
     setup.work(&mut driver);
     drop((driver, second));

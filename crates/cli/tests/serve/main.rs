@@ -53,6 +53,7 @@ mod prometheus;
 #[path = "../../../vhost/tests/serve/raw.rs"]
 mod raw;
 mod reload;
+mod reload_in_use;
 mod report;
 mod requests;
 mod resources;

@@ -105,10 +105,12 @@ fn a_card_whose_cable_is_cut_is_made_anew() {
     let to_a = UnixStream::connect(folder.path("a.sock")).unwrap();
     folder.write(
         "d.toml",
-        &(card("a", "") + &card("b", "poll-us = 0\n") + "[[rng]]\nname = \"r\"\nsocket = \"r\"\n"),
+        &(card("a", "")
+            + &card("b", "socket = \"c.sock\"\n").replacen("socket = \"b.sock\"\n", "", 1)
+            + "[[rng]]\nname = \"r\"\nsocket = \"r\"\n"),
     );
     let line = reload(&mut daemon);
-    assert!(line.contains("1 unchanged, 2 removed, 2 added, 0 failed"), "{line}");
+    assert!(line.contains("1 unchanged, 0 removed, 0 added, 0 failed, 2 restarted"), "{line}");
     assert!(!is_open(&to_a));
 }
 

@@ -61,6 +61,7 @@ enum Event {
     CommitServed,
     Grow,
     Reload,
+    Change,
     TakeOver,
     Kill,
     Stop,
@@ -68,9 +69,10 @@ enum Event {
     SnapshotBesideTakeOver,
     SnapshotBesideKill,
     SnapshotBesideReload,
+    SnapshotBesideChange,
 }
 
-const EVENTS: [Event; 14] = [
+const EVENTS: [Event; 16] = [
     Event::Snapshot,
     Event::Fork,
     Event::TwoSnapshots,
@@ -78,6 +80,7 @@ const EVENTS: [Event; 14] = [
     Event::CommitServed,
     Event::Grow,
     Event::Reload,
+    Event::Change,
     Event::TakeOver,
     Event::Kill,
     Event::Stop,
@@ -85,7 +88,12 @@ const EVENTS: [Event; 14] = [
     Event::SnapshotBesideTakeOver,
     Event::SnapshotBesideKill,
     Event::SnapshotBesideReload,
+    Event::SnapshotBesideChange,
 ];
+
+/// Keys of all disks, of which a change cuts no client off.
+const KEYS: [&str; 4] =
+    ["", "ops-per-second = 100000\n", "engine = \"threads\"\n", "poll-us = 0\nslow = \"9s\"\n"];
 
 /// Daemon, holder and images.
 struct Host {
@@ -100,6 +108,8 @@ struct Host {
     /// Other guests' disks.
     forks: Vec<Chain>,
     stalled: Vec<UnixStream>,
+    /// Those of [`KEYS`] that the disks have.
+    keys: &'static str,
 }
 
 impl Host {
@@ -126,6 +136,7 @@ impl Host {
             overlays: 0,
             forks: Vec::new(),
             stalled: Vec::new(),
+            keys: KEYS[0],
         };
         host.write();
         host.holder = Some(host.start_holder());
@@ -137,7 +148,8 @@ impl Host {
     fn write(&self) {
         let disk = |(name, chain): (&&str, &Chain)| {
             format!(
-                "[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{}",
+                "[[blk]]\nname = \"{name}\"\nsocket = \"{name}.sock\"\nqueues = 2\nworkers = 2\n{}{}",
+                self.keys,
                 chain.keys()
             )
         };
@@ -306,6 +318,40 @@ impl Host {
         self.daemon().wait_for("reloaded: 4 unchanged, 0 removed, 0 added, 0 failed");
     }
 
+    /// Other keys, which cut no client off.
+    fn change(&mut self) {
+        let others: Vec<_> = KEYS.into_iter().filter(|keys| *keys != self.keys).collect();
+        self.keys = others[self.random.below(others.len())];
+        self.write();
+        let output = paravane().args(["reload", "--control", &self.control]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let done = text.matches("changed in place").count() + text.matches("its session goes on").count();
+        assert!(done == DISKS.len() && !text.contains(": restarted:"), "{text}");
+    }
+
+    /// The reload comes first, or the snapshot; what was refused is done again.
+    fn snapshot_beside_change(&mut self, disk: usize) {
+        let others: Vec<_> = KEYS.into_iter().filter(|keys| *keys != self.keys).collect();
+        self.keys = others[self.random.below(others.len())];
+        self.write();
+        let overlay = self.overlay();
+        let child = self.begin("snapshot", disk, &[&overlay]);
+        let reload = || paravane().args(["reload", "--control", &self.control]).output().unwrap();
+        let first = reload();
+        let first = String::from_utf8_lossy(&first.stdout).into_owned();
+        let output = child.wait_with_output().unwrap();
+        if !self.note(disk, &overlay, &output) {
+            let _ = std::fs::remove_file(&overlay);
+        }
+        self.write();
+        let output = paravane().args(["reload", "--control", &self.control]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        // No client was cut off.
+        assert!(![&*first, &*text].iter().any(|text| text.contains(": restarted:")), "{first}, then {text}");
+    }
+
     fn take_over(&mut self) {
         let mut new = self.spawn(&["--take-over"]);
         new.wait_for("ready");
@@ -392,6 +438,8 @@ impl Host {
             Event::CommitServed => self.commit_served(disk),
             Event::Grow => self.grow(disk),
             Event::Reload => self.reload(),
+            Event::Change => self.change(),
+            Event::SnapshotBesideChange => self.snapshot_beside_change(disk),
             Event::TakeOver => self.take_over(),
             Event::Kill => self.kill(),
             Event::Stop => self.stop(),

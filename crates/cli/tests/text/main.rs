@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All commands.
-const COMMANDS: [&[&str]; 22] = [
+const COMMANDS: [&[&str]; 23] = [
     &[],
     &["run"],
     &["serve"],
@@ -21,6 +21,7 @@ const COMMANDS: [&[&str]; 22] = [
     &["serve", "net"],
     &["serve", "rng"],
     &["hold"],
+    &["reload"],
     &["status"],
     &["top"],
     &["trace"],

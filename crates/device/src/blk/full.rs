@@ -13,6 +13,7 @@
 use crate::LogDevice;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -55,7 +56,8 @@ pub struct FullStatus {
 pub struct Full {
     /// Name in the log.
     device: String,
-    policy: OnFull,
+    /// Whether requests wait ([`OnFull::Wait`]).
+    waits: AtomicBool,
     state: Mutex<State>,
     ended: Condvar,
     disk: OnceLock<Retry>,
@@ -86,7 +88,8 @@ struct State {
 impl Full {
     pub(super) fn new(device: String, policy: OnFull) -> Arc<Self> {
         let (state, ended) = (Mutex::default(), Condvar::new());
-        Arc::new(Self { device, policy, state, ended, disk: OnceLock::new(), store: OnceLock::new() })
+        let waits = AtomicBool::new(policy == OnFull::Wait);
+        Arc::new(Self { device, waits, state, ended, disk: OnceLock::new(), store: OnceLock::new() })
     }
 
     /// Sets, once, what has all queues try again, and returns `false` when the disk is gone.
@@ -136,7 +139,15 @@ impl Full {
 
     /// Whether requests wait rather than fail.
     pub(super) fn waits(&self) -> bool {
-        self.policy == OnFull::Wait
+        // Relaxed: it orders nothing.
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// Changes what becomes of writes without room. Those that wait are tried once more.
+    pub fn set_policy(&self, policy: OnFull) {
+        // Relaxed: a queue that misses it has been told to look again.
+        self.waits.store(policy == OnFull::Wait, Ordering::Relaxed);
+        self.retry();
     }
 
     /// Counts one more request that waits. `false`: it cannot.

@@ -27,7 +27,7 @@ use super::request::{self, ByteRange, Command, Limits};
 use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, watch};
+use crate::{Limiter, MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, watch};
 use at_once::ChainParts;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
@@ -53,7 +53,10 @@ pub(super) struct Handler {
     /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
     write_through: bool,
     engine: Engine,
+    /// `None`: no limit, so no clock is read.
     limit: Option<Limited>,
+    /// Where a limit can be set.
+    limiter: Option<Arc<Limiter>>,
     requests: RequestTable,
     /// Ranges of the request that is parsed.
     ranges: Vec<ByteRange>,
@@ -92,10 +95,10 @@ impl Handler {
         (follower, image): (Follower, Arc<Image>),
         id: [u8; blk::ID_LEN],
         (engine, wake): (Engine, Wake),
-        limit: Option<Limited>,
+        limiter: Option<Arc<Limiter>>,
         (size, features): (u16, u64),
         (queue, errors): (u16, Arc<StorageErrors>),
-    ) -> Self {
+    ) -> io::Result<Self> {
         let limits = Limits {
             capacity: image.sectors(),
             block: image.block() / blk::SECTOR,
@@ -103,7 +106,7 @@ impl Handler {
             discard: features & blk::F_DISCARD != 0,
             write_zeroes: features & blk::F_WRITE_ZEROES != 0,
         };
-        Self {
+        let mut handler = Self {
             image,
             follower,
             wake,
@@ -113,13 +116,29 @@ impl Handler {
             limits,
             write_through: features & blk::F_FLUSH == 0,
             engine,
-            limit,
+            limit: None,
+            limiter,
             requests: RequestTable::new(size),
             ranges: Vec::new(),
             outcomes: VecDeque::new(),
             errors,
             queue,
+        };
+        handler.look_at_limit()?;
+        Ok(handler)
+    }
+
+    /// Sees whether there is a limit. Called while nothing watches the descriptors.
+    fn look_at_limit(&mut self) -> io::Result<()> {
+        match (self.limiter.as_ref().filter(|limiter| limiter.is_on()), &mut self.limit) {
+            (None, limit) => *limit = None,
+            (Some(_), Some(limited)) => limited.brake.release(),
+            (Some(limiter), limit) => {
+                let brake = Brake::new(limiter.clone(), Some(self.wake.fd(&self.engine)?))?;
+                *limit = Some(Limited::new(brake));
+            }
         }
+        Ok(())
     }
 
     /// Parses a chain.
@@ -501,6 +520,10 @@ impl QueueHandler for Handler {
             None => self.wake.unwatch(&mut self.engine, epoll),
             Some(limited) => watch::remove(epoll, limited.brake.fd()),
         }
+    }
+
+    fn renew(&mut self) -> io::Result<()> {
+        self.look_at_limit()
     }
 
     fn listen(&mut self) -> bool {

@@ -145,7 +145,7 @@ fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handle
     let engine = Engine::Held(Held::new(image.clone(), orders));
     let wake = Wake::new(follower.event());
     let errors = (0, disk.errors());
-    Handler::new((follower, image), disk.serial.get(), (engine, wake), None, (256, features), errors)
+    Handler::new((follower, image), disk.serial.get(), (engine, wake), None, (256, features), errors).unwrap()
 }
 
 /// An answered request.

@@ -50,6 +50,14 @@ struct Times {
     done: Ticks,
 }
 
+impl Times {
+    /// Whether the request was taken while latencies were recorded.
+    #[inline]
+    fn is_known(&self) -> bool {
+        self.taken.at != 0
+    }
+}
+
 /// Completed requests of one operation with the same times.
 #[derive(Clone, Copy, Debug)]
 struct Run {
@@ -504,7 +512,7 @@ impl On {
     fn tell(&mut self, end: Ticks) {
         let Self { latency, scale, observed, probed, .. } = self;
         let observer = latency.observer();
-        for Observed { operation, times, request } in observed.drain(..) {
+        for Observed { operation, times, request } in observed.drain(..).filter(|one| one.times.is_known()) {
             let record = RequestRecord::new(operation, request, scale.stages(times, end));
             if let Some(observer) = &observer {
                 observer.ended(&record);
@@ -517,7 +525,7 @@ impl On {
 
     #[cold]
     fn probe(&self, end: Ticks) {
-        for run in self.earlier.iter().chain([&self.run]) {
+        for run in self.earlier.iter().chain([&self.run]).filter(|run| run.times.is_known()) {
             self.probed.batch_ended(run.operation, run.count, self.scale.stages(run.times, end));
         }
     }
@@ -533,7 +541,7 @@ fn record_all(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
 /// Adds runs with the same times to the histograms.
 #[inline(always)]
 fn record(latency: &QueueLatency, scale: Scale, runs: &[Run], end: Ticks) {
-    let Some(Run { times, .. }) = runs.first() else { return };
+    let Some(Run { times, .. }) = runs.first().filter(|run| run.times.is_known()) else { return };
     let [ring, throttled, host, interrupt] = scale.stages(*times, end);
     let whole = ring.wrapping_add(throttled).wrapping_add(host).wrapping_add(interrupt);
     let mut sum = 0;

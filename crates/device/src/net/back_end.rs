@@ -176,6 +176,14 @@ pub trait Sender: Send {
         None
     }
 
+    /// Applies a rate limit that was set or taken away. Its descriptor may be another one afterwards.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    fn renew(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Queue of the TAP device behind it, if there is one.
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -227,6 +235,14 @@ pub trait Receiver: Send {
 
     /// Becomes readable when a frame arrives.
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Applies a rate limit that was set or taken away. Its descriptor may be another one afterwards.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    fn renew(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Queue of the TAP device behind it, if there is one.
     fn tap(&self) -> Option<BorrowedFd<'_>> {

@@ -4,7 +4,9 @@
 //!   Sender:    held -> Full; room when the time has come
 //!   Receiver:  held -> no frame; frames wait, or are dropped, in the inner back end until then
 //! ```
-//! To the queue handlers it is a busy network.
+//! To the queue handlers it is a busy network. A direction whose limiter has no limit is the inner back
+//! end alone: no clock is read. A limit that is set later applies from [`Sender::renew`] and
+//! [`Receiver::renew`] on.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use crate::rate::{self, Brake};
 use crate::{HostSide, Limiter, ServeError};
@@ -78,41 +80,73 @@ impl<B: BackEnd> BackEnd for Limited<B> {
     }
 
     fn sender(&self, pair: u16) -> io::Result<Self::Sender> {
-        let inner = self.inner.sender(pair)?;
-        let brake = Brake::new(self.transmit.clone(), inner.fd())?;
-        Ok(LimitedSender { inner, brake, full: false })
+        let (inner, limiter) = (self.inner.sender(pair)?, self.transmit.clone());
+        let mut sender = LimitedSender { inner, limiter, brake: None, full: false };
+        sender.renew()?;
+        Ok(sender)
     }
 
     fn receiver(&self, pair: u16) -> io::Result<Self::Receiver> {
-        let inner = self.inner.receiver(pair)?;
-        let brake = Brake::new(self.receive.clone(), Some(inner.fd()))?;
-        Ok(LimitedReceiver { inner, brake, at_hand: 0, deaf: false })
+        let (inner, limiter) = (self.inner.receiver(pair)?, self.receive.clone());
+        let mut receiver = LimitedReceiver { inner, limiter, brake: None, at_hand: false, deaf: false };
+        receiver.renew()?;
+        Ok(receiver)
     }
+}
+
+/// The brake of a queue whose limit may have changed; `None`: there is no limit.
+fn renewed(
+    brake: Option<Brake>,
+    limiter: &Arc<Limiter>,
+    other: Option<BorrowedFd<'_>>,
+) -> io::Result<Option<Brake>> {
+    Ok(match brake {
+        _ if !limiter.is_on() => None,
+        None => Some(Brake::new(limiter.clone(), other)?),
+        Some(mut brake) => {
+            brake.release();
+            Some(brake)
+        }
+    })
 }
 
 /// See [`Limited`].
 #[derive(Debug)]
 pub struct LimitedSender<S> {
     inner: S,
-    brake: Brake,
+    limiter: Arc<Limiter>,
+    /// `None`: no limit.
+    brake: Option<Brake>,
     /// The inner back end has no room.
     full: bool,
 }
 
-impl<S: Sender> Sender for LimitedSender<S> {
-    fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
+impl<S: Sender> LimitedSender<S> {
+    #[inline(never)]
+    fn send_limited(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
+        let Some(brake) = &mut self.brake else { return self.inner.send(frame) };
         let now = rate::now();
         self.full = false;
-        if !self.brake.lets_go(now) {
+        if !brake.lets_go(now) {
             return Ok(Sent::Full);
         }
         let sent = self.inner.send(frame)?;
         match sent {
             // A frame that is dropped costs the host as much.
-            Sent::Sent | Sent::Refused => self.brake.charge(now, frame.len as u64),
+            Sent::Sent | Sent::Refused => brake.charge(now, frame.len as u64),
             Sent::Full => self.full = true,
         }
         Ok(sent)
+    }
+}
+
+impl<S: Sender> Sender for LimitedSender<S> {
+    #[inline]
+    fn send(&mut self, frame: &Outgoing<'_>) -> Result<Sent, ServeError> {
+        match self.brake {
+            None => self.inner.send(frame),
+            Some(_) => self.send_limited(frame),
+        }
     }
 
     fn flush(&mut self) {
@@ -120,45 +154,61 @@ impl<S: Sender> Sender for LimitedSender<S> {
     }
 
     fn listen(&mut self) -> bool {
+        let Some(brake) = &mut self.brake else { return self.inner.listen() };
         // Always: it also clears a timer that has expired.
-        let over = self.brake.listen();
+        let over = brake.listen();
         if self.full { self.inner.listen() } else { over }
     }
 
     fn has_room(&self) -> Option<bool> {
-        if self.full { self.inner.has_room() } else { Some(self.brake.is_over()) }
+        match &self.brake {
+            Some(brake) if !self.full => Some(brake.is_over()),
+            _ => self.inner.has_room(),
+        }
     }
 
     fn is_held(&self) -> bool {
-        !self.full && self.brake.holds()
+        !self.full && self.brake.as_ref().is_some_and(Brake::holds)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.brake.fd())
+        self.brake.as_ref().map_or_else(|| self.inner.fd(), |brake| Some(brake.fd()))
     }
-    // No `tap`: vhost-net would bypass the limit.
+
+    fn renew(&mut self) -> io::Result<()> {
+        self.brake = renewed(self.brake.take(), &self.limiter, self.inner.fd())?;
+        Ok(())
+    }
+
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        // vhost-net would bypass the limit.
+        self.brake.is_none().then(|| self.inner.tap())?
+    }
 }
 
 /// See [`Limited`].
 #[derive(Debug)]
 pub struct LimitedReceiver<R> {
     inner: R,
-    brake: Brake,
-    /// Bytes of the frame at hand; 0 if there is none.
-    at_hand: u64,
+    limiter: Arc<Limiter>,
+    /// `None`: no limit.
+    brake: Option<Brake>,
+    /// There is a frame that has passed the limit.
+    at_hand: bool,
     /// Frames do not signal the descriptor.
     deaf: bool,
 }
 
 impl<R: Receiver> Receiver for LimitedReceiver<R> {
-    fn fetch(&mut self, _most: usize) -> io::Result<usize> {
+    fn fetch(&mut self, most: usize) -> io::Result<usize> {
+        let Some(brake) = &mut self.brake else { return self.inner.fetch(most) };
         // A frame that waits for buffers has passed the limit. One at a time: the next one may have
         // to wait.
-        if self.at_hand == 0 && !self.brake.lets_go(rate::now()) {
+        if !self.at_hand && !brake.lets_go(rate::now()) {
             return Ok(0);
         }
         let count = self.inner.fetch(1)?;
-        self.at_hand = self.inner.frame(0).map_or(0, |frame| frame.bytes.len() as u64);
+        self.at_hand = count > 0;
         Ok(count)
     }
 
@@ -167,10 +217,16 @@ impl<R: Receiver> Receiver for LimitedReceiver<R> {
     }
 
     fn done(&mut self, count: usize) {
-        if count > 0 {
-            self.brake.charge(rate::now(), std::mem::take(&mut self.at_hand));
-            self.inner.done(count);
+        if let Some(brake) = &self.brake
+            && count > 0
+        {
+            // More than one only of those that were there before the limit.
+            let len = |number| self.inner.frame(number).map_or(0, |frame| frame.bytes.len() as u64);
+            let now = rate::now();
+            (0..count).for_each(|number| brake.charge(now, len(number)));
+            self.at_hand = false;
         }
+        self.inner.done(count);
     }
 
     fn flush(&mut self) {
@@ -178,28 +234,45 @@ impl<R: Receiver> Receiver for LimitedReceiver<R> {
     }
 
     fn listen(&mut self) -> bool {
+        let Some(brake) = &mut self.brake else { return self.inner.listen() };
         // Frames that the limit holds must not wake the thread.
-        let deaf = self.brake.holds();
+        let deaf = brake.holds();
         if deaf != self.deaf {
-            match self.brake.hear(self.inner.fd(), !deaf) {
+            match brake.hear(self.inner.fd(), !deaf) {
                 Ok(()) => self.deaf = deaf,
                 Err(error) => tracing::debug!(%error, "cannot change the wait set of a rate-limited queue"),
             }
         }
         // Always: it also clears a timer that has expired.
-        let over = self.brake.listen();
+        let over = brake.listen();
         if deaf { over } else { self.inner.listen() }
     }
 
     fn has_frame(&self) -> Option<bool> {
-        if self.brake.holds() { Some(self.brake.is_over()) } else { self.inner.has_frame() }
+        match &self.brake {
+            Some(brake) if brake.holds() => Some(brake.is_over()),
+            _ => self.inner.has_frame(),
+        }
     }
 
     fn is_held(&self) -> bool {
-        self.brake.holds()
+        self.brake.as_ref().is_some_and(Brake::holds)
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.brake.fd()
+        self.brake.as_ref().map_or_else(|| self.inner.fd(), Brake::fd)
+    }
+
+    fn renew(&mut self) -> io::Result<()> {
+        let is_new = self.brake.is_none();
+        self.brake = renewed(self.brake.take(), &self.limiter, Some(self.inner.fd()))?;
+        if is_new {
+            (self.at_hand, self.deaf) = (false, false);
+        }
+        Ok(())
+    }
+
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.brake.is_none().then(|| self.inner.tap())?
     }
 }

@@ -22,6 +22,7 @@ use paravane_dma::{Access, AccessGuard, WriteSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::net::F_MRG_RXBUF;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -298,6 +299,10 @@ impl<R: Receiver> QueueHandler for Receive<R> {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.receiver.fd())
+    }
+
+    fn renew(&mut self) -> io::Result<()> {
+        self.receiver.renew()
     }
 
     fn listen(&mut self) -> bool {

@@ -23,6 +23,7 @@ use paravane_dma::{Access, AccessGuard, ReadSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain};
 use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -255,6 +256,10 @@ impl<S: Sender> QueueHandler for Transmit<S> {
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         self.sender.fd()
+    }
+
+    fn renew(&mut self) -> io::Result<()> {
+        self.sender.renew()
     }
 
     fn listen(&mut self) -> bool {

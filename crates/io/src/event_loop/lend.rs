@@ -264,6 +264,7 @@ impl EventLoop {
         }
         if let Some(number) = number {
             self.put_back(number, queue);
+            self.renew_one(number, setting);
         }
         if self.blocked.contains(&device) {
             return;

@@ -130,7 +130,7 @@ impl Exports {
     }
 
     /// Serves a device that is open, with this session.
-    fn serve(
+    pub(super) fn serve(
         &self,
         spec: &DeviceSpec,
         opening: Opening,
@@ -225,7 +225,15 @@ impl Exports {
                 State::Served(mut members) => {
                     members.iter_mut().for_each(ServedDevice::begin_hand_over);
                     let members = Some(members);
-                    inner.leaving.push(Leaving { id, specs, since: Instant::now(), members });
+                    let since = Instant::now();
+                    inner.leaving.push(Leaving {
+                        id,
+                        specs,
+                        since,
+                        members,
+                        exchange: None,
+                        has_session: false,
+                    });
                 }
                 State::Opening(wait) => wait.cancel(),
                 State::Failed(_) | State::Waiting => {}
@@ -263,7 +271,7 @@ impl Exports {
 impl super::Inner {
     /// As [`Exports::offered`].
     fn offered(&self) -> Result<Vec<Offered>, String> {
-        if self.reload.is_some() || !self.is_settled() {
+        if self.reload.as_ref().is_some_and(|reload| !reload.is_reported) || !self.is_settled() {
             return Err("devices are starting or stopping: try again later".to_owned());
         }
         if let Some(device) = self.turns.taking() {
@@ -288,6 +296,7 @@ impl super::Inner {
 
     /// Sends the devices that are drained.
     pub(super) fn send_drained(&mut self) {
+        self.leaving.iter_mut().for_each(Leaving::hand_on);
         let Some(sender) = &self.handing_over else { return };
         let members = self.leaving.iter_mut().filter_map(|leaving| leaving.members.as_mut()).flatten();
         let mut left = false;

@@ -3,6 +3,7 @@ use super::super::open::Opening;
 use super::super::report;
 use super::super::spec::{DeviceSpec, Kind};
 use super::lock_wait::LockWait;
+use super::next::{Handing, Next};
 use super::served::ServedDevice;
 use paravane_store::Location;
 use std::collections::HashMap;
@@ -23,6 +24,12 @@ pub(super) struct Group {
     retried: Vec<report::Failed>,
     /// Number of failures in a row.
     failures: u32,
+    /// Settings for which its devices have to be opened again, while it is served.
+    pub(super) next: Option<Next>,
+    /// What they are to replace.
+    pub(super) next_of: Option<Vec<DeviceSpec>>,
+    /// It opens devices for sessions of others, which hand over.
+    pub(super) has_session: bool,
 }
 
 /// Time until a group that has failed tries again: the first one, and the longest.
@@ -43,12 +50,27 @@ pub(super) struct Leaving {
     pub(super) since: Instant,
     /// `None`: a thread is still opening them.
     pub(super) members: Option<Vec<ServedDevice>>,
+    /// Where it hands over to, within this daemon.
+    pub(super) exchange: Option<Handing>,
+    /// The thread opens them for sessions that were handed over.
+    pub(super) has_session: bool,
 }
 
 impl Group {
     pub(super) fn new(id: u64, specs: Vec<DeviceSpec>) -> Self {
         let (ahead, retried) = (HashMap::new(), Vec::new());
-        Self { id, specs, state: State::Waiting, ahead, since: Instant::now(), retried, failures: 0 }
+        Self {
+            id,
+            specs,
+            state: State::Waiting,
+            ahead,
+            since: Instant::now(),
+            retried,
+            failures: 0,
+            next: None,
+            next_of: None,
+            has_session: false,
+        }
     }
 
     pub(super) fn enter(&mut self, state: State) {
@@ -57,6 +79,7 @@ impl Group {
             State::Served(_) => (self.failures, self.retried) = (0, Vec::new()),
             State::Waiting | State::Opening(_) => {}
         }
+        self.has_session &= !matches!(state, State::Served(_) | State::Failed(_));
         (self.state, self.since) = (state, Instant::now());
     }
 
@@ -112,6 +135,19 @@ impl Leaving {
         })
     }
 
+    /// Hands its devices over to their successors, when they are gone.
+    pub(super) fn hand_on(&mut self) {
+        let (Some(sender), Some(members)) = (&self.exchange, &mut self.members) else { return };
+        // A successor needs the image, or the TAP device.
+        let drained =
+            members.iter_mut().filter(|member| member.is_handing_over() && member.export.has_ended());
+        for member in drained {
+            if let Some(state) = member.take_handover() {
+                drop(sender.send((member.spec.name.clone(), state)));
+            }
+        }
+    }
+
     /// A device of this group that holds a resource which one of `specs` needs.
     pub(super) fn holds_up(&self, specs: &[DeviceSpec]) -> Option<&DeviceSpec> {
         self.specs.iter().find(|old| specs.iter().any(|new| collide(old, new)))
@@ -140,7 +176,7 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
 /// Whether two devices exclude each other.
 ///
 /// They do with the same name, socket, TAP device, or writable image.
-fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
+pub(super) fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     let images = one.locations();
     let shares_image = images.iter().any(|image| other.locations().contains(image));
     one.name == other.name

@@ -6,7 +6,7 @@ use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
-use super::super::spec::{DeviceSpec, Endpoint, Kind};
+use super::super::spec::{Blk, DeviceSpec, Endpoint, Kind};
 use super::super::take_over::Offered;
 use super::super::told::Told;
 use super::super::trace::RequestTrace;
@@ -92,6 +92,18 @@ pub(super) enum Sessions {
     End,
     /// The next daemon resumes those that are kept.
     Stay,
+}
+
+/// The trace of a disk whose latencies are measured.
+fn request_trace(spec: &DeviceSpec, export: &Export) -> Option<Arc<RequestTrace>> {
+    let is_disk = matches!(spec.kind, Kind::Blk(_));
+    (is_disk && spec.latencies).then(|| RequestTrace::new(export.queue_latencies(), slow_log(spec)))
+}
+
+/// The slow-request log of a disk, if it has one.
+fn slow_log(spec: &DeviceSpec) -> Option<SlowLog> {
+    let Kind::Blk(blk) = &spec.kind else { return None };
+    blk.slow.map(|threshold| SlowLog::new(&spec.name, threshold))
 }
 
 /// Opens one device. An error names the sandbox if that may be the cause.
@@ -209,13 +221,7 @@ impl ServedDevice {
         let own = if shares { Vec::new() } else { export.status().threads };
         let open = |(index, number)| IoThread::open(index, number);
         let threads = own.into_iter().enumerate().map(open).collect();
-        let trace = match &spec.kind {
-            Kind::Blk(blk) if spec.latencies => {
-                let slow = blk.slow.map(|threshold| SlowLog::new(&name, threshold));
-                Some(RequestTrace::new(export.queue_latencies(), slow))
-            }
-            _ => None,
-        };
+        let trace = request_trace(&spec, &export);
         Ok(Self {
             spec,
             export,
@@ -230,6 +236,40 @@ impl ServedDevice {
             stopping: None,
             handing_over: false,
         })
+    }
+
+    /// Applies what `wanted` changes in place ([`Change::InPlace`]); requests go on meanwhile.
+    ///
+    /// [`Change::InPlace`]: super::change::Change::InPlace
+    pub(super) fn change(&mut self, wanted: &DeviceSpec) {
+        let DeviceSpec { longest_poll, latencies, .. } = *wanted;
+        (self.spec.longest_poll, self.spec.latencies) = (longest_poll, latencies);
+        let limit = match (&mut self.spec.kind, &wanted.kind) {
+            (Kind::Blk(blk), Kind::Blk(wanted)) => {
+                let Blk { slow, on_full, limit, polls, .. } = **wanted;
+                (blk.slow, blk.on_full, blk.limit, blk.polls) = (slow, on_full, limit, polls);
+                Some(limit)
+            }
+            (Kind::Net(net), Kind::Net(wanted)) => {
+                net.limit = wanted.limit;
+                Some(wanted.limit)
+            }
+            _ => None,
+        };
+        if let Some(limit) = limit {
+            self.figures.limiters.iter().for_each(|limiter| limiter.set(limit));
+        }
+        if let (Kind::Blk(blk), Some(full)) = (&self.spec.kind, &self.figures.full) {
+            full.set_policy(open::on_full(blk.on_full));
+        }
+        self.export.poll_for(longest_poll);
+        self.export.measure(latencies);
+        self.export.renew();
+        match &self.trace {
+            // It stays for the next time that latencies are measured.
+            Some(trace) => trace.log_slow(slow_log(&self.spec).filter(|_| latencies)),
+            None => self.trace = request_trace(&self.spec, &self.export),
+        }
     }
 
     /// Begins to hand the device over to another daemon; returns at once.
@@ -295,11 +335,9 @@ impl ServedDevice {
     pub(super) fn trace(&self) -> Result<Arc<RequestTrace>, String> {
         let name = &self.spec.name;
         match (&self.trace, &self.spec.kind) {
-            (Some(trace), _) => Ok(trace.clone()),
-            (None, Kind::Blk(_)) => {
-                Err(format!("device {name} measures no latencies: remove --latencies off"))
-            }
-            (None, kind) => Err(format!("device {name} is of kind {}: only disks are traced", kind.name())),
+            (Some(trace), _) if self.spec.latencies => Ok(trace.clone()),
+            (_, Kind::Blk(_)) => Err(format!("device {name} measures no latencies: remove --latencies off")),
+            (_, kind) => Err(format!("device {name} is of kind {}: only disks are traced", kind.name())),
         }
     }
 
@@ -413,6 +451,11 @@ impl ServedDevice {
         self.export.status().host_error.is_some()
     }
 
+    /// Whether a client is connected.
+    pub(super) fn has_client(&self) -> bool {
+        self.export.status().connected
+    }
+
     /// Number of requests in flight.
     pub(super) fn in_flight(&self) -> u64 {
         self.export.status().queues.iter().map(|queue| queue.in_flight).sum()
@@ -487,6 +530,7 @@ impl ServedDevice {
                 seconds: since.elapsed().as_secs_f64(),
                 in_flight: status.queues.iter().map(|queue| queue.in_flight).sum(),
             }),
+            settings: report::Settings::new(&self.spec),
             throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
             storage_errors: storage.as_ref().map(report::StorageErrors::new),
             rejected_requests: storage.as_ref().map(|totals| totals.rejected),

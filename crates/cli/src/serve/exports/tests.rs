@@ -102,9 +102,9 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     assert_eq!(report.devices[0].failed.as_deref(), Some("a mistake"));
     assert!(!report.devices[0].connected && report.devices[1].failed.is_none());
     // The same devices are asked for: what has failed is made anew, and the other one left alone.
-    exports.reload(vec![faulty, good]);
+    exports.reload(vec![faulty, good], &Restarts::All);
     let report = wait_for(&exports, |report| !report.last_reload.is_empty());
-    assert_eq!(report.last_reload, "1 unchanged, 1 removed, 1 added, 0 failed");
+    assert_eq!(report.last_reload, "1 unchanged, 0 removed, 1 added, 0 failed");
     assert!(report.devices.iter().all(|device| device.failed.is_none()));
     assert!(report.devices[1].connected);
     let _client = UnixStream::connect(&socket).unwrap();
@@ -186,9 +186,10 @@ fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itsel
     let folder = tempfile::tempdir().unwrap();
     let (exports, storage, [slow, good], _clients) = slow_and_good(folder.path());
     // It is changed, and another one is added.
-    let changed = DeviceSpec { workers: Some(2), ..slow.clone() };
+    let moved = Endpoint::Listen(folder.path().join("moved"));
+    let changed = DeviceSpec { workers: Some(2), endpoint: moved, ..slow.clone() };
     let (new, new_socket) = spec(folder.path(), "new");
-    exports.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    exports.reload(vec![changed.clone(), good.clone(), new.clone()], &Restarts::All);
     let report = wait_for(&exports, |report| report.devices.iter().any(|device| device.name == "new"));
     assert!(new_socket.exists() && !folder.path().join("slow").exists());
     let stopping = report.devices.iter().find(|device| device.name == "slow").unwrap();
@@ -197,10 +198,10 @@ fn a_device_that_does_not_stop_delays_no_other_and_its_successor_starts_by_itsel
     assert!(report.waiting[0].name == "slow" && report.waiting[0].why.contains("device slow to stop"));
     // The outcome is reported, with what is pending.
     let report = wait_for(&exports, |report| !report.last_reload.is_empty());
-    let outcome = "1 unchanged, 1 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
+    let outcome = "1 unchanged, 0 removed, 1 added, 0 failed, 1 still stopping, 1 not started yet";
     assert_eq!(report.last_reload, outcome);
     // The same file once more changes nothing of that.
-    exports.reload(vec![changed.clone(), good.clone(), new.clone()]);
+    exports.reload(vec![changed.clone(), good.clone(), new.clone()], &Restarts::All);
     let report = wait_for(&exports, |report| report.last_reload.starts_with("2 unchanged"));
     assert_eq!((report.devices.len(), report.waiting.len()), (3, 1), "{report:?}");
     storage.answer();
@@ -217,7 +218,7 @@ fn storage_that_hangs_delays_no_look_at_the_others() {
     let (exports, storage, [slow, good], _clients) = slow_and_good(folder.path());
     exports.refresh();
     // It is taken out while its thread waits.
-    exports.reload(vec![good]);
+    exports.reload(vec![good], &Restarts::All);
     let report = wait_for(&exports, |report| !report.last_reload.is_empty());
     assert!(report.devices.iter().any(|device| device.name == slow.name && device.stopping.is_some()));
     exports.begin_stop();

@@ -1,6 +1,6 @@
 //! Latencies of one device by operation and stage, and its queues.
 use super::latency::{DeviceValues, Values, short_duration};
-use crate::serve::report::Device;
+use crate::serve::report::{Device, Settings};
 use std::fmt::Write;
 
 /// Lines of `--details`, for all requests since the device started.
@@ -36,6 +36,10 @@ pub(super) fn text(device: &Device) -> String {
                 writeln!(out, "  {name}  {what}: P50 {}, P99 {}, max {max}", counts.p50_ns, counts.p99_ns);
         }
     }
+    let settings = settings(&device.settings);
+    if !settings.is_empty() {
+        let _ = writeln!(out, "  {name}  settings: {}", settings.join(", "));
+    }
     for queue in device.queues.iter().filter(|queue| queue.enabled) {
         let _ = writeln!(
             out,
@@ -44,6 +48,19 @@ pub(super) fn text(device: &Device) -> String {
         );
     }
     out
+}
+
+/// Limits and the like that are in force, by their keys.
+fn settings(settings: &Settings) -> Vec<String> {
+    let Settings { bytes_per_second, burst_bytes, ops_per_second, burst_ops, slow_us, .. } = settings;
+    let numbers = [
+        ("bytes-per-second", *bytes_per_second, ""),
+        ("burst-bytes", *burst_bytes, ""),
+        ("ops-per-second", *ops_per_second, ""),
+        ("burst-ops", *burst_ops, ""),
+        ("slow", *slow_us, " us"),
+    ];
+    numbers.into_iter().filter_map(|(key, value, unit)| Some(format!("{key} {}{unit}", value?))).collect()
 }
 
 #[cfg(test)]
@@ -68,7 +85,8 @@ mod tests {
             depth: Some(latency(3)),
             ..Queue::default()
         };
-        let device = Device { name: "vm0".into(), queues: vec![queue], ..Device::default() };
+        let settings = Settings { ops_per_second: Some(9), slow_us: Some(1000), ..Settings::default() };
+        let device = Device { name: "vm0".into(), queues: vec![queue], settings, ..Device::default() };
         let text = text(&device);
         let lines: Vec<_> =
             text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
@@ -78,6 +96,7 @@ mod tests {
             "vm0 STAGE COUNT P50 P99 P99.9 MAX",
             "host 4 1.1ms 1.1ms 1.1ms 1.1ms",
             "vm0 depth: P50 3, P99 3, max 3",
+            "vm0 settings: ops-per-second 9, slow 1000 us",
             "vm0 queue 0: 4 done, 0 in flight, 0 kicks, 0 interrupts",
         ];
         assert_eq!(lines, expected);

@@ -11,6 +11,7 @@
 //!     closes: the trace ends
 //! ```
 //! A client whose end has no name gets the report at once, and is not read.
+use crate::serve::reload::messages::ReloadRequest;
 use crate::serve::snapshot::messages::SnapshotRequest;
 use paravane_device::latency::{Operation, RequestRecord, Stage};
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,8 @@ pub(crate) enum Ask {
     HandOver(HandOverRequest),
     /// See [`crate::serve::snapshot`].
     Snapshot(SnapshotRequest),
+    /// See [`crate::serve::reload`].
+    Reload(ReloadRequest),
 }
 
 /// A request for all devices of the daemon.

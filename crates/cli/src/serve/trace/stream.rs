@@ -2,6 +2,7 @@
 use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
 use super::{RequestTrace, TraceReader};
 use crate::serve::places::{EACH, Full, MOST, Place, Places};
+use crate::serve::reload::messages::ReloadRequest;
 use crate::serve::snapshot::messages::SnapshotRequest;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub(crate) enum Wanted {
     HandOver(u32),
     /// A snapshot of this device.
     Snapshot(String),
+    Reload,
 }
 
 /// Reads the client's line and sends the trace until either side ends it.
@@ -59,6 +61,10 @@ pub(crate) async fn serve(
         Ok(Ask::Snapshot(SnapshotRequest { device })) => {
             let uid = stream.peer_cred()?.uid();
             return give(stream.into_std()?, uid, Wanted::Snapshot(device));
+        }
+        Ok(Ask::Reload(ReloadRequest {})) => {
+            let uid = stream.peer_cred()?.uid();
+            return give(stream.into_std()?, uid, Wanted::Reload);
         }
         Err(error) => return send(&mut stream, &[Answer::Error(format!("invalid request: {error}"))]).await,
     };

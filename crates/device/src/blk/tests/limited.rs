@@ -104,3 +104,36 @@ fn disks_may_share_a_limit() {
     }
     assert!(start.elapsed() >= Duration::from_millis(49));
 }
+
+#[test]
+fn a_limit_is_put_on_changed_and_taken_off_a_live_queue() {
+    for way in ways("a_limit_is_put_on_changed_and_taken_off_a_live_queue") {
+        let file = image(&pattern(64 * 512, 1));
+        let limiter = Limiter::new(RateLimit::default());
+        let with = Some(limiter.clone());
+        let mut rig = Rig::new(Blk::open(BlkConfig { limiter: with, ..config(&file, way) }).unwrap());
+        read_all(&mut rig, 8);
+        // Only a queue that is told asks the limiter.
+        limiter.set(RateLimit { bytes: rate(1, 0), ops: None });
+        read_all(&mut rig, 8);
+        assert_eq!(limiter.times_held(), 0);
+        rig.handler.renew().unwrap();
+        read_all(&mut rig, 1);
+        rig.poke(HEADER, &header(blk::T_IN, 1));
+        rig.add(&[segment(HEADER, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]);
+        assert_eq!(rig.serve().unwrap().taken, 0);
+        assert!(!rig.handler.wants_kicks() && limiter.times_held() == 1);
+        // It owes an hour; another limit forgives that, and lets one request go.
+        limiter.set(RateLimit { bytes: None, ops: rate(1, 0) });
+        rig.handler.renew().unwrap();
+        assert_eq!(rig.run().unwrap().len(), 1);
+        rig.add(&[segment(HEADER, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]);
+        assert_eq!(rig.serve().unwrap().taken, 0);
+        limiter.set(RateLimit::default());
+        rig.handler.renew().unwrap();
+        assert_eq!(rig.run().unwrap().len(), 1);
+        assert!(rig.handler.wants_kicks());
+        read_all(&mut rig, 8);
+        assert_eq!(limiter.times_held(), 2);
+    }
+}

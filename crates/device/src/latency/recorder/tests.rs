@@ -270,3 +270,19 @@ fn a_recorder_that_is_off_records_nothing() {
     assert!(!recorder.is_on());
     assert_eq!(taken, Taken::default());
 }
+
+#[test]
+fn a_request_that_was_taken_before_is_not_recorded() {
+    let mut f = Fixture::new();
+    f.recorder.reap();
+    f.recorder.complete(Operation::Read, Taken::default(), 2);
+    f.recorder.finish();
+    assert_eq!(f.count(), 0);
+    f.recorder.announce();
+    let taken = f.recorder.take();
+    f.recorder.reap();
+    f.recorder.complete(Operation::Read, Taken::default(), 1);
+    f.recorder.complete(Operation::Read, taken, 1);
+    f.recorder.finish();
+    assert_eq!(f.count(), 1);
+}

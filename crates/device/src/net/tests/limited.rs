@@ -107,8 +107,46 @@ fn a_frame_that_waits_for_buffers_is_let_in_once() {
 
 #[test]
 fn a_limited_card_offers_no_way_past_its_limit() {
-    let limited = Limited::new(LinkEnd::echo(2).unwrap(), none(), none());
+    let limited = Limited::new(LinkEnd::echo(2).unwrap(), frames(9, 0), frames(9, 0));
     assert_eq!((limited.pairs(), limited.offloads()), (2, LinkEnd::echo(2).unwrap().offloads()));
     let card = Card::new(limited);
     assert!(card.lanes.iter().all(|lane| lane.handler.net().is_none_or(|net| net.tap().is_none())));
+}
+
+/// No frame in an hour, once one has passed.
+fn hardly_any() -> RateLimit {
+    RateLimit { bytes: Some(Rate { per_second: NonZeroU64::MIN, burst: 0 }), ops: None }
+}
+
+#[test]
+fn limits_are_put_on_and_taken_off_live_queues() {
+    let (transmit, receive) = (none(), none());
+    let mut card = Card::new(Limited::new(LinkEnd::echo(1).unwrap(), transmit.clone(), receive.clone()));
+    let send = |card: &mut Card<_>, count: u64| {
+        for number in 0..count {
+            card.add(RX, &[], &[segment(DATA + 0x1_0000 + number * 0x1000, 2000)]);
+            card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(60, number as u8));
+        }
+    };
+    send(&mut card, 3);
+    assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (3, 3));
+    // Out: one passes, the others wait until the limit is lifted.
+    transmit.set(hardly_any());
+    card.lanes[TX].handler.renew().unwrap();
+    send(&mut card, 3);
+    assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (1, 1));
+    assert!(!card.lanes[TX].handler.wants_kicks() && transmit.times_held() > 0);
+    transmit.set(RateLimit::default());
+    card.lanes[TX].handler.renew().unwrap();
+    assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (2, 2));
+    assert!(card.lanes[TX].handler.wants_kicks());
+    // In: the same.
+    receive.set(hardly_any());
+    card.lanes[RX].handler.renew().unwrap();
+    send(&mut card, 3);
+    assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (3, 1));
+    receive.set(RateLimit::default());
+    card.lanes[RX].handler.renew().unwrap();
+    assert_eq!(card.settle(RX).len(), 2);
+    assert_eq!((card.totals().transmitted, card.totals().received), (9, 9));
 }

@@ -1,0 +1,303 @@
+//! Reloads that a client asks for and waits for: the daemon's side of `paravane reload`.
+//!
+//! ```text
+//!   client (`paravane reload`)                           daemon
+//!   {"reload": {}}                               ----->  same user or root?
+//!                                                <-----  Ready; or Failed
+//!   Begin: devices that may restart              ----->  main thread: reads its file, begins
+//!                                                <-----  Working, every second: what it waits for
+//!                                                <-----  Done: the outcome of each device; or Failed
+//! ```
+//! A client that goes ends nothing: the daemon's log and status say what has become of the reload.
+pub(crate) mod messages;
+
+use super::args::DaemonArgs;
+use super::exports::{Exports, Restarts};
+use super::places::{EACH, Full, MOST, Places};
+use super::wire::{Parcel, Wire};
+use crate::log;
+use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the client's message.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that a client can ask the daemon to wait.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// Time between two messages to a client that waits.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Time between two looks at the devices.
+const INTERVAL: Duration = Duration::from_millis(10);
+/// What the main thread answers.
+enum Answer {
+    /// A reload with this number has begun. With the outcome of the daemon's own settings.
+    Begun(u64, Option<DeviceOutcome>),
+    /// What a reload would do.
+    Plan(Vec<DeviceOutcome>),
+}
+
+/// A reload that a client asks the main thread for.
+pub(crate) struct Asked {
+    wish: Wish,
+    answer: Sender<Result<Answer, String>>,
+}
+
+impl Asked {
+    /// Devices that may restart.
+    pub(crate) fn restarts(&self) -> Restarts {
+        Restarts::Named(self.wish.restart.clone())
+    }
+
+    /// The file of which the client asks what a reload would do.
+    pub(crate) fn plan(&self) -> Option<&str> {
+        self.wish.plan.as_deref()
+    }
+
+    /// The first name of those that may restart which is that of no device.
+    pub(crate) fn unknown(&self, mut is_known: impl FnMut(&str) -> bool) -> Option<&str> {
+        self.wish.restart.iter().map(String::as_str).find(|name| !is_known(name))
+    }
+
+    /// Tells the client that a reload has begun. It may have gone.
+    pub(crate) fn begun(self, number: u64, daemon: Option<DeviceOutcome>) {
+        drop(self.answer.send(Ok(Answer::Begun(number, daemon))));
+    }
+
+    /// Tells the client what a reload would do.
+    pub(crate) fn planned(self, plan: Vec<DeviceOutcome>) {
+        drop(self.answer.send(Ok(Answer::Plan(plan))));
+    }
+
+    /// Tells the client that nothing has changed.
+    pub(crate) fn failed(self, why: &str) {
+        drop(self.answer.send(Err(why.to_owned())));
+    }
+}
+
+/// Takes requests for reloads to the main thread.
+pub(crate) struct ReloadServer {
+    exports: Exports,
+    places: Arc<Places>,
+    /// At most as many as there are places.
+    asked: Mutex<VecDeque<Asked>>,
+}
+
+impl ReloadServer {
+    pub(crate) fn new(exports: Exports) -> Arc<Self> {
+        Arc::new(Self { exports, places: Arc::default(), asked: Mutex::default() })
+    }
+
+    /// The next request, for the main thread.
+    pub(crate) fn next(&self) -> Option<Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// Answers a client of the user `uid`, in a thread.
+    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32) -> io::Result<()> {
+        let server = self.clone();
+        let place = self.places.take(&stream);
+        let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
+        let place = match place {
+            Ok(place) => place,
+            Err(full) => {
+                let why = match full {
+                    Full::All => format!("{MOST} clients wait for reloads: try again"),
+                    Full::Share => format!("this process waits for {EACH} reloads: try again"),
+                };
+                return wire.say(&Message::Failed(why));
+            }
+        };
+        let answer = move || {
+            let message = server.serve(&wire, uid);
+            drop(place);
+            // A client that has gone misses it.
+            let _ = message.map(|message| wire.say(&message));
+        };
+        std::thread::Builder::new().name("reload-client".into()).spawn(answer).map(drop)
+    }
+
+    /// `None`: the client has gone.
+    fn serve(&self, wire: &Wire<Message>, uid: u32) -> Option<Message> {
+        let own = rustix::process::geteuid().as_raw();
+        if uid != 0 && uid != own {
+            let why = format!("user {uid} may not reload the daemon of user {own}: run as that user or root");
+            return Some(Message::Failed(why));
+        }
+        // What comes with the client's line would be lost.
+        wire.say(&Message::Ready).ok()?;
+        let wish = match wire.receive() {
+            Ok(Some(Parcel { message: Message::Begin(wish), .. })) => wish,
+            Ok(Some(_)) => return Some(Message::Failed("a message is out of order".to_owned())),
+            Ok(None) | Err(_) => return None,
+        };
+        let patience = Duration::from_secs(wish.patience_s).min(LONGEST);
+        wire.end_within(patience + PATIENCE);
+        let deadline = Instant::now() + patience;
+        let (answer, receiver) = channel();
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push_back(Asked { wish, answer });
+        self.exports.notifier().signal();
+        let (number, daemon) = match wait(wire, &receiver, deadline)? {
+            Ok(Answer::Begun(number, daemon)) => (number, daemon),
+            Ok(Answer::Plan(plan)) => return Some(Message::Done(plan)),
+            Err(why) => return Some(Message::Failed(why)),
+        };
+        let mut outcomes = self.follow(wire, number, deadline)?;
+        outcomes.extend(daemon);
+        Some(Message::Done(outcomes))
+    }
+
+    /// Waits until nothing is left to do, or for the deadline. `None`: the client has gone.
+    fn follow(&self, wire: &Wire<Message>, number: u64, deadline: Instant) -> Option<Vec<DeviceOutcome>> {
+        let mut told = Instant::now();
+        let mut last = Vec::new();
+        loop {
+            match self.exports.outcomes(number) {
+                Some(outcomes) => last = outcomes,
+                // The devices of another reload, or of another daemon.
+                None => {
+                    let waiting = last.iter_mut().filter(|device| device.outcome == Outcome::Waiting);
+                    waiting.for_each(|device| device.why = Some("another reload has begun".to_owned()));
+                    return Some(last);
+                }
+            }
+            let waits: Vec<_> = last.iter().filter(|device| device.outcome == Outcome::Waiting).collect();
+            if waits.is_empty() || Instant::now() >= deadline {
+                return Some(last);
+            }
+            if told.elapsed() >= PERIOD {
+                let what = waits.iter().map(|device| {
+                    let why = device.why.as_deref().unwrap_or("its turn");
+                    format!("{} (waits for {why})", device.name)
+                });
+                wire.say(&Message::Working(what.take(8).collect::<Vec<_>>().join(", "))).ok()?;
+                told = Instant::now();
+            }
+            std::thread::sleep(INTERVAL);
+        }
+    }
+}
+
+/// Waits for the main thread, which reads the file. `None`: the client has gone.
+fn wait(
+    wire: &Wire<Message>,
+    receiver: &Receiver<Result<Answer, String>>,
+    deadline: Instant,
+) -> Option<Result<Answer, String>> {
+    loop {
+        match receiver.recv_timeout(PERIOD) {
+            Ok(answer) => return Some(answer),
+            Err(RecvTimeoutError::Disconnected) => return Some(Err("the daemon ends".to_owned())),
+            Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
+                return Some(Err(
+                    "the daemon has not read its file in time; it reloads when it has".to_owned()
+                ));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                wire.say(&Message::Working("the daemon to read its file".to_owned())).ok()?;
+            }
+        }
+    }
+}
+
+/// Settings of the daemon that a reload has changed, or cannot change.
+pub(crate) struct DaemonChange {
+    /// The outcome; `None`: there is no difference.
+    pub(crate) outcome: Option<DeviceOutcome>,
+    /// What the daemon has from now on.
+    pub(crate) now: DaemonArgs,
+}
+
+impl DaemonChange {
+    /// Compares the daemon's settings with those of its file.
+    pub(crate) fn between(had: &DaemonArgs, wanted: &DaemonArgs) -> Self {
+        // A new setting has to be named here.
+        let DaemonArgs {
+            control,
+            metrics,
+            holder,
+            user,
+            allow,
+            no_sandbox,
+            log_format,
+            log_level,
+            log_rate,
+            max_client_memory,
+            any_memory_file,
+            max_memory,
+            max_mappings,
+            io_threads,
+            cache,
+            cache_size,
+            stop_timeout,
+        } = had;
+        let changed =
+            [("log-level", *log_level != wanted.log_level), ("log-rate", *log_rate != wanted.log_rate)];
+        let keys = [
+            ("control", *control != wanted.control),
+            ("metrics", *metrics != wanted.metrics),
+            ("holder", *holder != wanted.holder),
+            ("user", *user != wanted.user),
+            ("allow", *allow != wanted.allow),
+            ("no-sandbox", *no_sandbox != wanted.no_sandbox),
+            ("log-format", *log_format != wanted.log_format),
+            ("max-client-memory", *max_client_memory != wanted.max_client_memory),
+            ("any-memory-file", *any_memory_file != wanted.any_memory_file),
+            ("max-memory", *max_memory != wanted.max_memory),
+            ("max-mappings", *max_mappings != wanted.max_mappings),
+            ("io-threads", *io_threads != wanted.io_threads),
+            ("cache", *cache != wanted.cache),
+            ("cache-size", *cache_size != wanted.cache_size),
+            ("stop-timeout", *stop_timeout != wanted.stop_timeout),
+        ];
+        let differing = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
+            keys.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
+        };
+        let (changed, refused) = (differing(&changed), differing(&keys));
+        let why = "applies when the daemon is restarted, or taken over from";
+        let outcome = |outcome, keys: &[&str], why: Option<&str>| DeviceOutcome {
+            name: DAEMON.to_owned(),
+            outcome,
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            why: why.map(str::to_owned),
+        };
+        let outcome = match (refused.is_empty(), changed.is_empty()) {
+            (false, _) => Some(outcome(Outcome::Refused, &refused, Some(why))),
+            (true, false) => Some(outcome(Outcome::Changed, &changed, None)),
+            (true, true) => None,
+        };
+        let (log_level, log_rate) = (wanted.log_level, wanted.log_rate);
+        Self { outcome, now: DaemonArgs { log_level, log_rate, ..had.clone() } }
+    }
+
+    /// Applies and logs it.
+    pub(crate) fn apply(&self, verbose: u8) {
+        log::set_level(super::log_level(&self.now), verbose);
+        log::set_rate(super::log_rate(&self.now, verbose));
+        if let Some(DeviceOutcome { outcome: Outcome::Refused, keys, why, .. }) = &self.outcome {
+            tracing::warn!("[daemon] {}: {}", keys.join(", "), why.as_deref().unwrap_or_default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemons_settings_are_compared() {
+        let had = DaemonArgs::default();
+        assert!(DaemonChange::between(&had, &had).outcome.is_none());
+        let change = DaemonChange::between(&had, &DaemonArgs { log_rate: Some(7), ..had.clone() });
+        assert_eq!(change.now.log_rate, Some(7));
+        assert_eq!(change.outcome.unwrap().outcome, Outcome::Changed);
+        let wanted = DaemonArgs { log_rate: Some(7), io_threads: Some(3), ..had.clone() };
+        let change = DaemonChange::between(&had, &wanted);
+        let outcome = change.outcome.unwrap();
+        assert_eq!((outcome.outcome, outcome.keys), (Outcome::Refused, vec!["io-threads".to_owned()]));
+        assert_eq!(change.now, DaemonArgs { log_rate: Some(7), ..had });
+    }
+}

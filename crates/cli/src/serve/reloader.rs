@@ -1,0 +1,209 @@
+//! Reads the file of devices again, and begins reloads, one after the other.
+//!
+//! ```text
+//!   SIGHUP, or a client (`paravane reload`) --> file is read, by a thread --> Exports::reload
+//!                                                    '-- invalid: refused        |  ^ a snapshot is being taken
+//!                                                                                '--'
+//! ```
+//! | | SIGHUP | `paravane reload` |
+//! |---|---|---|
+//! | a change for which a client has to reconnect | restarts the device, with a warning | is refused, unless the device is named |
+//! | outcome | log, status | also printed, for each device |
+use super::args::DaemonArgs;
+use super::config::Config;
+use super::exports::{Exports, Reloaded, Restarts};
+use super::reader::ConfigFile;
+use super::reload::{Asked, DaemonChange, ReloadServer};
+use super::spec::DeviceSpec;
+use super::systemd::Manager;
+use super::{Configuration, override_with};
+use paravane_vhost::{Notifier, caught};
+use sd_notify::NotifyState;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+/// Why a client gets no reload.
+const HANDED_OVER: &str = "the devices are being handed over to another daemon: reload that one";
+
+/// See the module.
+pub(super) struct Reloader<'a> {
+    configuration: &'a Configuration<'a>,
+    exports: &'a Exports,
+    pub(super) server: Arc<ReloadServer>,
+    /// SIGHUP has arrived.
+    pub(super) is_signalled: bool,
+    reading: Option<(Reading, Option<Asked>)>,
+    /// A list that waits for the end of a snapshot.
+    wanted: Option<(Vec<DeviceSpec>, Option<Asked>)>,
+    /// Options of the daemon, as far as reloads have changed them.
+    daemon: DaemonArgs,
+    /// The change of these by the reload that waits.
+    change: Option<DaemonChange>,
+}
+
+impl<'a> Reloader<'a> {
+    pub(super) fn new(configuration: &'a Configuration<'a>, exports: &'a Exports) -> Self {
+        Self {
+            configuration,
+            exports,
+            server: ReloadServer::new(exports.clone()),
+            is_signalled: false,
+            reading: None,
+            wanted: None,
+            daemon: configuration.daemon.clone(),
+            change: None,
+        }
+    }
+
+    /// Takes reloads one step further. `has_begun`: whether the devices are being handed over.
+    pub(super) fn step(&mut self, manager: &Manager, has_begun: &dyn Fn() -> bool) -> io::Result<()> {
+        if let Some(read) = self.reading.as_ref().and_then(|(reading, _)| reading.result()) {
+            let asked = self.reading.take().and_then(|(_, asked)| asked);
+            self.read(read, asked, manager, has_begun());
+        }
+        if has_begun() {
+            let waits = self.wanted.as_mut().and_then(|(_, asked)| asked.take());
+            let asked = waits.into_iter().chain(std::iter::from_fn(|| self.server.next()));
+            asked.for_each(|asked| asked.failed(HANDED_OVER));
+            return Ok(());
+        }
+        if let Some((devices, asked)) = self.wanted.take() {
+            self.begin(devices, asked, manager);
+        }
+        if self.reading.is_none() && self.wanted.is_none() {
+            self.begin_reading(manager)?;
+        }
+        Ok(())
+    }
+
+    /// Starts to read the file, if somebody has asked for it.
+    fn begin_reading(&mut self, manager: &Manager) -> io::Result<()> {
+        let asked = match std::mem::take(&mut self.is_signalled) {
+            true => None,
+            // The outcome of the one before is known by then, mostly.
+            false if !self.exports.may_reload() => return Ok(()),
+            false => match self.server.next() {
+                Some(asked) => Some(asked),
+                None => return Ok(()),
+            },
+        };
+        let Some(file) = self.configuration.file else {
+            if let Some(asked) = asked {
+                asked.failed("the daemon has no file of devices (--config): there is nothing to reload");
+            }
+            return Ok(());
+        };
+        if let Some(why) = asked.as_ref().and_then(|asked| other_file(asked, file)) {
+            if let Some(asked) = asked {
+                asked.failed(&why);
+            }
+            return Ok(());
+        }
+        if asked.as_ref().is_none_or(|asked| asked.plan().is_none()) {
+            manager.reloading();
+            self.exports.refresh();
+        }
+        self.reading = Some((Reading::begin(file, self.exports.notifier())?, asked));
+        Ok(())
+    }
+
+    /// Goes on with what was read.
+    fn read(
+        &mut self,
+        read: Result<Config, String>,
+        asked: Option<Asked>,
+        manager: &Manager,
+        has_begun: bool,
+    ) {
+        let is_plan = asked.as_ref().is_some_and(|asked| asked.plan().is_some());
+        let config = read.and_then(|config| {
+            let is_known = |name: &str| config.devices.iter().any(|device| device.name == name);
+            match asked.as_ref().and_then(|asked| asked.unknown(is_known)) {
+                Some(name) => Err(format!("--restart {name}: the file has no device of this name")),
+                None => Ok(config),
+            }
+        });
+        let config = match config {
+            // The new daemon has read it, too.
+            Ok(_) if has_begun => {
+                return asked.into_iter().for_each(|asked| asked.failed(HANDED_OVER));
+            }
+            Ok(config) => config,
+            Err(why) => {
+                if !is_plan {
+                    self.exports.refused(&why);
+                    manager.tell(&[NotifyState::Ready]);
+                }
+                return asked.into_iter().for_each(|asked| asked.failed(&why));
+            }
+        };
+        let wanted = override_with(config.daemon, &self.configuration.args.daemon);
+        let change = DaemonChange::between(&self.daemon, &wanted);
+        match asked {
+            Some(asked) if is_plan => match self.exports.plan(config.devices, &asked.restarts()) {
+                Ok(plan) => asked.planned(plan.into_iter().chain(change.outcome).collect()),
+                Err(why) => asked.failed(&why),
+            },
+            asked => {
+                self.wanted = Some((config.devices, asked));
+                self.change = Some(change);
+            }
+        }
+    }
+
+    /// Begins a reload with a list of devices.
+    fn begin(&mut self, devices: Vec<DeviceSpec>, asked: Option<Asked>, manager: &Manager) {
+        let restarts = asked.as_ref().map_or(Restarts::All, Asked::restarts);
+        match self.exports.reload(devices, &restarts) {
+            Reloaded::Later(devices) => self.wanted = Some((devices, asked)),
+            Reloaded::Refused(why) => {
+                manager.tell(&[NotifyState::Ready]);
+                asked.into_iter().for_each(|asked| asked.failed(&why));
+            }
+            Reloaded::Begun(number) => {
+                let change = self.change.take();
+                let outcome = change.and_then(|change| {
+                    change.apply(self.configuration.verbose);
+                    self.daemon = change.now;
+                    change.outcome
+                });
+                asked.into_iter().for_each(|asked| asked.begun(number, outcome.clone()));
+            }
+        }
+    }
+}
+
+/// Why a plan cannot be made: the daemon has another file than its client means.
+fn other_file(asked: &Asked, file: &ConfigFile) -> Option<String> {
+    let (wanted, own) = (Path::new(asked.plan()?), file.real());
+    // The sandbox hides the file: its path was made absolute at the start.
+    (wanted != own).then(|| format!("the daemon reloads {}, not {}", own.display(), wanted.display()))
+}
+
+/// A file of devices being read by a thread, as storage may hang.
+struct Reading {
+    result: Receiver<Result<Config, String>>,
+}
+
+impl Reading {
+    /// Starts reading; signals `done` at the end.
+    fn begin(file: &Arc<ConfigFile>, done: Arc<Notifier>) -> io::Result<Self> {
+        let file = file.clone();
+        let (sender, result) = channel();
+        let read = move || {
+            let read = caught(|| file.read()).flatten();
+            // The receiver is gone if the daemon ends.
+            drop(sender.send(read));
+            done.signal();
+        };
+        std::thread::Builder::new().name("reload".into()).spawn(read)?;
+        Ok(Self { result })
+    }
+
+    /// The result, once; `None`: not read yet.
+    fn result(&self) -> Option<Result<Config, String>> {
+        self.result.try_recv().ok()
+    }
+}
