@@ -116,7 +116,8 @@ impl DeviceThreads {
     /// [`paravane_device::QueueHandler::renew`]. Returns at once. What is in flight stays so.
     pub fn renew(&self) {
         // A queue that moves meanwhile looks when it is put on its thread.
-        for thread in &self.shared().threads {
+        let own = self.shared().isolation.thread(self.device);
+        for thread in self.shared().threads.iter().chain(&own) {
             thread.renew(self.device);
         }
     }

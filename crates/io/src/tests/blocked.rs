@@ -46,12 +46,15 @@ struct Passes {
     after: After,
     /// Threads that are in it.
     users: Arc<AtomicUsize>,
+    /// Times that it has applied new settings.
+    renewed: Arc<AtomicUsize>,
 }
 
 impl Passes {
     fn new(fed: &Fed, barrier: &Arc<Barrier>) -> Self {
-        let (fed, barrier, users) = (fed.clone(), Arc::clone(barrier), Arc::default());
-        Self { fed, barrier, looks: false, after: After::Serves, users }
+        let (fed, barrier) = (fed.clone(), Arc::clone(barrier));
+        let (users, renewed) = (Arc::default(), Arc::default());
+        Self { fed, barrier, looks: false, after: After::Serves, users, renewed }
     }
 
     fn used<T>(&mut self, passes: bool, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -78,6 +81,11 @@ impl QueueHandler for Passes {
 
     fn has_news(&mut self) -> Option<bool> {
         self.used(self.looks, |this| this.fed.has_news())
+    }
+
+    fn renew(&mut self) -> std::io::Result<()> {
+        self.renewed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {
@@ -123,6 +131,7 @@ struct Scene {
     neighbour: Fed,
     neighbour_kick: Arc<HostNotifier>,
     ends: Arc<Ends>,
+    renewed: Arc<AtomicUsize>,
     pool: Arc<IoPool>,
 }
 
@@ -134,12 +143,13 @@ impl Scene {
             (Arc::default(), Fed::default(), Fed::default(), Arc::<Ends>::default());
         let mut handler = Passes::new(&fed, &barrier);
         change(&mut handler);
+        let renewed = Arc::clone(&handler.renewed);
         let (mut queue, kick) = queue_with(bad.key(0), handler);
         queue.tell(Arc::clone(&ends) as _);
         let (other, neighbour_kick) = queue_with(good.key(0), neighbour.clone());
         assert!(bad.put_on(queue).is_ok() && good.put_on(other).is_ok());
         neighbour.serve(&neighbour_kick);
-        Self { bad, good, barrier, fed, kick, neighbour, neighbour_kick, ends, pool }
+        Self { bad, good, barrier, fed, kick, neighbour, neighbour_kick, ends, renewed, pool }
     }
 
     /// Has the thread blocked that serves the bad device.
@@ -152,6 +162,13 @@ impl Scene {
 
     fn neighbour_is_served(&self) {
         (0..100).for_each(|_| self.neighbour.serve(&self.neighbour_kick));
+    }
+
+    /// Changes settings of the bad device.
+    fn is_renewed(&self) {
+        let before = self.renewed.load(Ordering::Relaxed);
+        self.bad.renew();
+        wait_until("it has new settings", || self.renewed.load(Ordering::Relaxed) > before);
     }
 
     fn end(self) {
@@ -170,9 +187,13 @@ fn a_blocked_thread_leaves_the_queues_of_others_to_another_one() {
         scene.neighbour_is_served();
         assert_eq!(scene.barrier.blocked.load(Ordering::Relaxed), 1, "it is blocked on");
         assert_ne!(scene.pool.ids(), before, "another thread has the loop");
-        let count = scene.fed.served.load(Ordering::Relaxed);
+        let (count, renewed) =
+            (scene.fed.served.load(Ordering::Relaxed), scene.renewed.load(Ordering::Relaxed));
+        // When it is back.
+        scene.bad.renew();
         scene.barrier.set(false);
         scene.fed.wait(count + 1);
+        wait_until("it has new settings", || scene.renewed.load(Ordering::Relaxed) > renewed);
         scene.fed.serve(&scene.kick);
     }
     scene.end();
@@ -310,6 +331,7 @@ fn a_device_that_blocks_threads_has_one_of_its_own_for_a_while() {
     let shares = || scene.bad.ids(0..1) == scene.good.ids(0..1);
     assert!(!shares());
     scene.fed.serve(&scene.kick);
+    scene.is_renewed();
     // It blocks its own thread, and no spare one.
     let extra = shared.spares.extra();
     scene.block();
@@ -327,6 +349,7 @@ fn a_device_that_blocks_threads_has_one_of_its_own_for_a_while() {
     assert!(shares() && scene.bad.ids(1..2) == scene.bad.ids(0..1));
     assert_eq!(shared.isolation.count(), 0);
     scene.fed.serve(&scene.kick);
+    scene.is_renewed();
     scene.bad.take_off(scene.bad.key(1)).unwrap().stop(true);
     scene.end();
 }
