@@ -781,6 +781,8 @@ fn run(
         }
         if told {
             manager.tell(&[NotifyState::Ready]);
+            // A client may have waited for the end of the reload before.
+            reloader.step(manager, &has_begun)?;
         }
         if is_ready {
             manager.status(status_line(exports));

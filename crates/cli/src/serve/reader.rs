@@ -90,16 +90,23 @@ impl ConfigFile {
         &self.real
     }
 
-    /// Reads the file. It may block, as storage may hang.
+    /// Reads the file again. It may block, as storage may hang.
     ///
     /// # Errors
-    /// The file cannot be read or is invalid.
+    /// The file cannot be read or is invalid. Or it is empty: whoever writes a file in place empties it first,
+    /// and a reload at that moment would end every session.
     pub(crate) fn read(&self) -> Result<Config, String> {
-        match &self.reader {
-            None => Config::read(&self.path),
-            Some(reader) => Config::parse(&self.path, &ask(reader)?),
+        let text = match &self.reader {
+            None => Config::text(&self.path).map_err(|error| error.to_string())?,
+            Some(reader) => ask(reader)?,
+        };
+        if text.trim().is_empty() {
+            return Err(format!(
+                "{}: the file is empty: reload again when it is written; to remove all devices, leave a comment in it",
+                self.path.display()
+            ));
         }
-        .map_err(|error| error.to_string())
+        Config::parse(&self.path, &text).map_err(|error| error.to_string())
     }
 }
 

@@ -58,6 +58,13 @@ fn devices_come_and_go_and_the_others_stay() {
     assert!(json["last_reload"].as_str().unwrap().contains("d.toml:5"), "{json}");
     assert!(is_open(&to_b));
 
+    // So does an empty one: somebody writes it at this moment.
+    folder.write("d.toml", "");
+    daemon.signal(Signal::HUP);
+    let line = daemon.wait_for("devices unchanged");
+    assert!(line.contains("d.toml: the file is empty: reload again"), "{line}");
+    assert_eq!(names(&status(&control)), ["c", "b"]);
+
     // A device that cannot be opened is left out, the others are served; a later reload serves it.
     std::fs::remove_file(folder.path("a.img")).unwrap();
     folder.write("d.toml", &(disk("a") + &disk("b")));

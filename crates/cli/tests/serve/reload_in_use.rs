@@ -370,3 +370,22 @@ fn clients_that_wait_for_a_reload_are_bounded() {
     drop(stalled);
     drop(daemon);
 }
+
+#[test]
+fn reloads_of_several_clients_follow_one_another() {
+    let host = Host::new("");
+    let daemon = host.start(&[]);
+    let clients: Vec<_> = (0..6)
+        .map(|_| {
+            let arguments = ["reload", "--control", &host.control, "--timeout", "600"];
+            paravane().args(arguments).stdout(std::process::Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for client in clients {
+        let output = client.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.matches("unchanged").count() == DISKS.len(), "{text}");
+    }
+    let (ended, log) = daemon.end();
+    assert!(ended.success(), "{log:?}");
+}

@@ -154,7 +154,9 @@ impl Host {
             )
         };
         let devices: String = DISKS.iter().zip(&self.chains).map(disk).collect();
-        self.folder.write("d.toml", &format!("[daemon]\nholder = \"hold\"\n{devices}"));
+        // In one step, as an editor does: a reload may read it at any moment.
+        let new = self.folder.write("d.toml.new", &format!("[daemon]\nholder = \"hold\"\n{devices}"));
+        std::fs::rename(new, self.folder.path("d.toml")).unwrap();
     }
 
     fn start_holder(&self) -> Daemon {
