@@ -303,7 +303,7 @@ pub trait QueueHandler: Send {
         }
     }
 
-    /// Applies settings of the device that have changed: a rate limit, for example [nothing].
+    /// Applies settings of the device that have changed: a rate limit, for example \[nothing\].
     ///
     /// Called while nothing watches [`QueueHandler::completion_fd`], which may be another one afterwards.
     /// The owner then serves the queue once.
