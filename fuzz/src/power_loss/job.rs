@@ -105,7 +105,7 @@ impl Job {
             Work::Commit(_) => {
                 let mut base = made.base.clone().unwrap_or_default();
                 let room = if base.len() < SIZE as usize || !grows { 2 * SIZE as usize } else { 0 };
-                if base.len() != made.base_disk.len() {
+                if matches!(self.work, Work::Commit(Base::Qcow2)) {
                     base.resize(base.len() + room, 0);
                 } else {
                     // A raw base grows to the overlay's size, or has it.
