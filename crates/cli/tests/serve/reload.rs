@@ -15,7 +15,7 @@ fn reload(daemon: &mut Daemon) -> String {
 }
 
 /// Whether the connection is still open.
-fn is_open(mut stream: &UnixStream) -> bool {
+pub(crate) fn is_open(mut stream: &UnixStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     match stream.read(&mut [0]) {
         Ok(0) => false,

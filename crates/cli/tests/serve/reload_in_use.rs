@@ -3,9 +3,10 @@ use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status};
 use crate::driver::Driver;
 use crate::late_parties::{connect, message};
 use crate::load::{DISKS, under_load, wish};
+use crate::reload::is_open;
 use rustix::process::Signal;
 use serde_json::Value;
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -60,16 +61,6 @@ impl Host {
         let at =
             names(&json).iter().position(|other| *other == name).unwrap_or_else(|| panic!("{name}: {json}"));
         json["devices"][at].clone()
-    }
-}
-
-/// Whether the connection is still open.
-fn is_open(mut stream: &UnixStream) -> bool {
-    stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    match stream.read(&mut [0]) {
-        Ok(0) => false,
-        Ok(_) => panic!("nothing was asked"),
-        Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
     }
 }
 
