@@ -93,11 +93,14 @@ fn under_faults(cluster: &CephCluster, test: &str, times: usize, fault: impl Fn(
 
 #[test]
 fn clients_lose_nothing_when_an_osd_is_killed() {
-    let Some(cluster) = CephCluster::find("clients_lose_nothing_when_an_osd_is_killed") else { return };
-    under_faults(&cluster, "osd-killed", kills(3), |control| {
-        let killed = cluster.kill_osd();
-        see_stall(control);
-        drop(killed);
+    let test = "clients_lose_nothing_when_an_osd_is_killed";
+    let Some(cluster) = CephCluster::find(test) else { return };
+    cluster.unless_it_loses_data(test, || {
+        under_faults(&cluster, "osd-killed", kills(3), |control| {
+            let killed = cluster.kill_osd();
+            see_stall(control);
+            drop(killed);
+        });
     });
 }
 
