@@ -104,9 +104,7 @@ impl CephCluster {
 
     /// Has the OSD forget a lost object. An error means that it has, or cannot yet.
     fn give_up(&self, line: &str) {
-        let group =
-            line.split_once(" missing primary copy of ").and_then(|(before, _)| before.rsplit(' ').next());
-        if let Some(group) = group {
+        if let Some(group) = placement_group(line) {
             let mut command = Command::new("ceph");
             command.arg("--conf").arg(&self.conf).args(["pg", group, "mark_unfound_lost", "delete"]);
             drop(command.output());
