@@ -53,7 +53,7 @@ use args::{DaemonArgs, LogFormat, LogLevel, ServeArgs};
 use broker::Broker;
 use config::Config;
 use control::Control;
-use exports::{ExportContext, Exports, Startup};
+use exports::{ExportContext, Exports, Startup, Turn};
 use inspector::InspectorProcess;
 use metrics::Metrics;
 use network_events::NetworkEvents;
@@ -676,7 +676,7 @@ fn end(exports: &Exports, signals: &Signals, timeout: Duration) -> End {
     exports.begin_stop();
     let deadline = Instant::now() + timeout;
     loop {
-        let (time, _) = exports.advance();
+        let Turn { time, .. } = exports.advance();
         if exports.is_gone() {
             return End::Finished;
         }
@@ -774,16 +774,14 @@ fn run(
     let mut is_ready = false;
     loop {
         let has_begun = || giver.as_ref().is_some_and(|giver| giver.has_begun());
-        reloader.step(manager, &has_begun)?;
-        let (time, told) = exports.advance();
+        let turn = exports.advance();
         if giver.as_ref().is_some_and(|giver| giver.outcome().is_some()) {
             return Ok(());
         }
-        if told {
+        if turn.told {
             manager.tell(&[NotifyState::Ready]);
-            // A client may have waited for the end of the reload before.
-            reloader.step(manager, &has_begun)?;
         }
+        reloader.step(&turn, manager, &has_begun);
         if is_ready {
             manager.status(status_line(exports));
         }
@@ -815,8 +813,8 @@ fn run(
             }
         }
         let time = match is_ready {
-            true => time,
-            false => Some(time.map_or(STARTUP_INTERVAL, |time| time.min(STARTUP_INTERVAL))),
+            true => turn.time,
+            false => Some(turn.time.map_or(STARTUP_INTERVAL, |time| time.min(STARTUP_INTERVAL))),
         };
         if exports.has_run_out() {
             tracing::info!("the VMM has disconnected from the inherited socket: exiting");

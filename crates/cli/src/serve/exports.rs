@@ -137,6 +137,14 @@ pub(crate) enum Startup {
 #[derive(Clone)]
 pub(crate) struct Exports(Arc<Shared>);
 
+/// What [`Exports::advance`] has found; [`Exports::changed`] was cleared before.
+pub(crate) struct Turn {
+    /// Time until the next turn, unless [`Exports::changed`] is readable before.
+    pub(crate) time: Option<Duration>,
+    /// The outcome of a reload was reported.
+    pub(crate) told: bool,
+}
+
 impl Exports {
     /// Serves opened devices, and starts with [`Exports::advance`] those that wait for their image.
     ///
@@ -286,9 +294,8 @@ impl Exports {
 
     /// Takes all groups one step further.
     ///
-    /// Returns the time until the next step unless [`Exports::changed`] is readable before, and
-    /// whether the outcome of a reload was reported.
-    pub(crate) fn advance(&self) -> (Option<Duration>, bool) {
+    /// Clears [`Exports::changed`] first: what others hand over is looked at afterwards.
+    pub(crate) fn advance(&self) -> Turn {
         let _ = self.0.changed.take();
         let mut inner = self.inner();
         inner.take_opened();
@@ -303,7 +310,7 @@ impl Exports {
         let expedite = stopping.filter_map(|member| member.expedite(patience));
         let reload = inner.reload.as_ref().and_then(Reload::time_to_report);
         let retry = inner.groups.iter().filter_map(Group::time_to_retry);
-        (expedite.chain(reload).chain(retry).min(), told)
+        Turn { time: expedite.chain(reload).chain(retry).min(), told }
     }
 
     /// Starts threads that open the waiting groups that no stopping group blocks.

@@ -11,7 +11,7 @@
 //! | outcome | log, status | also printed, for each device |
 use super::args::DaemonArgs;
 use super::config::Config;
-use super::exports::{Exports, Reloaded, Restarts};
+use super::exports::{Exports, Reloaded, Restarts, Turn};
 use super::reader::ConfigFile;
 use super::reload::{Asked, DaemonChange, ReloadServer};
 use super::spec::DeviceSpec;
@@ -58,7 +58,10 @@ impl<'a> Reloader<'a> {
     }
 
     /// Takes reloads one step further. `has_begun`: whether the devices are being handed over.
-    pub(super) fn step(&mut self, manager: &Manager, has_begun: &dyn Fn() -> bool) -> io::Result<()> {
+    ///
+    /// After `_turn` has cleared the event that wakes the main thread: a client that asks from then on, or a
+    /// file that has been read, signals it again.
+    pub(super) fn step(&mut self, _turn: &Turn, manager: &Manager, has_begun: &dyn Fn() -> bool) {
         if let Some(read) = self.reading.as_ref().and_then(|(reading, _)| reading.result()) {
             let asked = self.reading.take().and_then(|(_, asked)| asked);
             self.read(read, asked, manager, has_begun());
@@ -66,47 +69,53 @@ impl<'a> Reloader<'a> {
         if has_begun() {
             let waits = self.wanted.as_mut().and_then(|(_, asked)| asked.take());
             let asked = waits.into_iter().chain(std::iter::from_fn(|| self.server.next()));
-            asked.for_each(|asked| asked.failed(HANDED_OVER));
-            return Ok(());
+            return asked.for_each(|asked| asked.failed(HANDED_OVER));
         }
         if let Some((devices, asked)) = self.wanted.take() {
             self.begin(devices, asked, manager);
         }
-        if self.reading.is_none() && self.wanted.is_none() {
-            self.begin_reading(manager)?;
+        while self.reading.is_none()
+            && self.wanted.is_none()
+            && let Some(asked) = self.next()
+        {
+            self.begin_reading(asked, manager);
         }
-        Ok(())
     }
 
-    /// Starts to read the file, if somebody has asked for it.
-    fn begin_reading(&mut self, manager: &Manager) -> io::Result<()> {
-        let asked = match std::mem::take(&mut self.is_signalled) {
-            true => None,
-            // The outcome of the one before is known by then, mostly.
-            false if !self.exports.may_reload() => return Ok(()),
-            false => match self.server.next() {
-                Some(asked) => Some(asked),
-                None => return Ok(()),
-            },
-        };
+    /// Who asks for a reload. `Some(None)`: a signal.
+    fn next(&mut self) -> Option<Option<Asked>> {
+        if std::mem::take(&mut self.is_signalled) {
+            return Some(None);
+        }
+        // The outcome of the one before is known by then, mostly.
+        self.exports.may_reload().then(|| self.server.next())?.map(Some)
+    }
+
+    /// Starts to read the file, or answers at once.
+    fn begin_reading(&mut self, asked: Option<Asked>, manager: &Manager) {
+        let refuse = |asked: Option<Asked>, why: &str| asked.into_iter().for_each(|asked| asked.failed(why));
         let Some(file) = self.configuration.file else {
-            if let Some(asked) = asked {
-                asked.failed("the daemon has no file of devices (--config): there is nothing to reload");
-            }
-            return Ok(());
+            return refuse(asked, "the daemon has no file of devices (--config): there is nothing to reload");
         };
         if let Some(why) = asked.as_ref().and_then(|asked| other_file(asked, file)) {
-            if let Some(asked) = asked {
-                asked.failed(&why);
-            }
-            return Ok(());
+            return refuse(asked, &why);
         }
-        if asked.as_ref().is_none_or(|asked| asked.plan().is_none()) {
+        let is_plan = asked.as_ref().is_some_and(|asked| asked.plan().is_some());
+        if !is_plan {
             manager.reloading();
             self.exports.refresh();
         }
-        self.reading = Some((Reading::begin(file, self.exports.notifier())?, asked));
-        Ok(())
+        match Reading::begin(file, self.exports.notifier()) {
+            Ok(reading) => self.reading = Some((reading, asked)),
+            Err(error) => {
+                let why = format!("cannot start a thread to read the file: {error}");
+                if !is_plan {
+                    self.exports.refused(&why);
+                    manager.tell(&[NotifyState::Ready]);
+                }
+                refuse(asked, &why);
+            }
+        }
     }
 
     /// Goes on with what was read.

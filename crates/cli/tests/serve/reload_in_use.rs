@@ -317,9 +317,19 @@ fn a_daemon_without_a_file_has_nothing_to_reload() {
     let folder = Folder::new();
     let (image, socket, control) = (folder.image("a.img"), folder.text("s"), folder.text("control"));
     let _daemon = Daemon::start(&["blk", "--image", &image, "--socket", &socket, "--control", &control]);
-    let output = paravane().args(["reload", "--control", &control]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("there is nothing to reload"));
+    // Clients that come together wake the daemon once.
+    for _ in 0..20 {
+        let client = || paravane().args(["reload", "--control", &control]).output().unwrap();
+        let outputs = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..6).map(|_| scope.spawn(client)).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
+        });
+        for output in outputs {
+            assert_eq!(output.status.code(), Some(2));
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(error.contains("there is nothing to reload"), "{error}");
+        }
+    }
 }
 
 #[test]
