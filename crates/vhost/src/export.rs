@@ -11,6 +11,8 @@
 //!  waiting, session --begin_hand_over--> queues drained: a Handover --> device dropped --> ended
 //!  Handover --resume--> session (its messages are replayed first), or waiting
 //! ```
+//! [`Export::begin_exchange`] and [`Export::exchange`] do so within a process; see [`crate::exchanged`].
+//!
 //! With a [`Keeper`], another process continues it after a crash ([`Export::recover`]); see
 //! [`crate::keeper`].
 //!
@@ -44,9 +46,10 @@ use host_watch::HostState;
 use note::Note;
 use task::ExportTask;
 
+use crate::exchanged::{Earlier, Exchanged, Left};
 use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
-use crate::keeper::{Active, Fixed, Keeper, Keeping, Kept};
+use crate::keeper::{Fixed, Keeper, Keeping, Kept};
 use crate::message::MessageError;
 use crate::protocol_threads::{ProtocolThreads, Waker};
 use crate::session::{Offer, SessionError};
@@ -243,6 +246,10 @@ struct Shared {
     /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
     hand_over: AtomicBool,
+    /// The successor is in this process: what is kept stays.
+    exchange: AtomicBool,
+    /// What is kept, for the successor. Set before `handed`.
+    left: Mutex<Option<Keeping>>,
     /// State to hand over, or why there is none. Set before the device is dropped.
     handed: Mutex<Option<Result<Handover, HandoverError>>>,
     /// The keeper is to be tried.
@@ -295,14 +302,20 @@ impl Shared {
     }
 
     fn is_handing_over(&self) -> bool {
-        // Relaxed: the signal orders.
-        self.hand_over.load(Ordering::Relaxed)
+        // Acquire: see `Export::begin_hand_over`.
+        self.hand_over.load(Ordering::Acquire)
+    }
+
+    /// Whether it hands over within the process.
+    fn is_exchanging(&self) -> bool {
+        // Relaxed: the other flag orders.
+        self.is_handing_over() && self.exchange.load(Ordering::Relaxed)
     }
 
     /// Records the outcome of a handover; `None`: the export ended before.
     ///
-    /// Removes the socket if there is no state to hand over.
-    fn finish_hand_over(&self, state: Option<Result<ExportState, HandoverError>>) {
+    /// Removes the socket if there is no state to hand over. `keeping`: of an exchange.
+    fn finish_hand_over(&self, state: Option<Result<ExportState, HandoverError>>, keeping: Option<Keeping>) {
         let handed = match state {
             Some(state) => state.and_then(ExportState::encode),
             None if self.has_failed() => Err(HandoverError::Failed),
@@ -311,7 +324,16 @@ impl Shared {
         if handed.is_err() {
             self.remove_file();
         }
+        match handed {
+            Ok(_) => *self.left.lock().unwrap_or_else(PoisonError::into_inner) = keeping,
+            Err(_) => keeping.into_iter().for_each(Keeping::end),
+        }
         *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+    }
+
+    /// What is kept of an export that was exchanged, once.
+    fn take_left(&self) -> Option<Keeping> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Tells the owner that the export's state is there, or that it has ended.
@@ -345,7 +367,8 @@ impl Export {
     pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
         Self::launch(config, device, |endpoint| {
             let (acceptor, file) = Acceptor::open(endpoint)?;
-            Ok(Beginning { acceptor, file, sessions: 0, connection: None, kept: None, restoring: None })
+            let (connection, kept, restoring) = (None, Earlier::Nothing, None);
+            Ok(Beginning { acceptor, file, sessions: 0, connection, kept, restoring })
         })
     }
 
@@ -388,9 +411,9 @@ impl Export {
                 .net()
                 .map(|net| net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect());
             let device = fds.unwrap_or_else(|| Ok(Vec::new()))?;
-            Ok(Keeping::new(keeper, Fixed { endpoint, device, note: Arc::clone(&note) }, kept))
+            Ok(Keeping::new(keeper, Fixed { endpoint, device, note: Arc::clone(&note) }))
         });
-        let keeping = keeping.transpose().map_err(ExportError::Thread)?;
+        let mut keeping = keeping.transpose().map_err(ExportError::Thread)?;
         let shared_status = SharedStatus::new(&name, queues, quota);
         let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
         let protocol_threads = match protocol_threads {
@@ -401,8 +424,6 @@ impl Export {
             let mut status = shared_status.write();
             // The session that continues counts already.
             (status.sessions, status.connected) = (sessions, connection.is_some());
-            // What a dead process has kept stays so until the first record.
-            status.kept = keeping.as_ref().is_some_and(Keeping::is_active);
         }
         let shared = Arc::new(Shared {
             shared_status: Arc::new(shared_status),
@@ -418,6 +439,8 @@ impl Export {
             tell_ended: ended,
             file: Mutex::new(file),
             hand_over: AtomicBool::new(false),
+            exchange: AtomicBool::new(false),
+            left: Mutex::new(None),
             handed: Mutex::new(None),
             keep: AtomicBool::new(true),
             leave: AtomicBool::new(false),
@@ -439,6 +462,12 @@ impl Export {
                 shared.fail(message);
             }
         });
+        // Last: nothing fails from here on, so that a copy of what was handed over can be resumed until then.
+        if let Some(keeping) = &mut keeping {
+            keeping.adopt(kept.take());
+            // It stays so until the first record.
+            shared.shared_status.write().kept = keeping.is_active();
+        }
         let task = ExportTask {
             shared: Arc::clone(&shared),
             name: log_name,
@@ -588,9 +617,33 @@ impl Export {
     /// stays mapped until the export is dropped, and so may the device's: to unmap them takes time
     /// that the successor can use.
     pub fn begin_hand_over(&self) {
-        // Relaxed: the signal orders.
-        self.shared.hand_over.store(true, Ordering::Relaxed);
+        // Release: whoever sees it (Acquire) sees whether it is an exchange.
+        self.shared.hand_over.store(true, Ordering::Release);
         self.shared.wake();
+    }
+
+    /// Begins to hand the export over to another one in this process, and returns at once.
+    ///
+    /// As [`Export::begin_hand_over`], but the keeper goes on to have the session: if this process dies,
+    /// a later one can continue it ([`Export::recover`]), whichever export serves it then.
+    /// [`Export::take_exchange`] returns the state.
+    pub fn begin_exchange(&self) {
+        // Relaxed: the flag that is set next orders.
+        self.shared.exchange.store(true, Ordering::Relaxed);
+        self.begin_hand_over();
+    }
+
+    /// Returns the state for [`Export::exchange`]; `None` until the queues have been drained.
+    ///
+    /// Call [`Export::begin_exchange`] first. All else is as in [`Export::take_handover`].
+    ///
+    /// # Errors
+    /// As [`Export::take_handover`].
+    pub fn take_exchange(&self) -> Option<Result<Exchanged, HandoverError>> {
+        let handover = self.take_handover()?;
+        let keeping = self.shared.take_left();
+        // If there is no state, what was kept has ended.
+        Some(handover.map(|handover| Exchanged { handover, left: Arc::new(Left::new(keeping)) }))
     }
 
     /// Returns the state to hand over; `None` until the queues have been drained.
@@ -637,7 +690,23 @@ impl Export {
         device: Box<dyn Device>,
         handover: Handover,
     ) -> Result<Self, ExportError> {
-        Self::go_on(config, device, handover, None)
+        Self::go_on(config, device, handover, Earlier::Nothing)
+    }
+
+    /// Starts an export that continues where another one of this process was.
+    ///
+    /// As [`Export::resume`]. Set [`ExportConfig::keeper`] to a keeper of the same descriptors: it still
+    /// has them, and the first record of this export replaces that of the other one.
+    ///
+    /// # Errors
+    /// As [`Export::resume`]. What is kept ends with the last copy of `exchanged`.
+    pub fn exchange(
+        config: ExportConfig,
+        device: Box<dyn Device>,
+        exchanged: Exchanged,
+    ) -> Result<Self, ExportError> {
+        let Exchanged { handover, left } = exchanged;
+        Self::go_on(config, device, handover, Earlier::Exchanged(left))
     }
 
     /// Starts an export that continues where that of a dead process was.
@@ -651,14 +720,14 @@ impl Export {
     /// # Errors
     /// As [`Export::resume`]. Have the keeper close its copies.
     pub fn recover(config: ExportConfig, device: Box<dyn Device>, kept: Kept) -> Result<Self, ExportError> {
-        Self::go_on(config, device, kept.handover, Some(kept.keeping))
+        Self::go_on(config, device, kept.handover, Earlier::Died(kept.keeping))
     }
 
     fn go_on(
         config: ExportConfig,
         device: Box<dyn Device>,
         handover: Handover,
-        kept: Option<Active>,
+        kept: Earlier,
     ) -> Result<Self, ExportError> {
         let ExportState { endpoint, sessions, connection, note: _ } = ExportState::decode(handover)?;
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
@@ -716,6 +785,8 @@ impl Export {
     fn quit(&mut self) {
         self.begin_stop();
         self.wait();
+        // Of an exchange that nobody has taken.
+        self.shared.take_left().into_iter().for_each(Keeping::end);
     }
 
     /// Waits until the export has ended.
@@ -741,8 +812,7 @@ struct Beginning {
     sessions: u64,
     /// Connection that another process has handed over.
     connection: Option<ConnectionState>,
-    /// What a dead process has kept.
-    kept: Option<Active>,
+    kept: Earlier,
     /// Dropped when the session of another process is restored, or cannot be.
     restoring: Option<Sender<Infallible>>,
 }

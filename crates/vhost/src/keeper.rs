@@ -187,7 +187,7 @@ pub(crate) struct Active {
     file: RecordFile,
     /// Number under which each open descriptor is kept.
     numbers: HashMap<RawFd, u64>,
-    /// Copies of what an earlier process has had kept, until the first record.
+    /// Copies of what an earlier process or export has had kept, until the first record.
     known: HashMap<u64, OwnedFd>,
     next: u64,
     /// All numbers in use.
@@ -222,9 +222,44 @@ enum KeepError {
 }
 
 impl Keeping {
-    /// `active`: what an earlier process has left.
-    pub(crate) fn new(keeper: Box<dyn Keeper>, fixed: Fixed, active: Option<Active>) -> Self {
-        Self { keeper, fixed, active, has_given_up: false }
+    pub(crate) fn new(keeper: Box<dyn Keeper>, fixed: Fixed) -> Self {
+        Self { keeper, fixed, active: None, has_given_up: false }
+    }
+
+    /// Goes on with what the keeper has of an earlier export.
+    pub(crate) fn adopt(&mut self, active: Option<Active>) {
+        self.active = active;
+    }
+
+    /// The session is about to close this descriptor: its number stays known by a copy.
+    pub(crate) fn detach(&mut self, fd: BorrowedFd<'_>) {
+        if let Some(active) = &mut self.active
+            && let Some(number) = active.numbers.remove(&fd.as_raw_fd())
+            // Without a copy, the next export has it kept once more.
+            && let Ok(copy) = fd.try_clone_to_owned()
+        {
+            active.known.insert(number, copy);
+        }
+    }
+
+    /// Copies of the descriptors of the device, if they are kept.
+    pub(crate) fn device_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        let kept = self.fixed.device.iter().filter(|_| self.active.is_some());
+        kept.map(OwnedFd::try_clone).collect()
+    }
+
+    /// What is kept, for another [`Keeping`]. All descriptors of the session are detached.
+    pub(crate) fn into_active(self) -> Option<Active> {
+        let Self { fixed: Fixed { endpoint, device, note: _ }, active, .. } = self;
+        let mut active = active?;
+        for fd in device.into_iter().chain(endpoint.listener) {
+            if let Some(number) = active.numbers.remove(&fd.as_raw_fd()) {
+                active.known.insert(number, fd);
+            }
+        }
+        // Others may have the numbers of what was closed.
+        active.numbers.clear();
+        Some(active)
     }
 
     /// Whether the state is kept.

@@ -23,7 +23,8 @@
 //!
 //! An export can be handed over to another process while a client is connected
 //! ([`Export::begin_hand_over`], [`Export::resume`]): the client keeps its connection. With a
-//! [`Keeper`] a later process continues it after a crash, too ([`Export::recover`]).
+//! [`Keeper`] a later process continues it after a crash, too ([`Export::recover`]). Within a process,
+//! an export can take the place of another one ([`Export::begin_exchange`], [`Export::exchange`]).
 //!
 //! An export serves one client at a time; further clients wait until it disconnects. See
 //! [`session`] for the states of a session.
@@ -53,6 +54,7 @@
 //! ```
 mod back_channel;
 mod device_state;
+mod exchanged;
 mod export;
 mod handover;
 mod inflight;
@@ -69,6 +71,7 @@ pub mod socket;
 mod status;
 mod vring;
 
+pub use exchanged::Exchanged;
 pub use export::{Endpoint, Export, ExportConfig, ExportError, Noter, Refresher};
 pub use handover::{Handover, HandoverError, KnownToDriver};
 pub use keeper::{Keeper, Kept, KeptError};

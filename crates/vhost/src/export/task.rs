@@ -17,7 +17,7 @@ use crate::socket::{Connection, Inspector};
 use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
 use std::convert::Infallible;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
@@ -284,12 +284,16 @@ impl ExportTask {
         self.keeping = keeping;
         // Relaxed: the wake-up orders.
         if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
-            let (device, session) = session.hand_over();
+            let keeping = self.keeping.as_mut().filter(|_| shared.is_exchanging());
+            let (device, session) = session.hand_over(keeping);
             self.device = Some(device);
             let session = session.map(|(session, memory)| {
                 shared.put_aside(Box::new(memory));
                 session
             });
+            if let Some(keeping) = self.keeping.as_mut().filter(|_| shared.is_exchanging()) {
+                keeping.detach(connection.as_fd());
+            }
             let (socket, part, fds) = connection.into_parts();
             let partial = (part, fds);
             let state = |session| ConnectionState { socket, partial, session, pending: None };
@@ -378,10 +382,16 @@ impl ExportTask {
 
     /// Gives up the endpoint, and the device unless it is handed over.
     fn finish(&mut self, handed: Option<Box<Handed>>) {
-        let handed = self.leave(handed.map(|handed| *handed));
+        let leaves = self.leaves();
+        let mut keeping = self.keeping.take_if(|_| !leaves);
+        if !self.shared.is_exchanging() {
+            // Before another process has the state.
+            keeping.take().into_iter().for_each(Keeping::end);
+        }
+        let handed = self.leave(handed.map(|handed| *handed), leaves);
         if self.shared.is_handing_over() {
             // The successor can begin while the device is dropped.
-            self.shared.finish_hand_over(handed);
+            self.shared.finish_hand_over(handed, keeping);
             self.shared.signal_ended();
             if let Some(remains) = self.device.take().and_then(|device| device.retire()) {
                 self.shared.put_aside(remains);
@@ -393,14 +403,14 @@ impl ExportTask {
     }
 
     /// Gives up the endpoint. Returns the state if the export is handed over.
-    fn leave(&mut self, handed: Option<Handed>) -> Option<Result<ExportState, HandoverError>> {
-        if self.leaves() {
+    ///
+    /// `leaves`: a later process goes on with what is kept.
+    fn leave(&mut self, handed: Option<Handed>, leaves: bool) -> Option<Result<ExportState, HandoverError>> {
+        if leaves {
             let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(file) = file {
                 file.give_away();
             }
-        } else if let Some(keeping) = self.keeping.take() {
-            keeping.end();
         }
         let acceptor = self.acceptor.take()?;
         if self.stopping() || !self.shared.is_handing_over() {
@@ -439,7 +449,7 @@ impl ExportTask {
         drop(status);
         self.shared.fail(message);
         match self.shared.is_handing_over() {
-            true => self.shared.finish_hand_over(None),
+            true => self.shared.finish_hand_over(None, None),
             false => self.shared.remove_file(),
         }
     }

@@ -11,6 +11,7 @@ use super::{Session, SessionError};
 use crate::handover::HandoverError;
 use crate::handover::record::{Message, SessionState};
 use crate::inflight::InflightMemory;
+use crate::keeper::Keeping;
 use crate::memory::ClientMemory;
 use crate::message::{self, HEADER, MessageError, Request};
 use crate::vring::Kick;
@@ -51,6 +52,8 @@ pub(crate) type Give<'g, D> = dyn FnMut(BorrowedFd<'_>) -> Result<D, HandoverErr
 enum Successor {
     /// Another process, which is there.
     Present,
+    /// This process. What is kept of the session stays, and so does its in-flight region.
+    Within,
     /// The next process, when this one has died.
     Later,
 }
@@ -63,10 +66,13 @@ impl Session {
     ///
     /// Returns the device too.
     ///
+    /// `keeping`: the successor is in this process, and goes on with what is kept.
+    ///
     /// # Errors
     /// The session cannot be handed over. It has ended as by [`Session::end`].
     pub(crate) fn hand_over(
         mut self,
+        mut keeping: Option<&mut Keeping>,
     ) -> (Box<dyn Device>, Result<(SessionState, ClientMemory), HandoverError>) {
         let unknown = self.stop_every();
         let notifiers = Arc::clone(&self.shared_status.notifiers);
@@ -74,8 +80,14 @@ impl Session {
         let state = match lost {
             Some(queue) => Err(HandoverError::Position(queue.into())),
             None => {
-                let mut duplicate = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map_err(HandoverError::Fd);
-                self.state(Successor::Present, &mut duplicate)
+                let successor = if keeping.is_some() { Successor::Within } else { Successor::Present };
+                let mut duplicate = |fd: BorrowedFd<'_>| {
+                    if let Some(keeping) = &mut keeping {
+                        keeping.detach(fd);
+                    }
+                    fd.try_clone_to_owned().map_err(HandoverError::Fd)
+                };
+                self.state(successor, &mut duplicate)
             }
         };
         match state {
@@ -119,7 +131,7 @@ impl Session {
         let mut messages = Messages(Vec::new());
         self.push_all(successor, &mut messages, give)?;
         self.push_queues(&mut messages, give)?;
-        let own_inflight = self.own_inflight.as_ref().filter(|_| successor == Successor::Later);
+        let own_inflight = self.own_inflight.as_ref().filter(|_| successor != Successor::Present);
         let own_inflight = own_inflight.map(|own| Ok((own.layout(), give(own.file())?))).transpose()?;
         let (messages, identity) = (messages.0, Some(self.device.identity()));
         Ok(SessionState { messages, region_times, failed, config, pairs, identity, own_inflight })
@@ -152,7 +164,7 @@ impl Session {
         if let Some(inflight) = &self.inflight {
             messages.push(request::SET_INFLIGHT_FD, &inflight.layout(), [give(inflight.file())?]);
         }
-        if successor == Successor::Present {
+        if successor != Successor::Later {
             for update in self.translations.iter().flat_map(|translations| translations.updates()) {
                 messages.push(request::IOTLB_MSG, &update, None);
             }

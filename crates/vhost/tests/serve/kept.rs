@@ -10,7 +10,7 @@ use paravane_spec::feature::{ACCESS_PLATFORM, EVENT_IDX, INDIRECT_DESC, RING_PAC
 use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, LOG_PAGE, LogArea, request};
 use paravane_vhost::keeper::RECORD;
 use paravane_vhost::record_file::RecordFile;
-use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError, Keeper, Kept, KeptError};
+use paravane_vhost::{Endpoint, Exchanged, Export, ExportConfig, ExportError, Keeper, Kept, KeptError};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -146,13 +146,17 @@ impl Disk {
         self.export.as_ref().unwrap()
     }
 
-    /// Ends the export, whose session stays.
-    fn leave(&mut self) {
+    fn wait_until_kept(&self) {
         let end = Instant::now() + Duration::from_secs(60);
         while !self.export().status().kept {
             assert!(Instant::now() < end);
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Ends the export, whose session stays.
+    fn leave(&mut self) {
+        self.wait_until_kept();
         let export = self.export.take().unwrap();
         export.begin_leave();
         export.join().unwrap();
@@ -163,6 +167,50 @@ impl Disk {
         let (config, device) = self.parts();
         let export = Export::recover(config, device, kept).unwrap();
         // From the first moment on: a daemon may be stopped before its first record.
+        assert!(export.status().kept);
+        self.export = Some(export);
+    }
+
+    /// Takes the state of the export for the next one, when its session is kept.
+    fn begin_exchange(&mut self) -> Exchanged {
+        self.wait_until_kept();
+        let export = self.export.take().unwrap();
+        export.begin_exchange();
+        export.join().unwrap();
+        export.take_exchange().unwrap().unwrap()
+    }
+
+    /// Exchanges the export. `between` is called when none serves, and returns what is kept.
+    fn exchange(&mut self, next: Next, between: impl FnOnce(&Self) -> Kept) {
+        let exchanged = self.begin_exchange();
+        let copy = exchanged.try_clone().unwrap();
+        let kept = between(self);
+        if matches!(next, Next::Kill) {
+            // As if the process had died: nothing runs.
+            std::mem::forget((exchanged, copy));
+            let (config, device) = self.parts();
+            self.export = Some(Export::recover(config, device, kept).unwrap());
+            return;
+        }
+        if matches!(next, Next::SecondCopy) {
+            let (mut config, device) = self.parts();
+            config.endpoint = Endpoint::Listen(self.folder.path().join("other.sock"));
+            Export::exchange(config, device, exchanged).unwrap_err();
+            self.start_exchanged(copy);
+            return;
+        }
+        self.start_exchanged(exchanged);
+        drop(copy);
+        if matches!(next, Next::KillLater) {
+            // Whether it has written its record or not.
+            self.leave();
+            self.recover();
+        }
+    }
+
+    fn start_exchanged(&mut self, exchanged: Exchanged) {
+        let (config, device) = self.parts();
+        let export = Export::exchange(config, device, exchanged).unwrap();
         assert!(export.status().kept);
         self.export = Some(export);
     }
@@ -197,6 +245,72 @@ fn a_session_that_is_left_goes_on() {
             assert!(disk.content() == model);
         }
     }
+}
+
+/// What comes after the queues of an export that is exchanged are drained.
+#[derive(Clone, Copy)]
+enum Next {
+    Exchange,
+    /// The export fails with a copy of the state, and goes on with another one.
+    SecondCopy,
+    Kill,
+    /// A kill when the new export serves.
+    KillLater,
+}
+
+#[test]
+fn a_record_of_the_session_is_kept_at_each_point_of_an_exchange() {
+    let all = [Next::Exchange, Next::Kill, Next::Exchange, Next::SecondCopy, Next::KillLater, Next::Kill];
+    for features in LAYOUTS {
+        for tracked in [false, true] {
+            let mut disk = Disk::new();
+            let (mut model, mut random) = (vec![0; DISK], Random::new(55));
+            let raw = Raw::connect(&disk.socket());
+            let mut machine = Machine::new(features, 64, 16);
+            machine.attach(&raw, machine.first_base(), tracked);
+            for next in all.into_iter().cycle().take(3 * all.len()) {
+                machine.fill(DISK, &mut random);
+                disk.exchange(next, |disk| {
+                    // Kicks are counted while nobody serves.
+                    machine.fill(DISK, &mut random);
+                    Kept::open(disk.shelf.copies()).unwrap().expect("a session is kept")
+                });
+                machine.finish(&mut model);
+                assert_eq!(raw.ask_number(request::GET_QUEUE_NUM), 2);
+            }
+            let status = disk.export().status();
+            assert_eq!((status.sessions, status.protocol_errors, status.last_error), (1, 0, None));
+            disk.export.take().unwrap().stop();
+            assert!(disk.shelf.copies().is_empty(), "an export that is stopped leaves nothing");
+            assert!(disk.content() == model);
+        }
+    }
+}
+
+#[test]
+fn what_no_export_continues_is_not_kept() {
+    let mut disk = Disk::new();
+    let raw = Raw::connect(&disk.socket());
+    let mut machine = Machine::new(0, 64, 16);
+    machine.attach(&raw, 0, false);
+    let exchanged = disk.begin_exchange();
+    let copy = exchanged.try_clone().unwrap();
+    drop(exchanged);
+    assert!(!disk.shelf.copies().is_empty());
+    drop(copy);
+    assert!(disk.shelf.copies().is_empty());
+    assert!(raw.is_closed());
+    // Nor what nobody has taken.
+    disk.start();
+    let raw = Raw::connect(&disk.socket());
+    machine.attach(&raw, 0, false);
+    disk.wait_until_kept();
+    let export = disk.export.take().unwrap();
+    export.begin_exchange();
+    export.join().unwrap();
+    assert!(!disk.shelf.copies().is_empty());
+    drop(export);
+    assert!(disk.shelf.copies().is_empty());
 }
 
 #[test]

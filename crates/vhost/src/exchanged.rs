@@ -1,0 +1,117 @@
+//! Exchange: the handover of an export within a process, which its keeper never loses.
+//!
+//! ```text
+//!   record file:  record of the old export ---------------------------------> record of the new export
+//!   old export:   queues drained --Exchanged--> gone                            ^ one write
+//!   new export:                      adopts the file, messages replayed --------'
+//! ```
+//! The keeper's copies and the record file go along ([`Left`]), and one export after the other writes
+//! the file. A process that dies at any point leaves one of the two records, and its successor can
+//! continue from either:
+//!
+//! - Both name the same open files: connection, memory, kicks and calls of the client.
+//! - Both name the same in-flight region, that of the client or of the session. It has the positions
+//!   of the queues and what is in flight, whichever export serves them. Drained queues have nothing in
+//!   it, and a queue that starts again takes it up as after a crash. So the new export may serve
+//!   requests before its record is written.
+//! - No message is handled in between: each stays on the connection until an export that writes the
+//!   file has done it.
+//!
+//! If no export adopts the copies, the session has ended: they are closed with the last
+//! [`Exchanged`].
+use crate::handover::{Handover, HandoverError, KnownToDriver};
+use crate::keeper::{Active, Keeping};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// State of an export for its successor in this process, see [`Export::begin_exchange`].
+///
+/// What a keeper has of it stays until the successor replaces it.
+///
+/// [`Export::begin_exchange`]: crate::Export::begin_exchange
+#[derive(Debug)]
+#[must_use]
+pub struct Exchanged {
+    pub(crate) handover: Handover,
+    pub(crate) left: Arc<Left>,
+}
+
+impl Exchanged {
+    /// A copy, whose descriptors keep the client connected.
+    ///
+    /// Resume one of them only.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { handover: self.handover.try_clone()?, left: Arc::clone(&self.left) })
+    }
+
+    /// What the driver of the session knows of its device. `None`: there is no session.
+    ///
+    /// # Errors
+    /// As [`Handover::known_to_driver`].
+    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        self.handover.known_to_driver()
+    }
+
+    /// Copies of the descriptors of the device that are kept, as [`Kept::device_fds`].
+    ///
+    /// Open the device with them: a TAP device that is kept cannot be opened again.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    ///
+    /// [`Kept::device_fds`]: crate::Kept::device_fds
+    pub fn device_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        self.left.keeping().as_ref().map_or_else(|| Ok(Vec::new()), Keeping::device_fds)
+    }
+}
+
+/// What a keeper has of an export that was exchanged, until another export adopts it.
+#[derive(Debug)]
+pub(crate) struct Left(Mutex<Option<Keeping>>);
+
+impl Left {
+    pub(crate) fn new(keeping: Option<Keeping>) -> Self {
+        Self(Mutex::new(keeping))
+    }
+
+    fn keeping(&self) -> MutexGuard<'_, Option<Keeping>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Keeping> {
+        self.keeping().take()
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if let Some(keeping) = self.take() {
+            keeping.end();
+        }
+    }
+}
+
+/// What is kept of an export before it begins.
+#[derive(Debug)]
+pub(crate) enum Earlier {
+    Nothing,
+    /// By a process that has died.
+    Died(Active),
+    /// By an export of this process.
+    Exchanged(Arc<Left>),
+}
+
+impl Earlier {
+    /// Takes what is kept. From here on, the caller writes the record file.
+    pub(crate) fn take(self) -> Option<Active> {
+        match self {
+            Self::Nothing => None,
+            Self::Died(active) => Some(active),
+            Self::Exchanged(left) => left.take().and_then(Keeping::into_active),
+        }
+    }
+}
