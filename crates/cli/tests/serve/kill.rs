@@ -87,12 +87,17 @@ impl Kept {
         daemon
     }
 
+    /// The file of devices.
+    pub(crate) fn text(&self) -> String {
+        std::fs::read_to_string(&self.file).unwrap()
+    }
+
     pub(crate) fn socket(&self, name: &str) -> std::path::PathBuf {
         self.folder.path(&format!("{name}.sock"))
     }
 
     /// Waits until all sessions are kept, and listening sockets.
-    fn wait_until_kept(&self) {
+    pub(crate) fn wait_until_kept(&self) {
         let end = Instant::now() + PATIENCE;
         let is_kept = |report: &serde_json::Value| {
             report["devices"].as_array().unwrap().iter().all(|device| device["kept"] == true)
@@ -104,7 +109,7 @@ impl Kept {
     }
 
     /// Kills a daemon and starts the next one.
-    fn kill(&self, old: Daemon) -> Daemon {
+    pub(crate) fn kill(&self, old: Daemon) -> Daemon {
         self.kill_and(old, || ())
     }
 
@@ -154,7 +159,7 @@ pub(crate) fn killed_under_load(
 }
 
 /// Runs clients on files while `next` replaces the daemon [`KILLS`] times.
-fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
+pub(crate) fn under_load(kept: &Kept, next: impl Fn(&Kept, Daemon, usize) -> Daemon) {
     for (name, model) in replaced_under_load(kept, &vec![0; SIZE], 20, next, |_| ()) {
         let content = std::fs::read(kept.folder.path(&format!("{name}.img"))).unwrap();
         assert!(content == model, "disk {name}");
@@ -297,7 +302,7 @@ fn what_is_not_configured_any_more_is_not_kept() {
     raw.begin(0);
     daemon.signal(Signal::KILL);
     drop(daemon.wait());
-    let text = std::fs::read_to_string(kept.folder.path("d.toml")).unwrap();
+    let text = kept.text();
     let at = text.find("[[blk]]\nname = \"b\"").unwrap();
     kept.folder.write("d.toml", &text[..at]);
     daemon = kept.start();

@@ -1,4 +1,4 @@
-//! `--holder` with a network card on a TAP device: numbered frames in both directions, and kills.
+//! `--holder` with a network card on a TAP device: numbered frames in both directions, kills and reloads.
 //!
 //! Each frame has a number. Whatever arrives has a larger one than what came before: no frame is doubled,
 //! and none overtakes another. Frames that the kernel has for the guest while no daemon runs all arrive.
@@ -244,9 +244,13 @@ fn under_kills(features: u64) {
     let hold = folder.text("hold");
     let mut holder = Daemon::spawn(paravane().args(["hold", "--socket", &hold]).args(without_sandbox()));
     holder.wait_for("ready");
-    let (socket, control) = (folder.text("s"), folder.text("control"));
-    let arguments = ["net", "--name", "n", "--tap", "pv0", "--socket", &socket, "--control", &control];
-    let start = || Daemon::start(&[&arguments[..], &["--holder", &hold]].concat());
+    let control = folder.text("control");
+    let write = |workers: u64| {
+        let card = "[[net]]\nname = \"n\"\ntap = \"pv0\"\nsocket = \"s\"\n";
+        folder.write("d.toml", &format!("[daemon]\nholder = \"hold\"\n{card}workers = {workers}\n"))
+    };
+    let file = write(1);
+    let start = || Daemon::start(&["--config", &file, "--control", &control]);
     let mut daemon = start();
     let raw = Raw::connect(&folder.path("s"));
     let mut guest = Guest::new(features);
@@ -287,6 +291,13 @@ fn under_kills(features: u64) {
         });
         if round % 2 == 0 {
             std::thread::yield_now();
+        }
+        if round % 3 == 1 {
+            // The card is opened again with the descriptors that are kept.
+            write(1 + round % 2);
+            let output = paravane().args(["reload", "--control", &control]).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("its session goes on"), "{text}");
         }
         daemon.signal(Signal::KILL);
         daemon.wait();

@@ -30,6 +30,7 @@ mod images;
 #[path = "../../../vhost/tests/serve/iotlb.rs"]
 mod iotlb;
 mod kill;
+mod kill_reload;
 mod kill_steps;
 mod kill_tap;
 #[path = "../../../vhost/tests/serve/killed.rs"]

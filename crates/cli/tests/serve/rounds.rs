@@ -70,9 +70,10 @@ enum Event {
     SnapshotBesideKill,
     SnapshotBesideReload,
     SnapshotBesideChange,
+    KillBesideChange,
 }
 
-const EVENTS: [Event; 16] = [
+const EVENTS: [Event; 17] = [
     Event::Snapshot,
     Event::Fork,
     Event::TwoSnapshots,
@@ -89,6 +90,7 @@ const EVENTS: [Event; 16] = [
     Event::SnapshotBesideKill,
     Event::SnapshotBesideReload,
     Event::SnapshotBesideChange,
+    Event::KillBesideChange,
 ];
 
 /// Keys of all disks, of which a change cuts no client off.
@@ -399,6 +401,21 @@ impl Host {
         self.write();
     }
 
+    /// The daemon dies while it opens all disks again, or before, or after.
+    fn kill_beside_change(&mut self) {
+        self.wait_until_kept();
+        let engine = KEYS[2];
+        self.keys = if self.keys == engine { KEYS[0] } else { engine };
+        self.write();
+        let mut reload = paravane();
+        reload.args(["reload", "--control", &self.control]).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut reload = reload.spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(self.random.below(80_000) as u64));
+        drop(self.daemon.take());
+        reload.wait().unwrap();
+        self.start();
+    }
+
     fn snapshot_beside_kill(&mut self, disk: usize) {
         self.wait_until_kept();
         let overlay = self.overlay();
@@ -442,6 +459,7 @@ impl Host {
             Event::Reload => self.reload(),
             Event::Change => self.change(),
             Event::SnapshotBesideChange => self.snapshot_beside_change(disk),
+            Event::KillBesideChange => self.kill_beside_change(),
             Event::TakeOver => self.take_over(),
             Event::Kill => self.kill(),
             Event::Stop => self.stop(),

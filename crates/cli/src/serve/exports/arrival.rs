@@ -148,8 +148,10 @@ impl Exports {
         }
         let opening = match opening {
             Opening::Late(_) => {
-                let earlier = || Earlier { block, ..Earlier::default() };
-                let open = || open_with(spec, &mut LinkEnds::default(), &context.opening, earlier());
+                let open = || {
+                    let fds = session.as_ref().map_or_else(|| Ok(Vec::new()), Session::device_fds)?;
+                    open_with(spec, &mut LinkEnds::default(), &context.opening, Earlier { fds, block })
+                };
                 let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.
                 loop {

@@ -9,6 +9,8 @@
 //!   new device:  Opening (waits for that state) --> image locked --> resumed --> Served
 //!                                                        '-- a failure: the old device, resumed with a copy
 //! ```
+//! What a holder keeps of a session stays through all of it: if the daemon dies, the next one resumes the
+//! session from the record of the old device or of the new one. Without either, it has ended.
 use super::super::open::{LinkEnds, Opening};
 use super::super::reload::messages::Outcome;
 use super::super::spec::DeviceSpec;
@@ -23,7 +25,7 @@ use super::{Exports, Inner, Start, all_failed};
 use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
-use paravane_vhost::{Handover, MappingQuota, caught};
+use paravane_vhost::{Exchanged, MappingQuota, caught};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -114,7 +116,7 @@ impl Exports {
         for member in &mut members {
             let device = &member.spec.name;
             tracing::info!(device, "opening the device again; its session goes on");
-            member.begin_hand_over();
+            member.begin_exchange();
         }
         let of = |spec: &DeviceSpec| old.iter().find(|old| old.name == spec.name).cloned();
         let successors = specs.iter().zip(openings).filter_map(|(spec, opening)| {
@@ -154,10 +156,10 @@ impl Exports {
         &self,
         id: u64,
         successors: Vec<Successor>,
-        receiver: &Receiver<(String, Result<Handover, String>)>,
+        receiver: &Receiver<(String, Result<Exchanged, String>)>,
         wait: &LockWait,
     ) -> Start {
-        let mut handed: HashMap<String, Result<Handover, String>> = HashMap::new();
+        let mut handed: HashMap<String, Result<Exchanged, String>> = HashMap::new();
         // All of them: a link has two ends.
         while handed.len() < successors.len() {
             let Ok((name, state)) = receiver.recv() else { break };
@@ -186,7 +188,7 @@ impl Exports {
         &self,
         id: u64,
         successor: Successor,
-        state: Result<Handover, String>,
+        state: Result<Exchanged, String>,
         wait: &LockWait,
         may_go_back: bool,
     ) -> Result<ServedDevice, anyhow::Error> {
@@ -194,7 +196,7 @@ impl Exports {
         let resumed = state.map_err(|why| anyhow!(why)).and_then(|state| {
             // The client stays connected as long as there is a copy.
             let copy = if may_go_back { state.try_clone().ok() } else { None };
-            let session = Some(Session::Handed(state));
+            let session = Some(Session::Exchanged(state));
             let error = match self.serve(&spec, opening, quota, wait, session) {
                 Ok(device) => return Ok(device),
                 Err(error) => error,
@@ -217,12 +219,12 @@ impl Exports {
     fn go_back(
         &self,
         old: &DeviceSpec,
-        state: Handover,
+        state: Exchanged,
         wait: &LockWait,
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let opening = prepare_one(old, &mut LinkEnds::default(), &context.opening)?;
-        self.serve(old, opening, context.pool.quota(), wait, Some(Session::Handed(state)))
+        self.serve(old, opening, context.pool.quota(), wait, Some(Session::Exchanged(state)))
     }
 
     fn note(&self, group: u64, note: Note) {

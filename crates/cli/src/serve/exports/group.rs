@@ -142,7 +142,7 @@ impl Leaving {
         let drained =
             members.iter_mut().filter(|member| member.is_handing_over() && member.export.has_ended());
         for member in drained {
-            if let Some(state) = member.take_handover() {
+            if let Some(state) = member.take_exchange() {
                 drop(sender.send((member.spec.name.clone(), state)));
             }
         }

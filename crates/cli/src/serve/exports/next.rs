@@ -1,7 +1,7 @@
 //! New settings of devices that are served, on their way; see [`super::exchange`].
 use super::super::open::Opening;
 use super::super::spec::DeviceSpec;
-use paravane_vhost::Handover;
+use paravane_vhost::Exchanged;
 use std::sync::mpsc::Sender;
 
 /// New settings of a group that is served, for which its devices have to be opened again.
@@ -25,7 +25,7 @@ pub(super) enum Stage {
 pub(super) type Prepared = (u64, Result<Vec<Opening>, String>);
 
 /// What a device hands over to its successor.
-pub(super) type Handing = Sender<(String, Result<Handover, String>)>;
+pub(super) type Handing = Sender<(String, Result<Exchanged, String>)>;
 
 /// What has become of the sessions of a group that was exchanged, if they have not gone on.
 pub(super) enum Note {

@@ -15,7 +15,9 @@ use crate::failure::one_line;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{FileId, Resizer, Snapshot, Snapshots};
 use paravane_store::Location;
-use paravane_vhost::{Export, ExportStatus, Handover, Kept, MappingQuota, Noter, Notifier};
+use paravane_vhost::{Exchanged, Export, ExportStatus, Handover, Kept, MappingQuota, Noter, Notifier};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -53,7 +55,7 @@ pub(super) struct ServedDevice {
     asks_stores: Arc<AtomicU8>,
     /// When it began to stop.
     stopping: Option<Instant>,
-    /// It stops for another daemon, which has not got its state yet.
+    /// It stops for a successor, which has not got its state yet.
     handing_over: bool,
 }
 
@@ -70,6 +72,8 @@ struct SnapshotFigures {
 pub(crate) enum Session {
     /// A running daemon has handed it over.
     Handed(Handover),
+    /// A device of this daemon has handed it over.
+    Exchanged(Exchanged),
     /// A daemon that has ended had it kept.
     Kept(Box<Kept>),
 }
@@ -79,10 +83,20 @@ impl Session {
     pub(super) fn block(&self) -> Option<u32> {
         let known = match self {
             Self::Handed(session) => session.known_to_driver(),
+            Self::Exchanged(session) => session.known_to_driver(),
             Self::Kept(kept) => kept.known_to_driver(),
         };
         // A record that cannot be read is refused when it is resumed.
         Told::recorded("blk", &known.ok()??).block()
+    }
+
+    /// Copies of the descriptors of the device that are kept for it.
+    pub(super) fn device_fds(&self) -> io::Result<Vec<OwnedFd>> {
+        match self {
+            Self::Handed(_) => Ok(Vec::new()),
+            Self::Exchanged(session) => session.device_fds(),
+            Self::Kept(kept) => kept.device_fds(),
+        }
     }
 }
 
@@ -206,6 +220,7 @@ impl ServedDevice {
             config.note = note;
             Ok::<_, anyhow::Error>(match session {
                 Some(Session::Handed(session)) => Export::resume(config, device, session)?,
+                Some(Session::Exchanged(session)) => Export::exchange(config, device, session)?,
                 Some(Session::Kept(kept)) => Export::recover(config, device, *kept)?,
                 None => Export::start(config, device)?,
             })
@@ -274,16 +289,27 @@ impl ServedDevice {
 
     /// Begins to hand the device over to another daemon; returns at once.
     pub(super) fn begin_hand_over(&mut self) {
+        self.begin_release();
+        self.export.begin_hand_over();
+    }
+
+    /// Begins to hand the device over to its successor in this daemon; returns at once.
+    pub(super) fn begin_exchange(&mut self) {
+        self.begin_release();
+        self.export.begin_exchange();
+    }
+
+    /// Gives up what a successor needs, but for the export.
+    fn begin_release(&mut self) {
         (self.stopping, self.handing_over) = (Some(Instant::now()), true);
         (self.resizer, self.snapshots) = (None, None);
         self.figures.stores.clear();
         if let Some(trace) = &self.trace {
             trace.end();
         }
-        self.export.begin_hand_over();
     }
 
-    /// Whether another daemon waits for the state of the device.
+    /// Whether a successor waits for the state of the device.
     pub(super) fn is_handing_over(&self) -> bool {
         self.handing_over
     }
@@ -293,6 +319,13 @@ impl ServedDevice {
         let handover = self.export.take_handover()?;
         self.handing_over = false;
         Some(handover.map_err(|error| error.to_string()))
+    }
+
+    /// The state for its successor in this daemon, once; `None`: the device is not drained yet.
+    pub(super) fn take_exchange(&mut self) -> Option<Result<Exchanged, String>> {
+        let exchanged = self.export.take_exchange()?;
+        self.handing_over = false;
+        Some(exchanged.map_err(|error| error.to_string()))
     }
 
     /// Begins to stop; returns at once.
