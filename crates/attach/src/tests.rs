@@ -185,11 +185,7 @@ impl Rig {
     }
 
     fn wait_for(&mut self, what: &str, condition: impl Fn(&mut Self) -> bool) {
-        let start = Instant::now();
-        while !condition(self) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{what} does not come");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        paravane_test_support::wait_until(what, || condition(self));
     }
 
     fn needs_reset(&self) -> bool {
@@ -574,7 +570,7 @@ fn a_device_behind_a_domain_takes_its_own_addresses_and_no_others() {
     let busy = domain.unmap(USED, 0x1000, Duration::from_millis(10)).unwrap_err();
     assert!(busy.to_string().contains("device 0, queue 0"), "{busy}");
     rig.write(STATUS, 0);
-    domain.clear(Duration::from_secs(20)).unwrap();
+    domain.clear(paravane_test_support::patience()).unwrap();
     rig.start(DESC as u32);
     rig.wait_for("a reset request", |rig| rig.needs_reset());
     assert!(rig.device.counters().fault_of(0).unwrap().contains("no translation in the device's domain"));

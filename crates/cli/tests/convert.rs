@@ -1,4 +1,5 @@
 //! `paravane disk convert` to what exists: files, block devices, exports of NBD servers, images of Ceph.
+use paravane_test_support::wait_until;
 use paravane_test_support::{CephCluster, Random, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,14 +14,6 @@ const MIB: u64 = 1 << 20;
 fn random(len: u64, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..len / 8).flat_map(|_| random.u64().to_le_bytes()).collect()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < end, "it does not happen that {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A folder with a source of 8 MiB, of which 1 MiB is data.

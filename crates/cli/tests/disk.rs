@@ -259,11 +259,7 @@ impl Nbdkit {
                 return None;
             }
         };
-        let end = Instant::now() + Duration::from_secs(20);
-        while UnixStream::connect(&socket).is_err() {
-            assert!(Instant::now() < end, "nbdkit does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        paravane_test_support::wait_until("nbdkit to listen", || UnixStream::connect(&socket).is_ok());
         Some(child)
     }
 }

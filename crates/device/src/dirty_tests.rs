@@ -3,7 +3,7 @@
 //! While the driver stands still, only the device changes bytes, and their pages must be in the
 //! log.
 use crate::blk::{Blk, BlkConfig};
-use crate::rig::{BASE, DATA, Rig, SIZE, readable, segment};
+use crate::rig::{BASE, DATA, Rig, SIZE, becomes_readable, segment};
 use crate::rng::Rng;
 use crate::{Device, ServeError};
 use paravane_dma::{DirtyLog, DirtyPages, Segment};
@@ -61,7 +61,7 @@ impl<D: Device> Rig<D> {
                 break;
             }
             let fd = self.handler.completion_fd().expect("nothing is in flight in the host");
-            assert!(readable(fd, 10), "a request was lost");
+            assert!(becomes_readable(fd), "a request was lost");
         }
         if end.is_ok() {
             self.live.arm_kicks().unwrap();

@@ -11,6 +11,7 @@ use paravane_ring::{Area, DmaArea, QueueAddresses};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where guest memory begins.
 pub(crate) const BASE: u64 = 0x4000_0000;
@@ -111,14 +112,23 @@ impl<D: Device> Rig<D> {
                 return Ok(all);
             }
             let fd = self.handler.completion_fd().expect("nothing is in flight in the host");
-            assert!(readable(fd, 10), "a request was lost");
+            assert!(becomes_readable(fd), "a request was lost");
         }
     }
 }
 
-/// Whether `fd` becomes readable within `seconds`.
-pub(crate) fn readable(fd: BorrowedFd<'_>, seconds: i64) -> bool {
-    let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+/// Whether `fd` is readable now.
+pub(crate) fn readable(fd: BorrowedFd<'_>) -> bool {
+    readable_within(fd, Duration::ZERO)
+}
+
+/// Waits until `fd` is readable. Returns `false` if that does not happen.
+pub(crate) fn becomes_readable(fd: BorrowedFd<'_>) -> bool {
+    readable_within(fd, paravane_test_support::patience())
+}
+
+fn readable_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 

@@ -164,7 +164,7 @@ fn a_file_that_shrinks_under_a_thread_fails_its_region_and_not_the_process() {
         }
         assert!(!region.lost() && !alarm.take());
         ftruncate(&file, MIB / 2).unwrap();
-        assert!(rings(&alarm, Duration::from_secs(30)));
+        assert!(rings(&alarm, paravane_test_support::patience()));
         assert!(region.lost());
         let before = turns.load(Ordering::Relaxed);
         while turns.load(Ordering::Relaxed) < before + 10 {
@@ -279,7 +279,7 @@ fn a_log_may_shrink_if_it_is_guarded() {
     assert_eq!((log.end(), log.size()), (512 * PAGE, 64));
     let config = RegionConfig { gpa: 0, size: 512 * PAGE, backing: Backing::Pages, writable: true };
     let memory = Memory::new(vec![Region::new(config).unwrap()]).unwrap();
-    memory.start_log(log.clone(), Duration::from_secs(10)).unwrap();
+    memory.start_log(log.clone(), paravane_test_support::patience()).unwrap();
     let mut handle = memory.handle();
     handle.enter().write(9 * PAGE, b"marked", Access::WRITE).unwrap();
     let file = File::from(file);
@@ -363,7 +363,7 @@ fn a_signal_that_is_sent_still_kills() {
         survive();
         // SAFETY: ends this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
-        std::thread::sleep(Duration::from_secs(10));
+        std::thread::sleep(paravane_test_support::patience());
         std::process::exit(7);
     }
     assert_eq!(in_child("a_signal_that_is_sent_still_kills").signal(), Some(libc::SIGBUS));

@@ -17,20 +17,16 @@
 #![cfg(not(any(miri, loom)))]
 
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
+use paravane_test_support::patience;
 use paravane_test_support::skip;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const REQUEST: u64 = 0;
 const ANSWER: u64 = 1024;
 /// Number of rounds per run of the two threads.
 const ROUNDS: u64 = 20_000;
-/// Longest wait for the reordering.
-///
-/// It shows in the first thousands of rounds if the two threads run at the same time. On a busy
-/// machine that may take longer.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two CPUs that this process may use.
 fn two_cpus() -> Option<[usize; 2]> {
@@ -125,10 +121,12 @@ fn the_reordering_shows_without_full_and_never_with_it() {
     let started = Instant::now();
     let mut goes = 0;
     let mut missed = 0;
+    // It shows in the first thousands of rounds if the two threads run at the same time. On a busy machine that may
+    // take longer.
     // Until it has been seen a few times: then as many rounds with FULL would show it too.
     while missed < 10 {
         assert!(
-            started.elapsed() < PATIENCE,
+            started.elapsed() < 2 * patience(),
             "both sides missed only {missed} times in {} rounds without a full barrier, so this machine cannot show \
              what one is for",
             goes * ROUNDS

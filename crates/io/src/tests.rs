@@ -5,6 +5,7 @@ use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_notify::{HostNotifier, NoIoEventFds};
 use paravane_spec::feature;
 use paravane_spec::queue::QueueAddresses;
+use paravane_test_support::patience;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ impl Fed {
     fn wait(&self, count: u64) {
         let start = Instant::now();
         while self.served.load(Ordering::Relaxed) < count {
-            assert!(start.elapsed() < PATIENCE, "{count} of it does not come");
+            assert!(start.elapsed() < patience(), "{count} of it does not come");
             std::thread::yield_now();
         }
     }
@@ -118,8 +119,6 @@ impl QueueHandler for Fed {
 
 /// A poll that outlasts a turn of everybody else on a busy machine.
 const LONG: Duration = Duration::from_millis(400);
-/// Longest wait: after it, a wake-up was lost.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A queue in separate memory, kicked by `kicks`.
 fn queue_of(
@@ -179,7 +178,7 @@ fn work_that_was_begun_goes_on_elsewhere() {
         assert!(thread.put_on(moving).is_ok());
         let start = Instant::now();
         while served.load(Ordering::Relaxed) == before {
-            assert!(start.elapsed() < PATIENCE, "it stands still after {moves} moves");
+            assert!(start.elapsed() < patience(), "it stands still after {moves} moves");
             std::thread::yield_now();
         }
         moving = thread.take_off(key).unwrap();
@@ -199,14 +198,14 @@ fn who_polls_finds_work_without_a_kick() {
     while !fed.is_served_without_a_kick() {
         // Asleep, or not yet awake long enough for it: the next one, soon after this one, makes it
         // poll for longer.
-        assert!(start.elapsed() < PATIENCE, "it never polls");
+        assert!(start.elapsed() < patience(), "it never polls");
         notifier.kick();
         fed.wait(fed.served.load(Ordering::Relaxed) + fed.fed.load(Ordering::Relaxed));
     }
     // It may have been awake for another reason, or have found it at first sight.
     let IoThreadFigures { mut polled_ns, mut fruitful_polls, .. } = thread.figures();
     while polled_ns == 0 || fruitful_polls == 0 {
-        assert!(start.elapsed() < PATIENCE, "{:?}", thread.figures());
+        assert!(start.elapsed() < patience(), "{:?}", thread.figures());
         fed.serve(&notifier);
         IoThreadFigures { polled_ns, fruitful_polls, .. } = thread.figures();
     }
@@ -224,7 +223,7 @@ fn what_is_left_alone_for_a_while_is_not_forgotten() {
     let start = Instant::now();
     let (mut sum, mut by_itself) = (0, 0);
     while by_itself < 20 {
-        assert!(start.elapsed() < PATIENCE, "streams that ended without a kick: {by_itself}");
+        assert!(start.elapsed() < patience(), "streams that ended without a kick: {by_itself}");
         for _ in 0..2000 {
             fed.fed.fetch_add(16, Ordering::Relaxed);
             (0..100).for_each(|_| std::hint::spin_loop());
@@ -267,7 +266,7 @@ fn costs_nothing(thread: &IoThread, during: impl Fn()) {
         if now == before {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "it polls on and on: {now:?}");
+        assert!(start.elapsed() < patience(), "it polls on and on: {now:?}");
     }
 }
 
@@ -309,14 +308,14 @@ fn a_busy_queue_keeps_no_other_from_being_polled_or_kicked_or_taken_off() {
     }
     let start = Instant::now();
     while !polled.is_served_without_a_kick() {
-        assert!(start.elapsed() < PATIENCE, "it never polls");
+        assert!(start.elapsed() < patience(), "it never polls");
         one_notifier.kick();
         polled.wait(polled.served.load(Ordering::Relaxed) + polled.fed.load(Ordering::Relaxed));
         kicked.serve(&other_notifier);
     }
     let before = served.load(Ordering::Relaxed);
     while served.load(Ordering::Relaxed) == before {
-        assert!(start.elapsed() < PATIENCE, "the busy one starves");
+        assert!(start.elapsed() < patience(), "the busy one starves");
     }
     for key in keys {
         assert!(thread.take_off(key).is_some());

@@ -9,6 +9,7 @@ use paravane_notify::{
     HostNotifier, InterruptLine, InterruptSink, IoEventFds, Kick, KvmIoEventFds, KvmIrqfd, Notifier,
     NotifierState, NotifyError,
 };
+use paravane_test_support::patience;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,8 +65,8 @@ const LINE: u32 = 5;
 ///
 /// KVM may deliver it from another thread.
 fn comes(vm: &VmFd) -> bool {
-    let patience = Instant::now() + Duration::from_secs(20);
-    while Instant::now() < patience {
+    let start = Instant::now();
+    while start.elapsed() < patience() {
         if pending(vm) {
             return true;
         }

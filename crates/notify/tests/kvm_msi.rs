@@ -9,6 +9,7 @@ use kvm_ioctls::VcpuFd;
 use machine::vm;
 use paravane_notify::msi::{MsiController, MsiMessage, MsiTable};
 use paravane_notify::{KvmMsi, KvmMsiDelivery, KvmRoutes, NotifyError};
+use paravane_test_support::patience;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,8 +64,8 @@ impl Machine {
 
     /// KVM may deliver from another thread.
     fn comes(&self, vector: u8) -> bool {
-        let patience = Instant::now() + Duration::from_secs(20);
-        while Instant::now() < patience {
+        let start = Instant::now();
+        while start.elapsed() < patience() {
             if self.requested().contains(&vector) {
                 return true;
             }

@@ -1,4 +1,5 @@
 //! The cluster that `scripts/ceph-one` makes.
+use crate::patience;
 use rustix::process::{Pid, Signal, kill_process};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -9,9 +10,6 @@ use std::time::{Duration, Instant};
 
 /// Held shared by tests that need the OSD, exclusively by those that stop it.
 static OSD: RwLock<()> = RwLock::new(());
-
-/// How long the OSD may take to start.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// The cluster whose configuration `PARAVANE_CEPH_CONF` names. It has one OSD.
 #[derive(Debug)]
@@ -144,12 +142,12 @@ impl CephCluster {
     }
 
     fn start_osd(&self) {
-        let (pid, end) = (self.pid_file(), Instant::now() + LIMIT);
+        let (pid, start) = (self.pid_file(), Instant::now());
         let mut command = Command::new("ceph-osd");
         command.arg("--conf").arg(&self.conf).args(["-i", "0", "--pid-file"]).arg(pid);
         // The kernel frees the disk's lock when the process is gone.
         while !command.output().expect("ceph-osd").status.success() {
-            if Instant::now() >= end {
+            if start.elapsed() >= 2 * patience() {
                 assert!(std::thread::panicking(), "the OSD does not start");
                 return;
             }

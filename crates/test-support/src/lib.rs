@@ -1,6 +1,7 @@
 //! Helpers for the tests of all crates. Not published.
 //!
 //! - [`skip()`]: reports a test that cannot run on this host.
+//! - [`patience()`], [`wait_for()`], [`wait_until()`]: time limits that only end a hang, longer on a busy machine.
 //! - [`Random`]: reproducible pseudorandom numbers.
 //! - [`torn()`]: a file after a power loss.
 //! - [`copy_program()`]: copies a program to a place where another user may execute it.
@@ -9,6 +10,7 @@
 //! - [`NoInterrupt`], [`RecordedMessages`]: a machine without interrupts, and one that records them.
 mod ceph;
 mod interrupts;
+mod patience;
 mod program;
 mod qemu_img;
 mod random;
@@ -17,6 +19,7 @@ mod torn;
 
 pub use ceph::{CephCluster, KilledOsd, StoppedOsd};
 pub use interrupts::{NoInterrupt, RecordedMessages};
+pub use patience::{patience, wait_for, wait_until};
 pub use program::copy_program;
 pub use qemu_img::qemu_img;
 pub use random::Random;

@@ -108,6 +108,10 @@ impl BackChannel {
     ///
     /// Never waits.
     pub(crate) fn miss(&self, miss: Miss) {
+        self.miss_at(miss, Instant::now());
+    }
+
+    fn miss_at(&self, miss: Miss, now: Instant) {
         let Miss { addr, access, denied } = miss;
         let page = addr & !(PAGE - 1);
         let mut inner = self.lock();
@@ -115,7 +119,6 @@ impl BackChannel {
             inner.send(&iotlb_message(addr, access, iotlb::ACCESS_FAIL));
             return;
         }
-        let now = Instant::now();
         let same = |reported: &ReportedMiss| reported.page == page && reported.access == access;
         match inner.reported.iter().position(same) {
             Some(at) if now.duration_since(inner.reported[at].when) < REPORT_INTERVAL => return,
@@ -226,16 +229,17 @@ mod tests {
     #[test]
     fn a_miss_is_reported_once_until_it_is_answered() {
         let (channel, socket) = connected();
-        channel.miss(MISS);
-        channel.miss(Miss { addr: 0x5ff0, ..MISS });
+        let mut now = Instant::now();
+        channel.miss_at(MISS, now);
+        channel.miss_at(Miss { addr: 0x5ff0, ..MISS }, now + REPORT_INTERVAL / 2);
         assert_eq!(next(&socket), Some((0x5000, iotlb::READ, iotlb::MISS)));
         assert_eq!(next(&socket), None);
         assert!(!channel.answered(0x6000, 0x6fff) && channel.answered(0x5000, 0x5fff));
-        channel.miss(MISS);
+        channel.miss_at(MISS, now);
         assert!(next(&socket).is_some());
         // The client does not answer.
-        std::thread::sleep(REPORT_INTERVAL);
-        channel.miss(MISS);
+        now += REPORT_INTERVAL;
+        channel.miss_at(MISS, now);
         assert!(next(&socket).is_some());
         channel.miss(Miss { addr: 0x5001, access: Access::READ | Access::WRITE, denied: true });
         assert_eq!(next(&socket), Some((0x5001, 3, iotlb::ACCESS_FAIL)), "the refused byte, not its page");

@@ -34,7 +34,7 @@ fn exercise(arguments: &[&str], folder: &Folder, image: &str) {
         if device["connected"] == false {
             break device;
         }
-        assert!(start.elapsed() < crate::daemon::PATIENCE, "{device}");
+        assert!(start.elapsed() < crate::daemon::patience(), "{device}");
         std::thread::sleep(Duration::from_millis(10));
     };
     assert_eq!((&device["sessions"], &device["protocol_errors"]), (&4.into(), &0.into()), "{device}");
@@ -94,7 +94,7 @@ fn a_disk_is_served_past_the_page_cache_from_registered_buffers() {
     let holds = |wanted: u64| {
         let start = Instant::now();
         while held(&daemon) != wanted {
-            assert!(start.elapsed() < crate::daemon::PATIENCE, "{wanted} kB? {}", held(&daemon));
+            assert!(start.elapsed() < crate::daemon::patience(), "{wanted} kB? {}", held(&daemon));
             std::thread::sleep(Duration::from_millis(1));
         }
     };
@@ -233,7 +233,7 @@ fn memory_that_is_taken_away_fails_one_device() {
         let begun = Instant::now();
         let json = loop {
             let json = status(&control);
-            if errors(&json, 0) == Some(round) || begun.elapsed() > crate::daemon::PATIENCE {
+            if errors(&json, 0) == Some(round) || begun.elapsed() > crate::daemon::patience() {
                 break json;
             }
         };

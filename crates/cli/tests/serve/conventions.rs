@@ -1,5 +1,5 @@
 //! Conventions of vhost-user programs: names, options, capabilities, discovery.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, patience, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use crate::raw::{Ask, Machine, Raw};
 use paravane_spec::feature::ACCESS_PLATFORM;
@@ -149,7 +149,7 @@ fn a_connected_descriptor_outlives_its_back_channel() {
         machine.ask(0, Ask::Read, 0, 512);
         machine.kick();
         let mut model = fs::read(&image).unwrap();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         while translated == 0 && machine.in_flight() > 0 {
             assert!(Instant::now() < end, "the request is not served");
             machine.wait(Duration::from_millis(1));

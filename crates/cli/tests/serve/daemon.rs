@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Time limit for any step, on a busy host.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+mod state;
 
 pub(crate) fn paravane() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
@@ -17,7 +16,7 @@ pub(crate) fn paravane() -> Command {
     command
 }
 
-pub(crate) use paravane_test_support::skip;
+pub(crate) use paravane_test_support::{patience, skip};
 
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -60,9 +59,10 @@ impl Folder {
     }
 }
 
-/// A running daemon, killed if a test fails.
+/// A running daemon. A test that fails prints its state and kills it.
 pub(crate) struct Daemon {
     child: Child,
+    control: Option<String>,
     log: Receiver<String>,
     seen: Vec<String>,
 }
@@ -87,17 +87,17 @@ impl Daemon {
                 }
             }
         });
-        Self { child, log, seen: Vec::new() }
+        Self { child, control: state::control_of(command), log, seen: Vec::new() }
     }
 
     /// Waits for the next log line that contains `text`, and returns it.
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
-        self.find(text).unwrap_or_else(|why| panic!("{why} before {text:?}:\n{}", self.seen.join("\n")))
+        self.find(text).unwrap_or_else(|why| panic!("{why}; waited for {text:?} in the log"))
     }
 
     /// Like [`Daemon::wait_for`], with a result: the log may end, or time may run out.
     pub(crate) fn find(&mut self, text: &str) -> Result<String, RecvTimeoutError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             let line = self.log.recv_timeout(deadline.saturating_duration_since(Instant::now()))?;
             self.seen.push(line.clone());
@@ -105,6 +105,12 @@ impl Daemon {
                 return Ok(line);
             }
         }
+    }
+
+    /// Its report and the end of its log.
+    pub(crate) fn state(&mut self) -> String {
+        self.seen.extend(self.log.try_iter());
+        state::describe(self.control.as_deref(), &self.seen)
     }
 
     /// All log lines so far.
@@ -124,9 +130,9 @@ impl Daemon {
     /// Waits until the daemon ends by itself.
     pub(crate) fn wait(mut self) -> (ExitStatus, Vec<String>) {
         loop {
-            match self.log.recv_timeout(PATIENCE) {
+            match self.log.recv_timeout(patience()) {
                 Ok(line) => self.seen.push(line),
-                Err(RecvTimeoutError::Timeout) => panic!("it goes on: {:?}", self.seen),
+                Err(RecvTimeoutError::Timeout) => panic!("the daemon does not end"),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -141,7 +147,7 @@ impl Daemon {
     /// Ends the daemon by SIGTERM and waits for it.
     pub(crate) fn end(mut self) -> (ExitStatus, Vec<String>) {
         self.signal(rustix::process::Signal::TERM);
-        while let Ok(line) = self.log.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.log.recv_timeout(patience()) {
             self.seen.push(line);
         }
         (self.child.wait().expect("it ends"), std::mem::take(&mut self.seen))
@@ -150,6 +156,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the daemon {}: {}", self.pid(), self.state());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
 //! Commands that ask a daemon which a guest has taken over.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane};
+use crate::daemon::{Daemon, Folder, paravane, patience};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -117,5 +117,5 @@ fn one_that_sends_now_and_then_is_not_waited_for() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && stderr.contains(why), "{stderr}");
     }
-    assert!(start.elapsed() < PATIENCE);
+    assert!(start.elapsed() < patience());
 }

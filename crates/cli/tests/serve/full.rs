@@ -1,5 +1,5 @@
 //! A disk whose file system is full.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status, status_text};
+use crate::daemon::{Daemon, Folder, is_root, patience, skip, status, status_text};
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use rustix::process::Signal;
@@ -107,7 +107,7 @@ pub(crate) fn fill(small: &Small, disk: &[&str], mut model: Vec<u8>) -> Vec<u8> 
                 assert_eq!(device["storage_errors"]["write"], 0, "{device}");
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "{device}");
+            assert!(start.elapsed() < patience(), "{device}");
         }
         let text = status_text(&control);
         assert!(text.contains("! vm0: full since ") && text.contains(" writes wait for room: "), "{text}");

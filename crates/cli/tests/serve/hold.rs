@@ -1,7 +1,7 @@
 //! `paravane hold`: descriptors outlive their daemon.
 //!
 //! Daemons that are killed are this test program, run again with a role.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, is_root, paravane, skip, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, is_root, paravane, patience, skip, without_sandbox};
 use crate::store::datagram::{self, Received};
 use crate::store::text::{Answer, MAX_ANSWER, Request};
 use crate::store::{DescriptorStore, HolderStore, Name, StoreError, WaitingHolder};
@@ -67,7 +67,7 @@ impl Role {
         command.args(["--exact", "hold::a_daemon_with_a_role", "--nocapture", "--test-threads=1"]);
         let child = command.env(ROLE, role).env(FOLDER, folder.root()).spawn().unwrap();
         let role = Self(child);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while !folder.path("done").exists() {
             assert!(Instant::now() < deadline, "the daemon is not done");
             std::thread::sleep(Duration::from_millis(5));
@@ -230,7 +230,7 @@ fn one_daemon_is_served_at_a_time() {
     }
     first.put(&name("a"), &[std::io::stdin().as_fd()]).unwrap();
     drop(first);
-    let mut second = second.wait(PATIENCE).unwrap();
+    let mut second = second.wait(patience()).unwrap();
     assert_eq!(names(&mut second), ["a"]);
     // One that waits and ends makes room for another one.
     drop(WaitingHolder::connect(&folder.path("hold")).unwrap());
@@ -246,7 +246,7 @@ fn a_dead_daemon_makes_room_though_its_connection_is_open() {
     let owner = Role::start("itself", &folder);
     let waiting = WaitingHolder::connect(&folder.path("hold")).unwrap();
     owner.kill();
-    assert_eq!(names(&mut waiting.wait(PATIENCE).unwrap()), ["itself"]);
+    assert_eq!(names(&mut waiting.wait(patience()).unwrap()), ["itself"]);
 }
 
 #[test]
@@ -408,7 +408,7 @@ fn signals_end_it_and_its_socket_is_replaced_if_stale() {
 fn the_service_manager_hears_that_it_is_ready() {
     let folder = Folder::new();
     let manager = UnixDatagram::bind(folder.path("notify")).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(patience())).unwrap();
     let mut command = holder(&folder, &[]);
     let daemon = Daemon::spawn(command.env("NOTIFY_SOCKET", folder.path("notify")));
     let next = || {

@@ -1,7 +1,7 @@
 //! `--holder`: clients under load, and daemons that are killed or stopped, one after the other.
 //!
 //! A holder, or a service manager, has the sessions.
-use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, names, paravane, patience, status, without_sandbox};
 use crate::driver::{Driver, Random};
 use crate::load::{self, DISKS, EndClients, SIZE, wish};
 use crate::manager::Manager;
@@ -98,7 +98,7 @@ impl Kept {
 
     /// Waits until all sessions are kept, and listening sockets.
     pub(crate) fn wait_until_kept(&self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         let is_kept = |report: &serde_json::Value| {
             report["devices"].as_array().unwrap().iter().all(|device| device["kept"] == true)
         };
@@ -241,7 +241,7 @@ fn what_a_service_manager_dropped_ends_one_session() {
     driver.exercise(&mut model, 50, &mut Random::new(6));
     manager.set_maximum(1000);
     // The image may have requests of the dead process in flight: it is served once they are done.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     let mut driver = loop {
         match Driver::connect(&kept.socket("b"), wish(false, true, 2)) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < end => {

@@ -4,7 +4,7 @@
 //! and none overtakes another. Frames that the kernel has for the guest while no daemon runs all arrive.
 //!
 //! Needs root, /dev/net/tun and the program `ip`; the network is one of the test's own.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, paravane, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, is_root, paravane, patience, skip, status, without_sandbox};
 use crate::raw::{GPA, Raw, USER, put};
 use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{DriverConfig, Queue};
@@ -262,7 +262,7 @@ fn under_kills(features: u64) {
     for round in 0..kills {
         // Some frames in either direction; the last ones of them are under way when the daemon dies.
         let (enough, enough_back) = (done + 100 + round % 60, back.count + 20);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         while done < enough || back.count < enough_back {
             guest.fill(TX, || {
                 sent += 1;

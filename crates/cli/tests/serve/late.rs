@@ -2,7 +2,7 @@
 //!
 //! io_uring requests outlive their process: a direct write is a dead process's until the storage
 //! has done it. The storage here does a write when the test lets it.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, patience, status, without_sandbox};
 use crate::raw::{Ask, Machine, Raw};
 use crate::stalled::{Held, SIZE, Stalled};
 use paravane_spec::vhost_user::{VringState, request};
@@ -79,7 +79,7 @@ impl Disk {
     fn write_again_by(&mut self, socket: &str, machine: &mut Machine) {
         // The kernel lets go of a dead process's requests some time after they are done, and a daemon
         // refuses to start a queue before that.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         let _session = loop {
             let raw = Raw::connect(&self.folder.path(socket));
             if machine.try_attach(&raw, 0, true) {
@@ -95,7 +95,7 @@ impl Disk {
 
     /// Waits until the daemon's only device that is not served is `name`, waiting for its image.
     fn wait_until_it_waits(&self, name: &str) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             if UnixStream::connect(self.folder.path("control")).is_ok() {
                 let json = status(&self.folder.text("control"));
@@ -205,7 +205,7 @@ fn the_service_manager_gives_the_wait_for_a_dead_daemon_its_time() {
     const TEST: &str = "the_service_manager_gives_the_wait_for_a_dead_daemon_its_time";
     let Some((disk, _machine, held)) = killed(&["--direct", "--engine", "io_uring"], TEST) else { return };
     let manager = UnixDatagram::bind(disk.folder.path("notify")).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(patience())).unwrap();
     let receive = || {
         let mut message = [0; 256];
         let len = manager.recv(&mut message).unwrap();
@@ -254,7 +254,7 @@ fn a_device_that_waits_for_a_dead_daemon_delays_itself_alone() {
     folder.write("d.toml", other);
     daemon.signal(Signal::HUP);
     daemon.wait_for("1 unchanged");
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while status(&control)["waiting"].as_array().map(Vec::len) != Some(0) {
         assert!(Instant::now() < end, "{}", status(&control));
         std::thread::sleep(Duration::from_millis(5));
@@ -330,7 +330,7 @@ fn a_source_gives_its_queue_away_when_its_writes_are_done() {
         raw.send(request::GET_VRING_BASE, VringState { index: 0, num: 0 }.as_bytes(), &[]).unwrap();
         raw.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
         assert!(raw.receive().is_err(), "{options:?}: answered before its write is done");
-        raw.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        raw.socket.set_read_timeout(Some(patience())).unwrap();
         disk.storage.let_go(held);
         raw.receive().unwrap();
         assert_eq!(machine.reap(&mut disk.model), 1);

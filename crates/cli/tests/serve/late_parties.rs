@@ -2,7 +2,7 @@
 //!
 //! A client of a snapshot that stalls, a daemon that takes over or waits for a lock: beside snapshots,
 //! reloads, take-overs and the end of the daemon.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, patience, skip, status, without_sandbox};
 use crate::driver::{Driver, Random};
 use crate::load::{self, SIZE};
 use crate::snapshot::{Chain, disk, has_marks, snapshot, take};
@@ -22,7 +22,7 @@ pub(crate) fn connect(control: &str) -> UnixStream {
     rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed()).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(control).unwrap()).unwrap();
     let stream = UnixStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream
 }
 
@@ -104,7 +104,7 @@ fn of_two_snapshots_of_a_disk_the_second_one_is_refused() {
     // The daemon notices the end of the first client in its own time.
     let begin = Instant::now();
     while !take(&control, &["snapshot", "vm", &one, "--pause-limit", "30s"]).status.success() {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < patience());
     }
     let at_snapshot = std::fs::read(&setup.image).unwrap();
     setup.work(&mut driver);
@@ -242,7 +242,7 @@ fn a_daemon_that_waited_for_the_lock_refuses_an_image_that_was_frozen_meanwhile(
     let begin = Instant::now();
     // It has looked at the image, and waits for its lock for 2 s.
     while !has_open(&other, Path::new(&image)) {
-        assert!(begin.elapsed() < PATIENCE);
+        assert!(begin.elapsed() < patience());
         std::thread::sleep(Duration::from_millis(1));
     }
     let overlay = setup.folder.text("1.qcow2");

@@ -1,5 +1,5 @@
 //! Clients under load, whose daemon is replaced again and again.
-use crate::daemon::PATIENCE;
+use crate::daemon::patience;
 use crate::driver::{Driver, Random, Wish};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -74,7 +74,7 @@ pub(crate) fn under_load_from(
             let before: Vec<_> = rounds.iter().map(|rounds| rounds.load(Ordering::Relaxed)).collect();
             replace(number);
             // All of them go on.
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + patience();
             while rounds.iter().zip(&before).any(|(now, before)| now.load(Ordering::Relaxed) < before + 2) {
                 assert!(Instant::now() < end, "after {number}: {}", report());
                 assert!(!threads.iter().any(|thread| thread.is_finished()), "a client has failed");

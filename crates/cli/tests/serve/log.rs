@@ -1,5 +1,5 @@
 //! The log: clients cannot flood it, a blocked reader does not block the daemon.
-use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, sandbox_usable, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, names, paravane, patience, sandbox_usable, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use crate::raw::Ask;
 use crate::watching::Client;
@@ -45,7 +45,7 @@ impl Quiet {
     }
 
     fn wait(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         while !done(self) {
             assert!(Instant::now() < end, "{what}");
             assert_eq!(self.child.try_wait().unwrap(), None, "{what}: it has ended");
@@ -59,7 +59,7 @@ impl Quiet {
 
     fn end(mut self) -> ExitStatus {
         self.signal(Signal::TERM);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -97,7 +97,7 @@ fn flap(socket: &Path, sessions: usize) {
 /// A session that ends by an unknown request.
 fn be_thrown_out(socket: &Path, request: u32) {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     let header = [request, 1, 0].map(u32::to_ne_bytes).concat();
     stream.write_all(&header).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was not thrown out");

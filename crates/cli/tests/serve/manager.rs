@@ -2,7 +2,7 @@
 //!
 //! It takes FDSTORE=1 and FDSTOREREMOVE=1, keeps an open file only once, drops without a word what
 //! exceeds its maximum, and passes all descriptors to each daemon that it starts.
-use crate::daemon::PATIENCE;
+use crate::daemon::patience;
 use crate::store::datagram::{self, Received};
 use rustix::net::RecvFlags;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -90,7 +90,7 @@ impl Manager {
     /// Number of stored descriptors, when all messages so far have been read.
     pub(crate) fn stored(&self) -> usize {
         UnixDatagram::unbound().unwrap().send_to(b"MARK=1", &self.socket).unwrap();
-        self.marks.recv_timeout(PATIENCE).unwrap();
+        self.marks.recv_timeout(patience()).unwrap();
         self.stored.lock().unwrap().len()
     }
 

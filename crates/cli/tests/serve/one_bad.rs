@@ -1,6 +1,6 @@
 //! A file of devices of which one cannot be served: the others are, and their sessions go on.
 use crate::daemon::{
-    Daemon, Folder, PATIENCE, assert_refused, names, paravane, status, status_text, without_sandbox,
+    Daemon, Folder, assert_refused, names, paravane, patience, status, status_text, without_sandbox,
 };
 use crate::driver::{Driver, Random};
 use crate::load::{self, SIZE};
@@ -18,7 +18,7 @@ fn wait(control: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         if wanted(&report) {
             return report;
         }
-        assert!(begin.elapsed() < PATIENCE, "{report}");
+        assert!(begin.elapsed() < patience(), "{report}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -203,7 +203,7 @@ fn what_is_not_served_is_in_the_managers_status_and_the_exit_status() {
     let text = raw(&folder, "a") + &raw(&folder, "b");
     let (file, control) = (folder.write("d.toml", &text), folder.text("control"));
     let manager = UnixDatagram::bind(folder.path("notify")).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(patience())).unwrap();
     let until = |wanted: &dyn Fn(&str) -> bool| loop {
         let mut message = [0; 1024];
         let len = manager.recv(&mut message).unwrap();

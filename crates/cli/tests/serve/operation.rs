@@ -129,7 +129,7 @@ fn metrics_are_served_over_http() {
 fn the_service_manager_is_told() {
     let folder = Folder::new();
     let manager = UnixDatagram::bind(folder.path("notify")).unwrap();
-    manager.set_read_timeout(Some(crate::daemon::PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(crate::daemon::patience())).unwrap();
     let next = || {
         let mut message = [0; 256];
         let len = manager.recv(&mut message).unwrap();

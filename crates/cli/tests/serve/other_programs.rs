@@ -1,5 +1,5 @@
 //! Who may have an image open together with whom: this program, and QEMU's.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, skip, without_sandbox};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -193,7 +193,7 @@ impl Held {
             }
         };
         let held = Self(command.stdin(Stdio::null()).spawn().expect("QEMU's program starts"));
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         while !pid.exists() {
             assert!(Instant::now() < end, "{command:?} is not ready");
             std::thread::sleep(Duration::from_millis(2));

@@ -1,5 +1,5 @@
 //! bpftrace looks at the requests of a daemon in its sandbox, with the commands of the book.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip};
+use crate::daemon::{Daemon, Folder, is_root, patience, skip};
 use crate::driver::{Driver, Random, Wish};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ impl Tracer {
 
     /// Has the disk used until bpftrace prints enough: `done` is given each line.
     fn until(&self, disk: &mut Disk, mut done: impl FnMut(&str) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             disk.use_it(20);
             loop {
@@ -113,7 +113,7 @@ impl Tracer {
         // It may have ended by itself.
         let interrupt = || kill_process(Pid::from_child(&self.child), Signal::INT);
         let _ = interrupt();
-        let (mut lines, end) = (Vec::new(), Instant::now() + PATIENCE);
+        let (mut lines, end) = (Vec::new(), Instant::now() + patience());
         loop {
             match self.lines.recv_timeout(Duration::from_secs(1)) {
                 Ok(line) => lines.push(line),
@@ -227,7 +227,7 @@ fn the_commands_of_the_book_show_the_disk() {
     assert_eq!(programs.len(), 4);
     let mut disk = Disk::new(&[]);
     for program in programs {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             // Fast requests, too.
             let program = program.replace("arg5 > 10000000", "arg5 > 0");

@@ -2,7 +2,7 @@
 //!
 //! `scripts/prometheus` unpacks Debian's Prometheus; PARAVANE_PROMETHEUS names its folder. Without
 //! it, programs on PATH are taken.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, skip, without_sandbox};
 use crate::raw::Ask;
 use crate::watching::Client;
 use serde_json::Value;
@@ -34,7 +34,7 @@ fn program(name: &str, test: &str) -> Option<Command> {
 /// Body of a response with status 200.
 fn get(address: &str, path: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\nHost: test\r\n{headers}\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -298,7 +298,7 @@ impl Prometheus {
 
     /// Waits until a query has a result, and returns its value.
     fn wait_for(&mut self, query: &str) -> String {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let exited = self.child.try_wait().unwrap();
             assert!(exited.is_none() && Instant::now() < end, "no {query}:\n{}", self.log());
@@ -316,7 +316,7 @@ impl Prometheus {
 /// Whether Prometheus has started.
 fn get_ready(address: &str) -> bool {
     let Ok(mut stream) = TcpStream::connect(address) else { return false };
-    let _ = stream.set_read_timeout(Some(PATIENCE));
+    let _ = stream.set_read_timeout(Some(patience()));
     let mut text = String::new();
     let asked =
         stream.write_all(b"GET /-/ready HTTP/1.0\r\n\r\n").and_then(|()| stream.read_to_string(&mut text));

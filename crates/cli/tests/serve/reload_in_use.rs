@@ -1,5 +1,5 @@
 //! `paravane reload`: devices change while their clients stay connected.
-use crate::daemon::{Daemon, Folder, PATIENCE, names, paravane, status};
+use crate::daemon::{Daemon, Folder, names, paravane, patience, status};
 use crate::driver::Driver;
 use crate::late_parties::{connect, message};
 use crate::load::{DISKS, under_load, wish};
@@ -125,7 +125,7 @@ fn a_limit_that_is_lifted_lets_go_what_it_held() {
             // One request of 4 KiB owes an hour.
             host.write("", |_| "bytes-per-second = 1\nburst-bytes = 0".to_owned());
             host.reloads(&[], 0);
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + patience();
             while host.device("b")["throttled"].as_u64().unwrap() == before {
                 assert!(Instant::now() < end, "nothing is held");
                 std::thread::sleep(Duration::from_millis(5));
@@ -208,7 +208,7 @@ fn what_needs_a_refused_devices_socket_is_refused_too() {
     let daemon = host.start(&[]);
     let client = UnixStream::connect(host.folder.path("a.sock")).unwrap();
     let other = UnixStream::connect(host.folder.path("b.sock")).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while host.device("a")["connected"] == false || host.device("b")["connected"] == false {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(2));
@@ -244,7 +244,7 @@ fn a_signal_restarts_what_it_has_to_and_warns() {
         "b" => "engine = \"threads\"".to_owned(),
         _ => "poll-us = 0".to_owned(),
     });
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while host.device("a")["connected"] == false {
         assert!(Instant::now() < end);
         std::thread::sleep(Duration::from_millis(2));

@@ -1,7 +1,7 @@
 //! Resources that a client can consume, and those reserved for others.
 //!
 //! SECURITY.md lists them.
-use crate::daemon::{Daemon, Folder, PATIENCE, skip, status};
+use crate::daemon::{Daemon, Folder, patience, skip, status};
 use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use paravane_ring::Segment;
@@ -75,7 +75,7 @@ impl Host {
     }
 
     fn wait_for(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let device = self.device(name);
             if wanted(&device) {
@@ -472,7 +472,7 @@ fn clients_take_no_threads_and_few_descriptors() {
     drop(raw);
     host.wait_for("a", |device| device["connected"] == false);
     host.wait_for("b", |device| device["connected"] == false);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while host.files() > files {
         assert!(Instant::now() < end, "{} descriptors are left", host.files() - files);
         std::thread::sleep(Duration::from_millis(5));

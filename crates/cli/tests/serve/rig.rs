@@ -3,7 +3,7 @@
 //! With the functions of the rig of the crate vhost's tests. Its sessions are kept by a holder
 //! (`--holder`), while those of the library are not: both have to bear the same clients.
 pub(crate) use crate::daemon::skip;
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, without_sandbox};
 use crate::images::{Format, Image};
 use paravane_vhost::{ExportStatus, QueueStatus};
 use serde_json::Value;
@@ -123,7 +123,7 @@ impl Rig {
 
     /// Waits until the status is as `wanted`.
     pub(crate) fn wait_for(&self, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let status = self.status();
             if wanted(&status) {

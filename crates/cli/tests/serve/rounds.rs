@@ -3,7 +3,7 @@
 //! Snapshots, forks, commits, growth, reloads, take-overs, kills of the daemon and of its holder, also
 //! two of them at once, and clients of snapshots that stall. `PARAVANE_ROUNDS` and `PARAVANE_SEED` repeat
 //! a run or make a longer one.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, status, without_sandbox};
 use crate::driver::Random;
 use crate::images::{has_qemu_img, qemu_img};
 use crate::late_parties::{leave, stalled};
@@ -195,7 +195,7 @@ impl Host {
             if is_kept(&report) {
                 return;
             }
-            assert!(begin.elapsed() < PATIENCE, "{}", brief(&report));
+            assert!(begin.elapsed() < patience(), "{}", brief(&report));
             std::thread::sleep(Duration::from_millis(2));
         }
     }

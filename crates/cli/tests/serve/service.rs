@@ -3,7 +3,7 @@
 //!
 //! This changes /etc and /var/lib of the system, so it runs in a small Debian that is made for it
 //! (`scripts/service-check`), which names the package in the environment. It is skipped elsewhere.
-use crate::daemon::{PATIENCE, names, skip};
+use crate::daemon::{names, patience, skip};
 use crate::load::{self, DISKS, SIZE};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn has_landlock() -> bool {
 
 /// Waits until another process than `old` serves.
 fn wait_for_another(old: &str) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while main_pid() == old || !is_active() {
         assert!(Instant::now() < end, "{}", journal());
         std::thread::sleep(Duration::from_millis(10));

@@ -1,5 +1,5 @@
 //! The room of a holder is shared by devices: none is pushed out by another one's client.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, status, status_text, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, status, status_text, without_sandbox};
 use crate::driver::{Driver, Random};
 use crate::load::{self, SIZE};
 use crate::raw::{Machine, Raw};
@@ -20,7 +20,7 @@ fn wait(control: &str, device: usize, wanted: impl Fn(&Value) -> bool) -> Value 
         if wanted(&report) {
             return report;
         }
-        assert!(begin.elapsed() < PATIENCE, "{report}");
+        assert!(begin.elapsed() < patience(), "{report}");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }

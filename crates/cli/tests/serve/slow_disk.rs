@@ -6,7 +6,7 @@
 //! ```
 //! So the held request takes at least ten times as long as all requests of the quick disk together,
 //! on any machine.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, sandbox_usable, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, sandbox_usable, skip, status, without_sandbox};
 use crate::raw::Ask;
 use crate::trace::trace;
 use crate::watching::{Client, get};
@@ -91,7 +91,7 @@ impl HeldReads {
     fn wait(&self) {
         let (hold, changed) = &*self.0;
         let (hold, _) =
-            changed.wait_timeout_while(hold.lock().unwrap(), PATIENCE, |hold| !hold.waiting).unwrap();
+            changed.wait_timeout_while(hold.lock().unwrap(), patience(), |hold| !hold.waiting).unwrap();
         let waiting = hold.waiting;
         // A test that fails must not poison it: the reads are released then.
         drop(hold);
@@ -167,7 +167,7 @@ impl Rig {
 
     /// Waits until the status has `count` requests.
     fn wait_measured(&self, disk: &str, count: u64) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         while self.measured(disk) < count {
             assert!(Instant::now() < end, "{}", self.device_now(disk));
             std::thread::sleep(Duration::from_millis(1));
@@ -206,7 +206,7 @@ impl Rig {
     ///
     /// Returns the rows of the quick and the slow disk.
     fn top(&self, cycle: impl Fn()) -> [Value; 2] {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         for seconds in 1.. {
             let interval = (2 * seconds).to_string();
             let top = paravane()
@@ -272,7 +272,7 @@ impl Traced {
             }
         });
         let traced = Self { child, lines };
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             assert_eq!(rig.client(disk).ask(Ask::Read, PROBE), 0);
             if traced.lines.recv_timeout(Duration::from_millis(50)).is_ok() {
@@ -284,7 +284,7 @@ impl Traced {
 
     /// The next `count` requests for other sectors than [`PROBE`].
     fn take(&self, count: usize) -> Vec<Value> {
-        let next = || self.lines.recv_timeout(PATIENCE).expect("another request");
+        let next = || self.lines.recv_timeout(patience()).expect("another request");
         std::iter::from_fn(|| Some(next())).filter(|line| line["sector"] != PROBE).take(count).collect()
     }
 }

@@ -1,5 +1,5 @@
 //! Snapshots of disks in the sandbox, under clients that check their data.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, paravane, patience, status, without_sandbox};
 use crate::driver::{Driver, Random, Wish};
 use crate::images::{has_qemu_img, qemu_img};
 use crate::load::{self, DISKS, SIZE};
@@ -400,7 +400,7 @@ fn a_guest_keeps_the_serial_number_that_it_was_told() {
     driver.exercise(&mut model, 100, &mut random);
     assert_eq!(told(), serial, "after a kill");
     drop(driver);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while status(&control)["devices"][0]["connected"] == true {
         assert!(Instant::now() < end, "the session goes on");
         std::thread::sleep(Duration::from_millis(2));

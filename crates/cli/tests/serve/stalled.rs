@@ -6,7 +6,7 @@
 //! ```
 //! It has one file, `a.img`. A write that is held is in the hands of the storage: no signal ends
 //! it. A test that fails drops what it holds, so that nothing hangs.
-use crate::daemon::{Folder, PATIENCE, is_root, skip};
+use crate::daemon::{Folder, is_root, patience, skip};
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -173,7 +173,7 @@ impl Stalled {
 
     /// Takes the writes that are held, when there are `count`; later ones are done at once.
     pub(crate) fn take(&self, count: usize) -> Vec<Held> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             {
                 let mut state = self.state.lock().unwrap();

@@ -1,5 +1,5 @@
 //! Stopping daemons and devices with slow requests in flight.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, skip, status};
+use crate::daemon::{Daemon, Folder, is_root, patience, skip, status};
 use crate::raw::{Ask, Machine, Raw};
 use paravane_spec::vhost_user::request;
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,7 +30,7 @@ fn write(machine: &mut Machine, slots: std::ops::Range<usize>) {
 
 /// Waits until some requests of the machine are done; returns their number.
 fn some_done(machine: &mut Machine) -> usize {
-    let (end, mut model) = (Instant::now() + PATIENCE, vec![0; 1 << 20]);
+    let (end, mut model) = (Instant::now() + patience(), vec![0; 1 << 20]);
     loop {
         match machine.reap(&mut model) {
             0 => assert!(Instant::now() < end, "no request is done"),
@@ -44,7 +44,7 @@ fn some_done(machine: &mut Machine) -> usize {
 ///
 /// What is still in the ring when a device stops stays there.
 fn wait_until_taken(control: &str, requests: u64) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while status(control)["devices"][0]["queues"][0]["in_flight"] != requests {
         assert!(Instant::now() < end, "{}", status(control));
         std::thread::sleep(Duration::from_millis(1));
@@ -206,7 +206,7 @@ fn storage_that_hangs_delays_its_own_device_alone() {
 
     // The changed device starts when its predecessor has ended.
     storage.thaw();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while !folder.path("moved.sock").exists() {
         assert!(Instant::now() < end, "{}", status(&control));
         std::thread::sleep(Duration::from_millis(10));
@@ -242,7 +242,7 @@ fn storage_that_hangs_does_not_keep_a_daemon() {
         daemon.wait_for("stopping");
         if signals == 2 {
             // Sockets are removed before the wait.
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + patience();
             while folder.path("b.sock").exists() {
                 assert!(Instant::now() < end);
                 std::thread::sleep(Duration::from_millis(1));

@@ -27,7 +27,7 @@ mod servers;
 mod take_over;
 mod tls;
 
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, skip, status, status_text, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, skip, status, status_text, without_sandbox};
 use crate::load::DISKS;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -80,7 +80,7 @@ fn stores(report: &Value) -> Vec<&Value> {
 
 /// Waits until the store of each device is as wanted. Returns the report.
 fn wait_for_stores(control: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let report = status(control);
         if stores(&report).into_iter().all(&mut wanted) {
@@ -93,7 +93,7 @@ fn wait_for_stores(control: &str, mut wanted: impl FnMut(&Value) -> bool) -> Val
 
 /// Waits until the status for people is as wanted.
 fn wait_for_text(control: &str, mut wanted: impl FnMut(&str) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let text = status_text(control);
         if wanted(&text) {

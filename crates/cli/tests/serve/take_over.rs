@@ -1,5 +1,5 @@
 //! `--take-over`: clients under load, and daemons that follow one another.
-use crate::daemon::{Daemon, Folder, PATIENCE, assert_refused, names, paravane, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, assert_refused, names, paravane, patience, status, without_sandbox};
 use crate::driver::{Driver, Random};
 use crate::load::{self, DISKS, SIZE, wish};
 use rustix::process::Signal;
@@ -137,7 +137,7 @@ fn one_daemon_takes_over_at_a_time() {
     std::io::Read::read_exact(&mut first, &mut [0]).unwrap();
     assert_refused(&setup.refused(), "another daemon takes over already");
     drop(first);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     let (new, old) = loop {
         let mut new = setup.spawn();
         // The running daemon may not have noticed yet that the first one is gone.

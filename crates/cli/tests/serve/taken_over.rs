@@ -5,7 +5,7 @@
 mod attempts;
 mod inject;
 
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, sandbox_usable, skip};
+use crate::daemon::{Daemon, Folder, paravane, patience, sandbox_usable, skip};
 use attempts::ATTEMPTS;
 use inject::Injector;
 use rustix::net::RecvFlags;
@@ -132,7 +132,7 @@ impl Server {
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket);
         match command.args(["memory", "1M"]).stderr(Stdio::null()).spawn() {
             Ok(child) => {
-                let end = Instant::now() + PATIENCE;
+                let end = Instant::now() + patience();
                 while !socket.exists() {
                     assert!(Instant::now() < end, "nbdkit does not listen");
                     std::thread::sleep(Duration::from_millis(2));
@@ -279,7 +279,7 @@ fn ask_broker(daemon: u32, message: &str, test: &str) -> Option<String> {
     assert_eq!(sent, 3, "sockets of the broker, the reader and the inspector");
     injector.call(libc::SYS_close, &[far.into()]).unwrap();
     let buffer = injector.put(&[0; 1024]);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let received = injector
             .call(libc::SYS_recvfrom, &[near.into(), buffer, 1024, RecvFlags::DONTWAIT.bits().into(), 0, 0]);

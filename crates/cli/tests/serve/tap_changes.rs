@@ -1,7 +1,7 @@
 //! A TAP device that is deleted, made anew, set down and up, while nothing passes it.
 //!
 //! Needs root, /dev/net/tun and the program `ip`; the network is one of the test's own.
-use crate::daemon::{Daemon, Folder, PATIENCE, status};
+use crate::daemon::{Daemon, Folder, patience, status};
 use crate::kill_tap::{in_own_network, ip};
 use crate::raw::Raw;
 use paravane_spec::net::{Config, S_LINK_UP};
@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 /// Until the report of the first device is as it should be.
 fn until(control: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while !is_so(&status(control)["devices"][0]) {
         assert!(Instant::now() < end, "{what}: {}", status(control));
         std::thread::sleep(Duration::from_millis(10));
@@ -63,7 +63,7 @@ fn front_end(folder: &Folder) -> (Raw, UnixStream) {
     raw.say(request::SET_PROTOCOL_FEATURES, &protocol, &[]);
     let (ours, theirs) = UnixStream::pair().unwrap();
     raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0][..], &[theirs.as_fd()]);
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(patience())).unwrap();
     (raw, ours)
 }
 

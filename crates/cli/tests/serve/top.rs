@@ -1,5 +1,5 @@
 //! `paravane top` on a pseudo-terminal, as a screen shows it.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane};
+use crate::daemon::{Daemon, Folder, paravane, patience};
 use crate::raw::Ask;
 use crate::watching::Client;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -70,7 +70,7 @@ impl Terminal {
 
     /// Waits until the screen is as `wanted`.
     fn wait_for(&self, what: &str, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let lines = self.lines();
             if wanted(&lines) {
@@ -138,7 +138,7 @@ fn devices_are_shown_sorted_and_resized() {
     }
     assert!(lines[23].contains("q quit"), "{lines:?}");
     // The client works until the row shows it.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     let busy = loop {
         // A client has 16 requests.
         drop(client.take());

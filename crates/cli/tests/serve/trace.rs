@@ -1,5 +1,5 @@
 //! `paravane trace` and the control socket that it asks.
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, status};
+use crate::daemon::{Daemon, Folder, paravane, patience, status};
 use crate::raw::Ask;
 use crate::watching::Client;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
@@ -19,7 +19,7 @@ pub(crate) fn trace(control: &str, more: &[&str]) -> Command {
 
 /// Sends reads until the trace has ended.
 fn feed(socket: &Path, mut trace: Child) -> Output {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while trace.try_wait().unwrap().is_none() {
         assert!(Instant::now() < end, "the trace goes on");
         // A client has 16 requests.
@@ -94,7 +94,7 @@ fn asking(control: &str, text: &str) -> UnixStream {
     rustix::net::bind(&socket, &SocketAddrUnix::new_unnamed()).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(control).unwrap()).unwrap();
     let mut stream = UnixStream::from(socket);
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream.write_all(text.as_bytes()).unwrap();
     stream
 }
@@ -130,7 +130,7 @@ fn the_control_socket_bounds_what_clients_ask() {
     // Silent clients keep nobody out.
     let silent: Vec<_> = (0..32).map(|_| asking(&control, "")).collect();
     let wait_for = |wanted: &str| {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let stream = asking(&control, ask);
             let mut line = String::new();
@@ -146,7 +146,7 @@ fn the_control_socket_bounds_what_clients_ask() {
     assert!(answer(asking(&control, ask)).contains("this process runs 4 traces already"));
     let mut others: Vec<_> =
         (0..4).map(|_| trace(&control, &["blk"]).stdout(Stdio::null()).spawn().unwrap()).collect();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while !answer(asking(&control, ask)).contains("8 traces run already") {
         assert!(Instant::now() < end, "the others do not trace");
     }

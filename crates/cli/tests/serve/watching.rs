@@ -1,5 +1,5 @@
 //! Status and metrics when storage fails, and with clients that block connections.
-use crate::daemon::{Daemon, Folder, PATIENCE, is_root, names, paravane, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, is_root, names, paravane, patience, skip, status, without_sandbox};
 use crate::raw::{Ask, Machine, Raw, STATUS};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -49,7 +49,7 @@ impl Client {
 
     /// Waits for the end of a request; returns its status.
     pub(crate) fn wait(&mut self, slot: usize) -> u8 {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + patience();
         loop {
             let status = self.machine.bytes(Machine::slot(slot) + STATUS, 1)[0];
             if status != 0xff {
@@ -64,7 +64,7 @@ impl Client {
 /// Metrics of the daemon with this address.
 pub(crate) fn get(address: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream
         .write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\nAccept: application/openmetrics-text\r\n\r\n")
         .unwrap();

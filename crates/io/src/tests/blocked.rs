@@ -1,6 +1,7 @@
 //! Threads that are blocked by a client's memory, and those that take over from them.
 use super::*;
 use crate::{DeviceThreads, IoPool};
+use paravane_test_support::wait_until;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Condvar, Mutex};
 
@@ -113,14 +114,6 @@ impl QueueEvents for Ends {
     }
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
-    }
-}
-
 /// A pool of one thread, a device whose queue 0 passes the barrier, and another one.
 struct Scene {
     bad: DeviceThreads,
@@ -206,7 +199,7 @@ fn a_thread_that_is_blocked_while_it_polls_does_so_too() {
     // Polled once work has followed soon after work.
     scene.barrier.set(true);
     while scene.barrier.blocked.load(Ordering::Relaxed) == 0 {
-        assert!(start.elapsed() < PATIENCE, "it never polls");
+        assert!(start.elapsed() < patience(), "it never polls");
         scene.fed.fed.fetch_add(1, Ordering::Relaxed);
         scene.kick.kick();
         std::thread::yield_now();

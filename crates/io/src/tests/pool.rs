@@ -1,6 +1,7 @@
 //! Pools of threads, and what they keep apart.
 use super::*;
 use crate::{DeviceThreads, IoPool};
+use paravane_test_support::wait_until;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex};
 
@@ -18,7 +19,7 @@ impl QueueEvents for Told {
         if self.blocks.load(Ordering::Relaxed) {
             let before = self.unblocked.lock().unwrap();
             let count = *before;
-            let waited = self.change.wait_timeout_while(before, PATIENCE, |now| *now == count).unwrap();
+            let waited = self.change.wait_timeout_while(before, patience(), |now| *now == count).unwrap();
             assert!(!waited.1.timed_out(), "nobody unblocks it");
         }
     }
@@ -51,14 +52,6 @@ fn on(
     let (mut queue, notifier) = queue_with(threads.key(number), handler);
     queue.tell(Arc::clone(events) as _);
     (queue, notifier)
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::yield_now();
-    }
 }
 
 /// Panics when it is told to.

@@ -15,6 +15,7 @@ mod machine;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use machine::{Page, vm};
 use paravane_notify::{HostNotifier, IoEventFds, KvmIoEventFds, Notifier, NotifierState, NotifyError};
+use paravane_test_support::patience;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, fence};
 use std::sync::{Arc, Condvar, Mutex};
@@ -22,8 +23,6 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 const TRANSITIONS: u64 = 10_000;
-/// A longer wait means that a kick was lost.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 const WINDOW: u64 = 0xd000_0000;
 /// Offsets of the first queue in the window; the second queue has the other one.
@@ -120,7 +119,7 @@ impl Machine {
         *self.wish.lock().unwrap() = wish;
         self.ring.word(COME).store(1, Release);
         let now = self.wish.lock().unwrap();
-        let waited = self.granted.wait_timeout_while(now, PATIENCE, |now| *now != then).unwrap().1;
+        let waited = self.granted.wait_timeout_while(now, patience(), |now| *now != then).unwrap().1;
         assert!(!waited.timed_out(), "the guest does not come out");
     }
 
@@ -443,7 +442,7 @@ impl Control<'_, '_> {
         let start = Instant::now();
         let before = self.machine.ring.used();
         while self.machine.ring.used().wrapping_sub(before) < 2 {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > patience() {
                 let ring = &self.machine.ring;
                 panic!(
                     "a kick is lost in transition {} (kind {what}): {} available, {} used, asked {}, {:?}",

@@ -6,6 +6,7 @@ use crate::servers::{Server, has};
 use paravane_dma::HostSlice;
 use paravane_store::nbd::{Nbd, NbdError, NbdOptions};
 use paravane_store::{Job, Link, Outcome, Pieces, Store, StoreQueue, StoreStatus};
+use paravane_test_support::patience;
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::fs;
@@ -18,15 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Waits until the status is as wanted.
 fn wait_for(store: &Nbd, wanted: impl Fn(&StoreStatus) -> bool) -> StoreStatus {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let status = store.status();
-        if wanted(&status) {
-            return status;
-        }
-        assert!(Instant::now() < end, "{status:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
+    let status = || format!("{:?}", store.status());
+    paravane_test_support::wait_for("a status", status, || Some(store.status()).filter(&wanted))
 }
 
 fn serve(peer: &mut Peer) {
@@ -360,7 +354,8 @@ fn a_server_that_does_not_answer_is_left_if_that_is_wanted() {
     let mut queue = store.queue(4).unwrap();
     assert!(read(&mut *queue, 0, 4096).unwrap() == [7; 4096]);
     let status = store.status();
-    assert_eq!((status.link, status.reconnects), (Link::Up, 1));
+    // A busy host may be slow to answer on the next connection, too.
+    assert!(status.link == Link::Up && status.reconnects >= 1, "{status:?}");
     assert!(status.error.unwrap().contains("no reply for 50ms"));
 }
 
@@ -534,7 +529,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
     for (token, queue) in (0..).zip(&mut queues) {
         queue.watch(&epoll, token).unwrap();
     }
-    let end = Instant::now() + Duration::from_secs(60);
+    let start = Instant::now();
     for round in 0..6_u64 {
         let at = (round % 2) as usize;
         let mut jobs = Jobs::new();
@@ -544,9 +539,9 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
             queues[at].wait().unwrap();
         }
         while jobs.outcomes.is_empty() {
-            assert!(Instant::now() < end, "nothing tells of the outcome of write {round}");
+            assert!(start.elapsed() < patience(), "nothing tells of the outcome of write {round}");
             let mut told = Vec::with_capacity(8);
-            let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+            let patience = Timespec { tv_sec: patience().as_secs() as i64, tv_nsec: 0 };
             if !queues[at].listen() {
                 epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&patience)).unwrap();
                 assert!(!told.is_empty(), "the thread slept for long in write {round}");

@@ -5,6 +5,7 @@ use crate::open;
 use crate::servers::{Server, free_port, has, output};
 use paravane_store::nbd::{NbdError, NbdOptions};
 use paravane_store::{Job, Link, Store, StoreExtent, StoreLimits};
+use paravane_test_support::wait_until;
 use std::fs;
 use std::net::TcpStream;
 use std::process::Command;
@@ -198,11 +199,7 @@ fn nbd_server_over_tcp() {
     let started = Command::new("nbd-server").arg("-C").arg(&config).arg("-p").arg(&file).status().unwrap();
     assert!(started.success());
     let url = format!("nbd://127.0.0.1:{port}/disk");
-    let end = Instant::now() + Duration::from_secs(20);
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(Instant::now() < end, "nbd-server does not listen");
-        sleep(Duration::from_millis(10));
-    }
+    wait_until("nbd-server to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
     let _background = Background(fs::read_to_string(file).unwrap().trim().to_owned());
     check(&url, 9);
     let error = open(&url.replace("/disk", "/other"), NbdOptions::default()).unwrap_err();

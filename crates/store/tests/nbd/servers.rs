@@ -1,4 +1,5 @@
 //! Real servers as child processes.
+use paravane_test_support::patience;
 use paravane_test_support::skip;
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +11,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Whether a program can be run; else the test is reported as skipped.
 pub(crate) fn has(test: &str, program: &str) -> bool {
@@ -80,12 +80,12 @@ impl Server {
         let mut command = (self.command)();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let mut child = Running(child);
-        let end = Instant::now() + PATIENCE;
+        let start = Instant::now();
         while UnixStream::connect(&self.socket).is_err() {
             if let Some(status) = child.0.try_wait().unwrap() {
                 panic!("{command:?}: {status}");
             }
-            assert!(Instant::now() < end, "{command:?} does not listen");
+            assert!(start.elapsed() < patience(), "{command:?} does not listen");
             sleep(Duration::from_millis(5));
         }
         self.child = Some(child);

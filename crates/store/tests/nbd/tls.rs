@@ -6,6 +6,7 @@ use crate::open;
 use crate::servers::{Running, Server, free_port, has};
 use paravane_store::nbd::{NbdError, NbdOptions};
 use paravane_store::{Job, Link, Store, StoreQueue};
+use paravane_test_support::{wait_for, wait_until};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use std::collections::VecDeque;
@@ -90,10 +91,7 @@ fn large_transfers_go_on_by_themselves() {
         let mut command = Command::new("nbdkit");
         command.args(["-f", "-i", "127.0.0.1", "-p", &port.to_string(), "-t", "8"]).args(more);
         let child = command.args(["memory", "24M"]).stderr(Stdio::null()).spawn().unwrap();
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(std::time::Instant::now() < end, "nbdkit does not listen");
-        }
+        wait_until("nbdkit to listen", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         (Running(child), port)
     };
     let (_encrypted, port) =
@@ -175,14 +173,8 @@ fn qemu_nbd_and_nbd_over_tls_on_tcp() {
         Running(command.args(["--object", &credentials, "--tls-creds", "tls"]).arg(&image).spawn().unwrap());
     let files = ours.path().display();
     let url = format!("nbds://localhost:{port}/disk?tls-certificates={files}");
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    let store = loop {
-        match open(&url, NbdOptions::default()) {
-            Ok(store) => break store,
-            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    };
+    let open = || open(&url, NbdOptions::default());
+    let store = wait_for("the server", || format!("{:?}", open().err()), || open().ok());
     let mut queue = store.queue(16).unwrap();
     let mut model = Model::new(store.size(), store.limits(), 16, 22);
     model.run(&mut *queue, 500);
@@ -234,11 +226,11 @@ fn wrong_certificates_are_named() {
     }
     server.restart();
     let mut outcomes = std::collections::VecDeque::new();
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !store.status().error.is_some_and(|error| error.contains("certificate expired")) {
+    let status = || format!("{:?}", store.status());
+    wait_for("the expired certificate", status, || {
         queue.reap(&mut outcomes);
-        assert!(std::time::Instant::now() < end, "{:?}", store.status());
-    }
+        store.status().error.filter(|error| error.contains("certificate expired"))
+    });
     assert_eq!(store.status().link, Link::Reconnecting);
     // A server without TLS is not spoken to.
     let plain = Server::nbdkit("memory 1M");

@@ -3,10 +3,6 @@ use paravane_store::RbdLocation;
 use paravane_store::rbd::{Rbd, RbdError, RbdOptions};
 use paravane_test_support::CephCluster;
 use std::ops::Deref;
-use std::time::{Duration, Instant};
-
-/// How long anything of the cluster may take.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// The cluster whose configuration `PARAVANE_CEPH_CONF` names.
 pub(crate) struct Cluster(CephCluster);
@@ -43,14 +39,7 @@ impl Cluster {
     }
 }
 
-/// Waits for an event that must come.
-pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < end, "it does not happen that {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+pub(crate) use paravane_test_support::wait_until;
 
 /// An image of a test.
 pub(crate) struct TestImage<'a> {

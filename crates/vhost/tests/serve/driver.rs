@@ -22,6 +22,7 @@ pub(crate) struct Wish {
 }
 
 pub(crate) use paravane_test_support::Random;
+use paravane_test_support::patience;
 
 /// One request in flight.
 #[derive(Clone, Copy)]
@@ -50,8 +51,8 @@ pub(crate) struct Driver {
     pub(crate) transport: Box<VirtioBlkTransport>,
     buffers: Arc<Region>,
     wish: Wish,
-    /// Most seconds to wait for an interrupt.
-    patience: i64,
+    /// A request may wait for a store that fails and recovers.
+    waits_for_store: bool,
 }
 
 impl Driver {
@@ -79,13 +80,13 @@ impl Driver {
         let buffers = Region::new(config).unwrap();
         let at = buffers.host().as_ptr().addr();
         transport.map_mem_region(at, size as usize, buffers.fd().as_raw_fd(), 0)?;
-        Ok(Self { queues, transport, buffers, wish, patience: 10 })
+        Ok(Self { queues, transport, buffers, wish, waits_for_store: false })
     }
 
     /// Waits longer for each request, which may wait for a store.
     #[allow(dead_code, reason = "for tests of the program only")]
     pub(crate) fn be_patient(&mut self) {
-        self.patience = 120;
+        self.waits_for_store = true;
     }
 
     fn buffer(&self, queue: usize, slot: usize) -> *mut u8 {
@@ -237,7 +238,8 @@ impl Driver {
             .iter()
             .map(|call| PollFd::from_borrowed_fd(borrow(call.as_raw_fd()), PollFlags::IN))
             .collect();
-        let patience = Timespec { tv_sec: self.patience, tv_nsec: 0 };
+        let patience = patience() * (1 + u32::from(self.waits_for_store));
+        let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
         let Wish { packed, event_idx, queues, depth } = self.wish;
         let ready = poll(&mut fds, Some(&patience)).unwrap();
         assert_ne!(

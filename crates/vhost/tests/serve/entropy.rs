@@ -5,7 +5,7 @@ use paravane_device::rng::MAX_REQUEST;
 use paravane_ring::Segment;
 use paravane_spec::feature::{ACCESS_PLATFORM, EVENT_IDX, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{VringState, request};
-use std::time::Duration;
+use paravane_test_support::patience;
 use zerocopy::IntoBytes;
 
 /// QEMU offers all features of an entropy source, also without an IOMMU.
@@ -54,7 +54,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
             machine.kick();
             let used = loop {
                 // The start of the queue causes one too.
-                assert!(machine.wait(Duration::from_secs(10)), "no interrupt");
+                assert!(machine.wait(patience()), "no interrupt");
                 if let Some(used) = machine.queue.pop_used().unwrap() {
                     break used;
                 }
@@ -74,9 +74,7 @@ fn buffers_are_filled_with_bytes_that_differ() {
         // A read-only buffer breaks the queue.
         machine.queue.add(&[Segment { addr: GPA + Machine::slot(0), len: 16 }], &[]).unwrap();
         machine.kick();
-        while rig.status().queues[0].error.is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        rig.wait_for(|status| status.queues[0].error.is_some());
         raw.ask(request::GET_VRING_BASE, VringState::default().as_bytes());
         assert_eq!(rig.status().queues[0].error, None);
     }

@@ -9,7 +9,6 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserHeaderFlag,
     VhostUserInflight, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
@@ -124,7 +123,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
 
     // The disk reports that it has changed.
     rig.change();
-    ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    ours.set_read_timeout(Some(paravane_test_support::patience())).unwrap();
     let mut said = [0; 12];
     (&ours).read_exact(&mut said).unwrap();
     assert_eq!(said, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);

@@ -5,13 +5,13 @@ use crate::driver::Random;
 use crate::raw::{Ask, Machine, Raw};
 use crate::rig::{DISK, Rig, skip};
 use paravane_spec::vhost_user::{StateTransfer, VringState, flags, request};
+use paravane_test_support::{patience, wait_until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Requests whose descriptor is kept, with their payloads.
@@ -30,7 +30,7 @@ fn requests() -> Vec<(u32, Vec<u8>)> {
 /// The next client is served, and so is its disk.
 fn the_next_one_works(rig: &Rig, what: &str) {
     let raw = Raw::connect(&rig.socket());
-    raw.socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    raw.socket.set_read_timeout(Some(patience())).unwrap();
     let offered = raw.send(request::GET_FEATURES, &[], &[]).and_then(|()| raw.receive());
     assert!(offered.is_ok(), "{what}: the next client is not served: {offered:?}");
     let mut machine = Machine::new(0, 64, 4);
@@ -200,11 +200,7 @@ fn an_eventfd_that_is_full_keeps_no_session() {
                     machine.ask(slot, Ask::Read, 0, 512);
                 }
                 machine.kick();
-                let end = Instant::now() + Duration::from_secs(30);
-                while machine.reap(&mut vec![0; DISK]) == 0 {
-                    assert!(Instant::now() < end, "{what}: no request is done");
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+                wait_until(&format!("{what}: a request"), || machine.reap(&mut vec![0; DISK]) > 0);
                 if !goes {
                     let state = VringState { index: 0, num: 0 };
                     raw.send(request::GET_VRING_BASE, state.as_bytes(), &[]).unwrap();

@@ -8,6 +8,7 @@ use paravane_spec::vhost_user::{
     F_PROTOCOL_FEATURES, Header, Iotlb, SingleRegion, VringState, back_end_request, flags, iotlb,
     protocol_feature, request,
 };
+use paravane_test_support::{patience, wait_for};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -54,17 +55,9 @@ impl<'a> Iommu<'a> {
         Some(Iotlb::read_from_bytes(said).unwrap())
     }
 
-    /// The next message of the device side, within ten seconds.
+    /// Waits for the next message of the device side.
     fn heard(&self) -> Iotlb {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            if let Some(said) = self.said() {
-                return said;
-            }
-            assert!(Instant::now() < end, "nothing is missed");
-            let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
-            poll(&mut [PollFd::new(&self.back, PollFlags::IN)], Some(&patience)).unwrap();
-        }
+        wait_for("a miss", String::new, || self.said())
     }
 
     /// The pages that are missed, until nothing new arrives for a while.
@@ -109,9 +102,9 @@ impl<'a> Iommu<'a> {
 
     /// Continues until nothing is in flight.
     pub(crate) fn finish(&self, machine: &mut Machine, model: &mut [u8]) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let start = Instant::now();
         while machine.in_flight() > 0 {
-            assert!(Instant::now() < end, "{} are in flight", machine.in_flight());
+            assert!(start.elapsed() < patience(), "{} are in flight", machine.in_flight());
             self.answer(&[machine]);
             machine.wait(Duration::from_millis(1));
             machine.reap(model);
@@ -312,7 +305,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         next.attach(&raw, 0, false);
         next.ask(0, Ask::Read, 1 << 20, 512);
         next.kick();
-        assert!(next.wait(Duration::from_secs(10)));
+        assert!(next.wait(patience()));
     }
 }
 
@@ -445,9 +438,9 @@ fn an_entropy_device_waits_for_translations() {
             let at = Machine::slot(slot) + PAGE - 300;
             machine.queue.add(&[], &[Segment { addr: IOVA + at, len: 700 }]).unwrap();
             machine.kick();
-            let end = Instant::now() + Duration::from_secs(20);
+            let start = Instant::now();
             let used = loop {
-                assert!(Instant::now() < end, "nothing comes");
+                assert!(start.elapsed() < patience(), "nothing comes");
                 iommu.answer(&[&machine]);
                 if let Some(used) = machine.queue.pop_used().unwrap() {
                     break used;

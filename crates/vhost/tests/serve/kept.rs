@@ -19,7 +19,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
@@ -147,11 +146,7 @@ impl Disk {
     }
 
     fn wait_until_kept(&self) {
-        let end = Instant::now() + Duration::from_secs(60);
-        while !self.export().status().kept {
-            assert!(Instant::now() < end);
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        crate::rig::wait_for(|| self.export().status(), |status| status.kept);
     }
 
     /// Ends the export, whose session stays.

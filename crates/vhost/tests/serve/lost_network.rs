@@ -11,10 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use zerocopy::IntoBytes;
-
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Network {
@@ -93,16 +90,14 @@ fn a_lost_network_is_named_and_the_link_is_down_until_it_is_back() {
     let card = Net::new(NetConfig::new([2, 0, 0, 0, 0, 1]), card).unwrap();
     let export =
         Export::start(ExportConfig::new("card", Endpoint::Listen(path.clone())), Box::new(card)).unwrap();
-    let lost = |is_lost: bool| {
-        wait_for(PATIENCE, || export.status(), |status| status.host_error.is_some() == is_lost)
-    };
+    let lost = |is_lost: bool| wait_for(|| export.status(), |status| status.host_error.is_some() == is_lost);
     let raw = Raw::connect(&path);
     let mut machine = Machine::new(0, 64, 4);
     machine.attach(&raw, 0, false);
     assert!(link_is_up(&raw));
     let (ours, theirs) = UnixStream::pair().unwrap();
     raw.say(request::SET_BACKEND_REQ_FD, &[0_u8; 0][..], &[theirs.as_fd()]);
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(paravane_test_support::patience())).unwrap();
     let changed = || {
         let mut said = [0; 12];
         io::Read::read_exact(&mut &ours, &mut said).unwrap();
@@ -123,7 +118,7 @@ fn a_lost_network_is_named_and_the_link_is_down_until_it_is_back() {
     }
     // Between two sessions a refresh asks.
     drop(raw);
-    wait_for(PATIENCE, || export.status(), |status| !status.connected);
+    wait_for(|| export.status(), |status| !status.connected);
     network.is_gone.store(true, Ordering::SeqCst);
     export.refresh();
     lost(true);

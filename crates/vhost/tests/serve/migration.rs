@@ -144,7 +144,7 @@ fn moves_with(features: u64, protocol: u64) {
         machine.attach(&raw, base, tracked);
         for _ in 0..20 {
             machine.fill(DISK, &mut random);
-            machine.wait(std::time::Duration::from_secs(10));
+            machine.wait(paravane_test_support::patience());
             machine.reap(&mut model);
         }
         machine.fill(DISK, &mut random);

@@ -5,6 +5,7 @@ use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::{Device, MappedQueue, QueueHandler, ServeError, Served};
 use paravane_spec::vhost_user::{ConfigAccess, request};
+use paravane_test_support::wait_until;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError, ExportStatus};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,7 +13,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The place of the next panic, in a disk that works otherwise.
@@ -122,7 +122,7 @@ fn faulty(folder: &Path) -> (Fuse, Export) {
 }
 
 fn wait_for(export: &Export, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
-    rig::wait_for(Duration::from_secs(20), || export.status(), wanted)
+    rig::wait_for(|| export.status(), wanted)
 }
 
 /// The device has ended: no client, no socket, and the image is unlocked.
@@ -134,11 +134,9 @@ fn has_ended(export: Export, folder: &Path, words: &str, leaks: bool) {
     assert_eq!(status.failed.as_deref(), Some(words));
     assert_eq!((status.protocol_errors, status.last_error), (0, None));
     assert!(export.has_failed() && status.queues.iter().all(|queue| !queue.live));
-    let end = Instant::now() + Duration::from_secs(20);
-    while socket.exists() || Blk::open(BlkConfig::new(folder.join("faulty.img"))).is_err() != leaks {
-        assert!(Instant::now() < end, "the socket is still there, or the image locked");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the end of the socket and of the lock", || {
+        !socket.exists() && Blk::open(BlkConfig::new(folder.join("faulty.img"))).is_err() == leaks
+    });
     assert!(UnixStream::connect(&socket).is_err());
     assert!(matches!(export.join(), Err(ExportError::Failed(message)) if message == words));
     export.stop();

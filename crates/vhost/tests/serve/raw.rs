@@ -10,6 +10,7 @@ use paravane_spec::vhost_user::{
     iotlb, protocol_feature, request,
 };
 use paravane_spec::{blk, feature};
+use paravane_test_support::{patience, wait_for};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{
@@ -23,7 +24,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Guest-physical and user address of the memory.
@@ -52,19 +53,12 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Connects, within ten seconds.
+    /// Connects to a socket that may have yet to be made.
     pub(crate) fn connect(path: &Path) -> Self {
-        let end = Instant::now() + Duration::from_secs(10);
-        loop {
-            match UnixStream::connect(path) {
-                Ok(socket) => {
-                    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-                    return Self { socket };
-                }
-                Err(error) => assert!(Instant::now() < end, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let error = || format!("{:?}", UnixStream::connect(path));
+        let socket = wait_for("the socket", error, || UnixStream::connect(path).ok());
+        socket.set_read_timeout(Some(patience())).unwrap();
+        Self { socket }
     }
 
     /// Sends bytes with descriptors.
@@ -460,7 +454,7 @@ impl Machine {
     /// Continues until nothing is in flight.
     pub(crate) fn finish(&mut self, model: &mut [u8]) {
         while self.in_flight() > 0 {
-            let came = self.wait(Duration::from_secs(10));
+            let came = self.wait(patience());
             let done = self.reap(model);
             assert!(came, "no interrupt; {done} requests done without one, {} not done", self.in_flight());
         }

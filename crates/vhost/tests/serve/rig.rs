@@ -9,7 +9,6 @@ use paravane_device::rng::Rng;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportStatus};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Size of the disk in bytes.
@@ -112,27 +111,27 @@ impl Rig {
         std::fs::read_dir("/proc/self/fd").unwrap().map(named).filter(|named| *named).count()
     }
 
-    /// Waits until the status is `wanted`, for ten seconds at most.
+    /// Waits until the status is `wanted`.
     pub(crate) fn wait_for(&self, wanted: impl Fn(&ExportStatus) -> bool) -> ExportStatus {
-        wait_for(Duration::from_secs(10), || self.status(), wanted)
+        wait_for(|| self.status(), wanted)
     }
 }
 
-/// Waits until a status is `wanted`, for `time` at most.
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(export) = self.export.as_ref().filter(|_| std::thread::panicking()) {
+            eprintln!("the device: {:?}", export.status());
+        }
+    }
+}
+
+/// Waits until a status is `wanted`.
 pub(crate) fn wait_for(
-    patience: Duration,
     status: impl Fn() -> ExportStatus,
     wanted: impl Fn(&ExportStatus) -> bool,
 ) -> ExportStatus {
-    let end = Instant::now() + patience;
-    loop {
-        let status = status();
-        if wanted(&status) {
-            return status;
-        }
-        assert!(Instant::now() < end, "still {status:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let still = || format!("{:?}", status());
+    paravane_test_support::wait_for("a status", still, || Some(status()).filter(&wanted))
 }
 
 const FOLDER: &str = "PARAVANE_TEST_SERVE_FOLDER";

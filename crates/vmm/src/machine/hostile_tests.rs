@@ -10,7 +10,8 @@ use paravane_spec::builtin::PCI_ECAM;
 use paravane_spec::mmio::{INT_USED_BUFFER, INTERRUPT_STATUS, QUEUE_SEL};
 use paravane_spec::mmio_msi::{MSI_COMMAND, MSI_STATE, SELECT_CONFIGURATION, command, state};
 use paravane_spec::pci::{capability, ecam, header, msix};
-use rig::{Host, PATIENCE, TRANSPORTS};
+use paravane_test_support::patience;
+use rig::{Host, TRANSPORTS};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ fn a_storm_of_kicks_keeps_no_device_from_being_served_or_stopped() {
                 let before = host.turns();
                 let start = Instant::now();
                 while host.turns() == before {
-                    assert!(start.elapsed() < PATIENCE, "no kick arrives");
+                    assert!(start.elapsed() < patience(), "no kick arrives");
                     thread::yield_now();
                 }
                 host.stop();

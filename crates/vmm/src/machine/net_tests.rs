@@ -17,6 +17,7 @@ use paravane_driver::{Area, DmaArea, Pool};
 use paravane_io::IoThread;
 use paravane_notify::{InterruptSink, IoEventFds};
 use paravane_spec::mmio::QUEUE_NOTIFY;
+use paravane_test_support::patience;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -25,8 +26,6 @@ const BASE: u64 = 0xd000_0000;
 /// Where guest memory begins, and its size.
 const RAM: u64 = 0x10_0000;
 const RAM_SIZE: u64 = 16 << 20;
-/// Longest sleep: after it, a wake-up was lost.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Counts interrupts, and wakes the driver.
 #[derive(Default)]
@@ -51,7 +50,7 @@ impl Line {
     fn wait(&self, seen: u64, what: &str) {
         let count = self.count.lock().unwrap();
         let (_count, waited) =
-            self.raised.wait_timeout_while(count, PATIENCE, |count| *count == seen).unwrap();
+            self.raised.wait_timeout_while(count, patience(), |count| *count == seen).unwrap();
         assert!(!waited.timed_out(), "{what}: no interrupt comes");
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn config(accel: AccelChoice) -> RunConfig {
         accel,
         memory: 32 << 20,
         duration: Duration::from_millis(100),
-        hang_timeout: Duration::from_secs(20),
+        hang_timeout: paravane_test_support::patience(),
         entropy: 256,
         ..RunConfig::default()
     }

@@ -49,7 +49,7 @@ fn context() -> ExportContext {
     ExportContext {
         sockets: Sockets::default(),
         opening: OpenContext::default(),
-        stop_timeout: Duration::from_secs(10),
+        stop_timeout: paravane_test_support::patience(),
         pool: MappingPool::new(MappingLimits::of_host()),
         shelf: None,
         threads: Threads::start(2).unwrap(),
@@ -64,16 +64,11 @@ fn stop(exports: &Exports) {
 }
 
 fn wait_for(exports: &Exports, wanted: impl Fn(&Report) -> bool) -> Report {
-    let end = Instant::now() + Duration::from_secs(20);
-    loop {
+    let state = || format!("{:?}", exports.report());
+    paravane_test_support::wait_for("a report", state, || {
         exports.advance();
-        let report = exports.report();
-        if wanted(&report) {
-            return report;
-        }
-        assert!(Instant::now() < end, "still {report:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+        Some(exports.report()).filter(&wanted)
+    })
 }
 
 #[test]

@@ -106,7 +106,7 @@ impl Proxy {
     /// Waits until all of the replies are spoiled.
     pub(super) fn wait_until_spoiled(&self) {
         let faults = self.shared.faults();
-        let patience = crate::daemon::PATIENCE;
+        let patience = crate::daemon::patience();
         let waits = self.shared.changed.wait_timeout_while(faults, patience, |faults| faults.wrong.is_some());
         assert!(!waits.unwrap().1.timed_out(), "there was no such reply");
     }

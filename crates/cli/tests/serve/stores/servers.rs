@@ -1,12 +1,12 @@
 //! Servers of other projects, with the files of a folder.
-use crate::daemon::{Folder, PATIENCE, is_root, skip};
+use crate::daemon::{Folder, is_root, patience, skip};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Waits until a server listens.
 pub(super) fn await_listening(program: &str, listens: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while !listens() {
         assert!(Instant::now() < end, "{program} does not listen");
         std::thread::sleep(Duration::from_millis(2));

@@ -1,7 +1,7 @@
 //! Daemons that take over disks on servers.
 use super::servers::{Nbdkit, await_listening, location};
 use super::{has, serve};
-use crate::daemon::{Daemon, Folder, PATIENCE, paravane, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, without_sandbox};
 use crate::driver::{Driver, Random};
 use crate::load::{SIZE, wish};
 use std::process::{Command, Stdio};
@@ -35,7 +35,7 @@ fn a_daemon_that_takes_over_connects_while_the_old_one_serves() {
     // The old daemon cannot hand anything over meanwhile.
     old.signal(rustix::process::Signal::STOP);
     let mut new = take_over(&folder, &config);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     while connections() < 2 {
         assert!(Instant::now() < end, "the new daemon does not connect");
         std::thread::sleep(Duration::from_millis(2));

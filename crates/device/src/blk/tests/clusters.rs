@@ -3,7 +3,7 @@ use super::qcow2::{check, create, disk as local, folder};
 use super::stores::{LIMITS, TestStore};
 use super::*;
 use crate::blk::Format;
-use crate::rig::readable;
+use crate::rig::becomes_readable;
 use paravane_ring::driver::BufferId;
 use paravane_store::StoreLimits;
 use proptest::prelude::*;
@@ -71,7 +71,7 @@ impl Known {
                 return self.rig.peek(STATUS, 1)[0];
             }
             if !self.rig.handler.listen() {
-                assert!(readable(self.rig.handler.completion_fd().unwrap(), 10), "a request was lost");
+                assert!(becomes_readable(self.rig.handler.completion_fd().unwrap()), "a request was lost");
             }
         }
     }

@@ -3,7 +3,7 @@ use super::rig::{Card, DATA, HEADER, frame, layouts};
 use crate::latency::rig::Watch;
 use crate::latency::{Operation, Stage};
 use crate::net::{BackEnd, Generator, Limited, LinkEnd, Net, NetConfig};
-use crate::rig::{readable, segment};
+use crate::rig::{becomes_readable, segment};
 use crate::{Device, Limiter, Rate, RateLimit};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ fn a_rate_limit_shows_as_throttled_in_both_directions() {
             held += 1;
             watches[lane].wait(1000);
             let handler = &card.lanes[lane].handler;
-            assert!(readable(handler.completion_fd().unwrap(), 10), "nothing wakes the queue");
+            assert!(becomes_readable(handler.completion_fd().unwrap()), "nothing wakes the queue");
         }
         assert!(held > 0);
         let stages = watches[lane].stages();

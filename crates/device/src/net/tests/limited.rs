@@ -1,7 +1,7 @@
 //! A card that may send and receive no more than its limits.
 use super::rig::{Card, DATA, HEADER, frame};
 use crate::net::{BackEnd, Generator, Limited, LinkEnd};
-use crate::rig::{readable, segment};
+use crate::rig::{becomes_readable, segment};
 use crate::{Limiter, Rate, RateLimit};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn sleep_through<B: BackEnd>(card: &mut Card<B>, lane: usize, count: usize) -> u
         }
         sleeps += 1;
         let handler = &card.lanes[lane].handler;
-        assert!(readable(handler.completion_fd().unwrap(), 10), "nothing wakes the queue");
+        assert!(becomes_readable(handler.completion_fd().unwrap()), "nothing wakes the queue");
     }
 }
 
@@ -49,11 +49,14 @@ fn frames_are_sent_at_the_rate_and_none_is_lost() {
             card.add(RX, &[], &[segment(DATA + 0x1_0000 + number * 0x1000, 2000)]);
             card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(100, number as u8));
         }
-        assert!(card.settle(TX).len() < 30 && !card.lanes[TX].handler.wants_kicks());
-        let left = 30 - card.totals().transmitted as usize;
-        let sleeps = sleep_through(&mut card, TX, left);
-        assert!(start.elapsed() >= Duration::from_millis((30 - 6) * 1000 / 500 - 1));
-        assert!((1..=40).contains(&sleeps), "{sleeps}");
+        let shortest = Duration::from_millis((30 - 6) * 1000 / 500 - 1);
+        let done = card.settle(TX).len();
+        // A busy host may have taken all of the time already.
+        let is_held = start.elapsed() < shortest;
+        assert!(!is_held || done < 30 && !card.lanes[TX].handler.wants_kicks(), "{done}");
+        let sleeps = sleep_through(&mut card, TX, 30 - done);
+        assert!(start.elapsed() >= shortest);
+        assert!((u32::from(is_held)..=40).contains(&sleeps), "{sleeps}");
         assert_eq!(card.settle(RX).len(), 30);
         assert_eq!(card.totals().transmitted, 30);
         assert!(card.lanes[TX].handler.wants_kicks());
@@ -81,9 +84,14 @@ fn frames_come_in_at_the_rate_and_do_not_wake_who_may_not_take_them() {
         card.send_at(TX, DATA + number * 0x800, [0; HEADER], &frame(60, number as u8));
     }
     assert_eq!(card.settle(TX).len(), 10);
-    let sleeps = sleep_through(&mut card, RX, 10);
-    assert!(start.elapsed() >= Duration::from_millis(9 * 1000 / 200 - 1));
-    assert!((1..=20).contains(&sleeps), "{sleeps}");
+    let shortest = Duration::from_millis(9 * 1000 / 200 - 1);
+    let done = card.settle(RX).len();
+    // A busy host may have taken all of the time already.
+    let is_held = start.elapsed() < shortest;
+    assert!(!is_held || done < 10, "{done}");
+    let sleeps = sleep_through(&mut card, RX, 10 - done);
+    assert!(start.elapsed() >= shortest);
+    assert!((u32::from(is_held)..=20).contains(&sleeps), "{sleeps}");
     assert_eq!(card.totals().received, 10);
     // When the limit no longer holds the queue, a frame wakes it again.
     std::thread::sleep(Duration::from_millis(10));

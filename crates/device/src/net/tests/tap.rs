@@ -3,7 +3,7 @@
 //! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::net::{BackEnd, EncodedHeader, NetDevice, Receiver, Tap, TapError};
-use crate::rig::{readable, segment, skipped};
+use crate::rig::{becomes_readable, segment, skipped};
 use crate::{Device, HostSide};
 use paravane_spec::net::{
     CTRL_OK, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
@@ -85,7 +85,7 @@ fn next(card: &mut Card<Tap>, lane: usize, wanted: impl Fn(&[u8]) -> bool) -> Ve
         card.add(lane, &[], &[segment(DATA + 0x10_0000, 40), segment(DATA + 0x10_1000, 2000)]);
         let mut used = card.settle(lane);
         if used.is_empty() {
-            assert!(readable(card.lanes[lane].handler.completion_fd().unwrap(), 10), "no frame comes");
+            assert!(becomes_readable(card.lanes[lane].handler.completion_fd().unwrap()), "no frame comes");
             used = card.settle(lane);
         }
         for used in used {

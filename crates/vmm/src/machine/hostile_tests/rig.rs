@@ -24,14 +24,13 @@ use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
 use paravane_spec::builtin::{PCI_BAR_STEP, PCI_ECAM, PCI_WINDOW};
 use paravane_spec::mmio::{QUEUE_NOTIFY, WINDOW};
 use paravane_spec::mmio_msi;
+use paravane_test_support::patience;
 use paravane_transport::pci::Pci as Function;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 const RAM_SIZE: u64 = 2 << 20;
-/// Longest wait: after it, a wake-up was lost.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Every transport.
 pub(super) const TRANSPORTS: [TransportChoice; 3] =
     [TransportChoice::Mmio, TransportChoice::MmioMsi, TransportChoice::Pci];
@@ -112,7 +111,7 @@ impl Driver {
             rng!(self, rng => rng.request(64)).unwrap();
             let start = Instant::now();
             while rng!(self, rng => rng.poll(&mut [0; 64])).unwrap().is_none() {
-                assert!(start.elapsed() < PATIENCE, "answer {number} does not come");
+                assert!(start.elapsed() < patience(), "answer {number} does not come");
                 std::thread::yield_now();
             }
         }
@@ -218,7 +217,7 @@ impl Host {
             if self.turns() == before {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "the thread goes on by itself");
+            assert!(start.elapsed() < patience(), "the thread goes on by itself");
         }
     }
 

@@ -3,7 +3,7 @@
 //! The back end is a thread of this process that does what a vhost back end does: it goes by the
 //! position, the memory and the eventfds that it is given, and has no I/O thread.
 use super::link::{Streams, use_pairs};
-use super::{BASE, Guest, PATIENCE, RAM, Window, frame};
+use super::{BASE, Guest, RAM, Window, frame};
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_attach::{Loan, QueueBackend};
 use paravane_device::net::LinkEnd;
@@ -14,6 +14,7 @@ use paravane_driver::net::NetOptions;
 use paravane_notify::Notifier;
 use paravane_spec::mmio::{QUEUE_NOTIFY, STATUS};
 use paravane_spec::status::DEVICE_NEEDS_RESET;
+use paravane_test_support::patience;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::sync::Arc;
@@ -183,7 +184,7 @@ fn progress(guest: &Guest, queue: u16, frames: u64) {
     let moved = || if queue.is_multiple_of(2) { guest.totals().received } else { guest.totals().transmitted };
     let (before, start) = (moved(), Instant::now());
     while moved() < before + frames {
-        assert!(start.elapsed() < PATIENCE, "the back end of queue {queue} has missed a kick");
+        assert!(start.elapsed() < patience(), "the back end of queue {queue} has missed a kick");
         thread::yield_now();
     }
 }
@@ -290,7 +291,7 @@ fn a_queue_that_its_back_end_finds_broken_needs_a_reset() {
     let window = Window { device: Arc::clone(device), fds: Arc::clone(&guest.fds) };
     let start = Instant::now();
     while window.read32(STATUS) & DEVICE_NEEDS_RESET == 0 {
-        assert!(start.elapsed() < PATIENCE, "DEVICE_NEEDS_RESET does not come");
+        assert!(start.elapsed() < patience(), "DEVICE_NEEDS_RESET does not come");
         thread::yield_now();
     }
     assert!(matches!(device.take_back_queue(1), Err(LendError::Lost { queue: 1, .. })));
@@ -300,7 +301,7 @@ fn a_queue_that_its_back_end_finds_broken_needs_a_reset() {
     assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
     driver.kick();
     while guest.totals().transmitted == 0 {
-        assert!(start.elapsed() < PATIENCE, "the back end has missed a kick");
+        assert!(start.elapsed() < patience(), "the back end has missed a kick");
         thread::yield_now();
     }
 }
@@ -369,7 +370,7 @@ fn what_the_cable_has_no_room_for_is_not_lost() {
     let (device, region) = (&guests[0].device, &guests[0].region);
     let start = Instant::now();
     while !matches!(device.lend_queue(1, Borrower::new(region)), Err(LendError::Busy { queue: 1 })) {
-        assert!(start.elapsed() < PATIENCE, "the cable does not become full");
+        assert!(start.elapsed() < patience(), "the cable does not become full");
         // Too early: it has not begun.
         device.take_back_queue(1).unwrap();
     }
@@ -383,7 +384,7 @@ fn what_the_cable_has_no_room_for_is_not_lost() {
                 }
             }
             thread::yield_now();
-            assert!(start.elapsed() < PATIENCE, "frame {n} is lost");
+            assert!(start.elapsed() < patience(), "frame {n} is lost");
         };
         assert_eq!(out[..len], frame(1, n, 100));
     }
@@ -399,7 +400,7 @@ fn no_dirty_log_is_on_during_a_loan() {
     ));
     let _driver = guest.driver(NetOptions::default());
     let log = || DirtyLog::new(guest.memory.end(), 4096).unwrap();
-    let patience = Duration::from_secs(20);
+    let patience = patience();
     guest.device.lend_queue(0, Borrower::new(&guest.region)).unwrap();
     assert!(matches!(guest.memory.start_log(log(), patience), Err(LogError::Lent(1))));
     guest.device.take_back_queue(0).unwrap();

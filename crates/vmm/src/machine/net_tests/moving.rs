@@ -4,6 +4,7 @@ use super::{Guest, frame};
 use paravane_attach::{MoveError, RingFeatures};
 use paravane_device::net::LinkEnd;
 use paravane_driver::net::NetOptions;
+use paravane_test_support::patience;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -96,7 +97,7 @@ fn a_queue_moves_only_while_it_runs_and_only_to_a_thread_that_runs() {
     driver.kick();
     let start = std::time::Instant::now();
     while guest.totals().transmitted + guest.totals().refused == 0 {
-        assert!(start.elapsed() < super::PATIENCE, "the queue that was taken back is not served");
+        assert!(start.elapsed() < patience(), "the queue that was taken back is not served");
         thread::yield_now();
     }
 }

@@ -1,10 +1,11 @@
 //! Our driver and the host's network stack, on a TAP device in a new network.
 //!
 //! Needs root, /dev/net/tun and the program `ip`.
-use super::{Driver, Guest, PATIENCE};
+use super::{Driver, Guest};
 use paravane_attach::RingFeatures;
 use paravane_device::net::Tap;
 use paravane_driver::net::NetOptions;
+use paravane_test_support::patience;
 use std::fs::File;
 use std::net::UdpSocket;
 use std::process::Command;
@@ -135,7 +136,7 @@ impl IpHost<'_> {
 /// Sends back every datagram that comes to port 7, `count` of them.
 fn echo_server(count: usize) -> thread::JoinHandle<()> {
     let socket = UdpSocket::bind("10.77.0.1:7").unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(patience())).unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 2000];
         for _ in 0..count {

@@ -2,12 +2,12 @@
 //!
 //! Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs
 //! these where there is one.
-use super::PATIENCE;
 use super::tap::{IpHost, datagram, guest, in_own_network, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;
+use paravane_test_support::patience;
 use std::fs::File;
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ fn lend(device: &AttachedDevice, queue: u16) {
 /// Sends back every datagram that comes to port 7, as long as some come.
 fn echo() {
     let socket = UdpSocket::bind("10.77.0.1:7").unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(patience())).unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 2000];
         while let Ok((len, from)) = socket.recv_from(&mut buffer) {
@@ -69,7 +69,7 @@ fn datagrams_come_back_from_any_owner_of_the_queues() {
                     return;
                 }
                 assert!(
-                    start.elapsed() < PATIENCE,
+                    start.elapsed() < patience(),
                     "{what}: nothing comes back any more, or {moved:?} is ours"
                 );
                 thread::sleep(Duration::from_micros(100));
