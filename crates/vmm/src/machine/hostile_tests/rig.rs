@@ -213,7 +213,8 @@ impl Host {
         let start = Instant::now();
         loop {
             let before = self.turns();
-            std::thread::sleep(Duration::from_millis(100));
+            // 0.1 s, and up to 1 s on a busy host, which takes the CPU away from the thread.
+            std::thread::sleep(patience() / 600);
             if self.turns() == before {
                 return;
             }
