@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const BASE: u64 = 0xd000_0000;
 const DESC: u64 = 0x1000;

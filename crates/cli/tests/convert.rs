@@ -1,12 +1,10 @@
 //! `paravane disk convert` to what exists: files, block devices, exports of NBD servers, images of Ceph.
-use paravane_test_support::wait_until;
-use paravane_test_support::{CephCluster, Random, skip};
+use paravane_test_support::{CephCluster, Random, skip, wait_until};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;

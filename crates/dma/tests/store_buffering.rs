@@ -17,8 +17,7 @@
 #![cfg(not(any(miri, loom)))]
 
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
-use paravane_test_support::patience;
-use paravane_test_support::skip;
+use paravane_test_support::{patience, skip};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;

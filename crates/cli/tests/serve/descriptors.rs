@@ -4,7 +4,7 @@
 //!   client --a file on FUSE--> connection: peeked by the inspector, whose copy cannot be closed
 //!                              daemon: closes the connection, and never has the descriptor
 //! ```
-use crate::daemon::{Daemon, Folder, status};
+use crate::daemon::{Daemon, Folder, patience, status};
 use crate::raw::{Machine, Raw};
 use crate::rig::DISK;
 use paravane_spec::vhost_user::{MemoryTable, request};
@@ -51,7 +51,7 @@ fn a_file_on_a_disk_is_never_taken() {
         let _ = raw.send(request, &payload, &fds);
         assert!(raw.is_closed(), "request {request}");
         drop(raw);
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + patience();
         while !last_error(&folder).starts_with("message with a descriptor that cannot be taken") {
             assert!(Instant::now() < end, "request {request}: {}", last_error(&folder));
             std::thread::sleep(Duration::from_millis(1));

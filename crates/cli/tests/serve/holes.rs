@@ -4,7 +4,7 @@
 //!   client: populates 1 GiB of its memory and punches it out again, all the time
 //!   daemon: a page fault there waits for the end of the hole, 0.15 s; the neighbour does not
 //! ```
-use crate::daemon::{Daemon, Folder, skip};
+use crate::daemon::{Daemon, Folder, patience, skip};
 use crate::driver::Random;
 use crate::raw::{Machine, Raw, get};
 use paravane_dma::Region;
@@ -132,7 +132,7 @@ fn a_client_that_punches_holes_holds_up_no_neighbour() {
     let mut model = std::fs::read(folder.path("good.img")).unwrap();
     let mut random = Random::new(3);
     let client = Client::start(&folder.path("holes.sock"));
-    let end = Instant::now() + Duration::from_secs(240);
+    let end = Instant::now() + 4 * patience();
     let mut seen = 0;
     while seen < 3 {
         assert!(Instant::now() < end, "the neighbour waits for the client's memory; {seen} times it did not");

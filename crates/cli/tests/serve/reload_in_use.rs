@@ -3,7 +3,7 @@ use crate::daemon::{Daemon, Folder, names, paravane, patience, status};
 use crate::driver::Driver;
 use crate::late_parties::{connect, message};
 use crate::load::{DISKS, under_load, wish};
-use crate::reload::is_open;
+use crate::reload::{is_closed, is_open};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::Write;
@@ -229,7 +229,7 @@ fn what_needs_a_refused_devices_socket_is_refused_too() {
     host.folder.write("d.toml", &(disk("a", "a", "b") + &disk("b", "b", "a")));
     let text = host.reloads(&["--restart", "b", "--restart", "a"], 0);
     assert!(text.contains("a: restarted: socket\n") && text.contains("b: restarted: socket\n"), "{text}");
-    assert!(!is_open(&client) && !is_open(&other));
+    assert!(is_closed(&client) && is_closed(&other));
     drop(daemon);
 }
 

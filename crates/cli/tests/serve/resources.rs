@@ -436,7 +436,7 @@ fn page_tables_take_a_part_of_what_is_mapped() {
         machine.queue.add(&[], &[Segment { addr, len: 1 }]).unwrap();
         machine.kick();
         while machine.queue.pop_used().unwrap().is_none() {
-            machine.wait(Duration::from_secs(10));
+            machine.wait(patience());
         }
     }
     let grown = host.kilobytes("VmPTE") - before;

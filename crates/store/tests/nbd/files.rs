@@ -9,8 +9,6 @@ use paravane_test_support::wait_until;
 use std::fs;
 use std::net::TcpStream;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 

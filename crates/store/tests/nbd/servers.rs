@@ -1,6 +1,5 @@
 //! Real servers as child processes.
-use paravane_test_support::patience;
-use paravane_test_support::skip;
+use paravane_test_support::{patience, skip};
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
