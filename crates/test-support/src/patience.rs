@@ -22,13 +22,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A test passes or fails by what it waits for, never by how long that took.
 #[must_use]
 pub fn patience() -> Duration {
+    static FIRST: OnceLock<(Instant, f64)> = OnceLock::new();
+    static NEXT_READ_NS: AtomicU64 = AtomicU64::new(0);
+    static LIMIT_NS: AtomicU64 = AtomicU64::new(0);
     if cfg!(miri) {
         // It has no clock of a thread's CPU time.
         return LONGEST;
     }
-    static FIRST: OnceLock<(Instant, f64)> = OnceLock::new();
-    static NEXT_READ_NS: AtomicU64 = AtomicU64::new(0);
-    static LIMIT_NS: AtomicU64 = AtomicU64::new(0);
     let (first, share) = FIRST.get_or_init(|| (Instant::now(), competitors_of_a_sample()));
     let now = first.elapsed();
     if now.as_nanos() as u64 >= NEXT_READ_NS.load(Ordering::Relaxed) {
