@@ -17,16 +17,14 @@ pub(crate) fn trace(control: &str, more: &[&str]) -> Command {
     command
 }
 
-/// Sends reads until the trace has ended.
+/// Sends reads, several at a time, until the trace has ended.
 fn feed(socket: &Path, mut trace: Child) -> Output {
     let end = Instant::now() + patience();
     while trace.try_wait().unwrap().is_none() {
         assert!(Instant::now() < end, "the trace goes on");
-        // A client has 16 requests.
         let mut client = Client::connect(socket);
-        for _ in 0..16 {
-            assert_eq!(client.ask(Ask::Read, 8), 0);
-        }
+        let slots: Vec<_> = (0..8).map(|_| client.submit(Ask::Read, 8..9)).collect();
+        assert!(slots.into_iter().all(|slot| client.wait(slot) == 0));
     }
     let output = trace.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -42,17 +40,19 @@ fn number(value: &Value) -> u64 {
 fn requests_that_a_rate_limit_holds_are_slow_at_the_limit() {
     let folder = Folder::new();
     let (image, socket, control) = (folder.image("vm.img"), folder.text("s"), folder.text("control"));
-    let limit = ["--ops-per-second", "50", "--burst-ops", "1", "--slow", "10ms", "--name", "vm0"];
+    // Of eight that come together, most are held, also on a busy host.
+    let limit = ["--ops-per-second", "20", "--burst-ops", "1", "--slow", "10ms", "--name", "vm0"];
     let arguments = ["blk", "--image", &image, "--socket", &socket, "--control", &control];
     let mut daemon = Daemon::start(&[&arguments[..], &limit[..]].concat());
     let clients = folder.path("s");
 
     let json =
-        trace(&control, &["vm0", "--json", "--slower-than", "10ms", "--operation", "read", "--count", "3"]);
+        trace(&control, &["vm0", "--json", "--slower-than", "10ms", "--operation", "read", "--count", "6"]);
     let output = feed(&clients, { json }.spawn().unwrap());
     let lines: Vec<Value> =
         output.stdout.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
-    assert_eq!(lines.len(), 3);
+    assert_eq!(lines.len(), 6);
+    let mut held = 0;
     for line in &lines {
         assert_eq!(
             (&line["device"], &line["operation"], &line["queue"]),
@@ -65,9 +65,15 @@ fn requests_that_a_rate_limit_holds_are_slow_at_the_limit() {
         );
         let stages = ["ring_ns", "throttled_ns", "host_ns", "interrupt_ns"].map(|stage| number(&line[stage]));
         assert_eq!(stages.iter().sum::<u64>(), number(&line["total_ns"]), "{line}");
-        assert!(number(&line["total_ns"]) >= 10_000_000 && stages[1] > 0, "{line}");
+        assert!(number(&line["total_ns"]) >= 10_000_000, "{line}");
+        held += usize::from(stages[1] > 0);
     }
-    let line = daemon.wait_for("slow request");
+    assert!(held >= 3, "{lines:?}");
+    let mut line = daemon.wait_for("slow request");
+    // A busy host may make another stage the slowest one.
+    while !line.contains("stage=\"throttled\"") {
+        line = daemon.wait_for("slow request");
+    }
     for field in ["vm0", "queue=0", "operation=\"read\"", "sector=8", "bytes=512", "stage=\"throttled\""] {
         assert!(line.contains(field), "{field} is not in: {line}");
     }
