@@ -2,7 +2,7 @@
 //!
 //! A lock holds such a device where no device serves the session: the image seems to have requests of a
 //! dead process in flight, for which its new device waits.
-use crate::daemon::{PATIENCE, paravane, status};
+use crate::daemon::{paravane, patience, status};
 use crate::driver::Random;
 use crate::kill::{Kept, under_load};
 use crate::load::{DISKS, SIZE};
@@ -49,7 +49,7 @@ fn begin_reload(kept: &Kept) -> Child {
 
 /// Waits until the new device of disk d waits for the lock of its image.
 fn wait_until_it_waits(kept: &Kept) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     loop {
         let report = status(&kept.control);
         let waiting = &report["waiting"][0];
