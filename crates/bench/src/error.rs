@@ -51,6 +51,11 @@ pub enum BenchError {
     /// No other build was measured.
     #[error("no other build was measured; set PARAVANE_BENCH_OTHER and run blk or net")]
     NoOtherBuild,
+    /// There is no program to measure.
+    #[error(
+        "no program paravane beside this one or in PATH; install the package paravane, or build it with cargo build --release"
+    )]
+    NoProgram,
     /// A report cannot be written.
     #[error("cannot write {path}: {source}")]
     WriteReport {

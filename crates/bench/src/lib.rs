@@ -1,4 +1,4 @@
-//! The benchmarks behind `paravane bench`.
+//! The benchmarks behind `paravane bench`, which starts the program `paravane-bench`.
 //!
 //! ```text
 //! list() -> names    run(name) -> Vec<Row>    table(rows) -> text, or the rows as JSON

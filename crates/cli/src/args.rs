@@ -1,11 +1,12 @@
 //! The command line.
 use crate::disk::DiskArgs;
-use crate::disk_arg::DiskArg;
-use crate::engine::Engine;
-use crate::net::NetArg;
+#[cfg(feature = "run")]
+use crate::run::args::RunArgs;
 use crate::serve::args::{LogFormat, ReloadArgs, ServeArgs, StatusArgs, TopArgs, TraceArgs};
-use crate::size::Size;
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use paravane_command_line::LogArgs;
+#[cfg(feature = "bench")]
+use paravane_command_line::bench::BenchArgs;
 use std::path::PathBuf;
 
 /// Virtio devices for virtual machines: a vhost-user daemon, a microVM, benchmarks
@@ -14,15 +15,13 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more on stderr: -v info, -vv debug, -vvv trace [default: warn; serve, hold: info]
-    ///
-    /// `serve` and `hold` start at info: there, -v is debug and -vv is trace. RUST_LOG overrides the level.
-    #[arg(short, long, action = ArgAction::Count, global = true, display_order = 998)]
-    pub(crate) verbose: u8,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    #[cfg(feature = "run")]
     Run(RunArgs),
     Serve(Box<ServeArgs>),
     Hold(HoldArgs),
@@ -32,6 +31,7 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     Disk(DiskArgs),
     Doctor(DoctorArgs),
+    #[cfg(feature = "bench")]
     Bench(BenchArgs),
     Completions(CompletionsArgs),
     /// Connect to servers for a daemon, which starts this
@@ -47,246 +47,6 @@ pub(crate) enum Command {
     Manuals(FolderArgs),
     #[command(hide = true)]
     Reference(FolderArgs),
-}
-
-/// Options of the built-in guest and its report, which a Linux kernel lacks.
-const FOR_THE_BUILTIN_GUEST: [&str; 14] = [
-    "write_test",
-    "depth",
-    "block",
-    "seconds",
-    "span",
-    "read_percent",
-    "seed",
-    "completion",
-    "iommu",
-    "dirty_log",
-    "hang_timeout",
-    "json",
-    "quiet",
-    "inject",
-];
-
-const NET_HELP: &str = "Attach a network card (repeatable)
-
-NETWORK is one of:
-  echo       echo on the host, for the built-in guest
-  link=NAME  another card of this machine with the same NAME
-  tap=NAME   TAP device NAME of the host, for a kernel;
-             created if missing (needs CAP_NET_ADMIN)
-  tap-fd=N[:N]...
-             inherited descriptors of /dev/net/tun, one for each
-             pair of queues, for a kernel
-
-OPTION is one of:
-  mac=MAC       MAC address [default: 52:54:00:00:00:01 and up]
-  queues=N      number of queue pairs; not with tap-fd [default: 1]
-  frames=N      echo, link: number of frames that the built-in
-                guest sends [default: 10000]
-  size=SIZE     echo, link: bytes of each frame [default: 64]
-  reply=SIZE    echo: bytes of each reply [default: as size]
-  mtu=N         link, tap: MTU reported to the guest [default: none]
-  offloads=off  link, tap: disable checksum and segmentation offloads
-  vhost=on      tap: serve the queues by vhost-net, if available
-
-The built-in guest keeps --depth frames in flight on each pair of queues and verifies every reply. \
-On a link it sends from the first card and echoes on the second.";
-
-/// Boot a virtual machine, exercise its devices, verify the data, report
-///
-/// Without --disk and --net, `run` creates a temporary 64 MiB disk, write-tests it and verifies it.
-/// With --disk, the built-in guest reads each image in full, computes its SHA-256 and compares it
-/// with the host's. Images are opened read-only, except with --write-test, which OVERWRITES THEM.
-///
-/// The write test fills the first --span bytes of each disk with a pattern made of sector number
-/// and pass, mixes random reads and writes for --seconds, flushes, and reads everything back. The
-/// host then verifies every sector in the image file. The guest measures IOPS, MB/s and latencies
-/// in the mixed phase; without --write-test, over the whole read.
-///
-/// With --iommu, devices reach only the guest's heap, by translated addresses. With --dirty-log,
-/// `run` logs every page that a device writes and, under KVM, every page that the vCPU writes: the
-/// pages that a live migration would send.
-///
-/// With --kernel, a Linux kernel replaces the built-in guest. It gets the disks, the network cards
-/// and an entropy source. At the end, a line on stderr says how the guest ended.
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    /// Boot this Linux kernel (bzImage or vmlinux) instead of the built-in guest; needs KVM
-    ///
-    /// Its serial console (ttyS0) is stdout. Disks are writable unless marked `,ro`. The run ends
-    /// when the kernel powers off.
-    #[arg(long, value_name = "IMAGE", conflicts_with_all = FOR_THE_BUILTIN_GUEST)]
-    pub(crate) kernel: Option<PathBuf>,
-    /// Initial RAM disk of the kernel
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    pub(crate) initrd: Option<PathBuf>,
-    /// Command line of the kernel
-    #[arg(long, value_name = "STRING", requires = "kernel", default_value = "console=ttyS0 panic=-1")]
-    pub(crate) cmdline: String,
-    /// Action when the kernel reboots or resets after a panic
-    #[arg(long, value_enum, value_name = "ACTION", requires = "kernel", default_value_t = OnReboot::Exit)]
-    pub(crate) on_reboot: OnReboot,
-    /// Attach a raw image or block device, read-only with `,ro` (repeatable)
-    ///
-    /// A path that contains a comma needs `,rw` or `,ro` behind it.
-    #[arg(long, value_name = "PATH[,ro]")]
-    pub(crate) disk: Vec<DiskArg>,
-    /// Write-test the disks not marked `,ro`: OVERWRITES the images
-    #[arg(long)]
-    pub(crate) write_test: bool,
-    /// Attach a network card: echo, link=NAME, tap=NAME or tap-fd=N (repeatable; see --help)
-    #[arg(long, value_name = "NETWORK[,OPTION]...", long_help = NET_HELP)]
-    pub(crate) net: Vec<NetArg>,
-    /// Where the guest runs
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Accel::Auto)]
-    pub(crate) accel: Accel,
-    /// Guest memory; k, M, G and T are powers of 1024
-    #[arg(long, value_name = "SIZE", default_value = "128M")]
-    pub(crate) memory: Size,
-    /// Back guest memory by 2 MiB huge pages (vm.nr_hugepages)
-    #[arg(long)]
-    pub(crate) hugepages: bool,
-    /// Requests in flight on each disk, frames in flight on each pair of network queues
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub(crate) depth: u32,
-    /// Request size, a multiple of 512 bytes; reading a whole image uses at least 64k
-    #[arg(long, value_name = "SIZE", default_value = "4k")]
-    pub(crate) block: Size,
-    /// Length of the mixed phase of the write test
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 1.0)]
-    pub(crate) seconds: f64,
-    /// Maximum size of the write-tested area at the start of each disk
-    #[arg(long, value_name = "SIZE", default_value = "1G")]
-    pub(crate) span: Size,
-    /// Share of reads in the mixed phase
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub(crate) read_percent: u32,
-    /// Random seed of the pattern and order of the write test
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// How the guest waits for completions
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Completion::Interrupt)]
-    pub(crate) completion: Completion,
-    /// Transport of the devices
-    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Transport::Mmio)]
-    pub(crate) transport: Transport,
-    /// Delivery of MSI messages under KVM
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = MsiDelivery::Signal)]
-    pub(crate) msi_delivery: MsiDelivery,
-    /// Virtqueue layout
-    #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = Ring::Split)]
-    pub(crate) ring: Ring,
-    /// Offer VIRTIO_F_IN_ORDER: buffers are used in the order in which they were made available
-    #[arg(long)]
-    pub(crate) in_order: bool,
-    /// Put each device behind an IOMMU domain: the guest hands out IOVAs
-    #[arg(long)]
-    pub(crate) iommu: bool,
-    /// Log written pages of guest memory and report their rate
-    #[arg(long, value_enum, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
-    pub(crate) dirty_log: Option<DirtyLog>,
-    /// I/O engine of the disks
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Auto)]
-    pub(crate) engine: Engine,
-    /// Register no ioeventfds: every kick exits to this process (for comparison)
-    #[arg(long)]
-    pub(crate) no_ioeventfd: bool,
-    /// Limit the number of ioeventfds; kicks of further queues exit to this process
-    #[arg(long, value_name = "N", conflicts_with = "no_ioeventfd")]
-    pub(crate) max_ioeventfds: Option<u32>,
-    /// Number of I/O threads; queues are assigned round-robin
-    ///
-    /// Without this option there are up to 4 threads, and all queues of a device are on one.
-    #[arg(long, value_name = "N")]
-    pub(crate) io_threads: Option<u16>,
-    /// Every 50 ms, move a queue from the busiest to the idlest I/O thread if that balances them
-    #[arg(long)]
-    pub(crate) rebalance: bool,
-    /// Maximum time to poll a queue before waiting for a kick; 0 disables polling
-    ///
-    /// Only queues whose work recently arrived within this time are polled.
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
-    pub(crate) poll_us: u32,
-    /// Report the guest as hung after this time without progress
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 30.0)]
-    pub(crate) hang_timeout: f64,
-    /// Print the report as a JSON object on stdout
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Hide the progress bar
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-    /// Make the guest fail after its first request (for tests of the report)
-    #[arg(long, value_enum, default_value_t = Inject::None, hide = true)]
-    pub(crate) inject: Inject,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Accel {
-    /// KVM if usable, else a thread
-    Auto,
-    /// A KVM virtual machine
-    Kvm,
-    /// A thread of this process; built-in guest only
-    Thread,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum OnReboot {
-    /// End the run
-    Exit,
-    /// Boot again; a guest in a reboot loop runs until you signal the process
-    Restart,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Completion {
-    /// Wait for interrupts
-    Interrupt,
-    /// Poll the used ring
-    Poll,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Transport {
-    /// virtio-mmio
-    Mmio,
-    /// virtio-mmio with MSI interrupts and a kick address for each queue
-    MmioMsi,
-    /// virtio-pci with MSI-X
-    Pci,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum MsiDelivery {
-    /// A system call for each message (KVM_SIGNAL_MSI)
-    Signal,
-    /// An irqfd with a route for each vector
-    Irqfd,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Ring {
-    /// Split virtqueues
-    Split,
-    /// Packed virtqueues
-    Packed,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum DirtyLog {
-    /// Report dirty pages per second
-    Rate,
-    /// Also rebuild guest memory from the log and compare at the end; needs KVM
-    Verify,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Inject {
-    None,
-    Crash,
-    Hang,
-    Panic,
 }
 
 /// Keep the descriptors of a daemon that dies, for the next daemon
@@ -344,62 +104,6 @@ pub(crate) struct DoctorArgs {
     /// Print the findings as a JSON list
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Measure Paravane beside other implementations, in interleaved rounds
-///
-/// Prints the median of the rounds for each case and subject. `paravane bench list` lists the
-/// benchmarks, `paravane bench all` runs them one after another.
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// Benchmark to run, `all`, or `list`
-    pub(crate) name: String,
-    /// Number of interleaved rounds, at least 5
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub(crate) rounds: u32,
-    /// Run only cases whose path contains TEXT
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) filter: Option<String>,
-    /// Run fewer cases with shorter samples (notify, blk, net, density)
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// How the client waits for completions (blk, density)
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Client::Event)]
-    pub(crate) client: Client,
-    /// Keep the CPUs of server and client busy with another thread (blk)
-    #[arg(long)]
-    pub(crate) contended: bool,
-    /// Print the rows as a JSON list
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write a page with plots, and all numbers as JSON and CSV, to DIR
-    ///
-    /// DIR is created if missing. index.html needs no other file and no network.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) report: Option<PathBuf>,
-    /// Compare with the results.json of an earlier run, or with `other`
-    ///
-    /// Exits with 3 if a figure is worse beyond the noise. `other` compares with the build of
-    /// PARAVANE_BENCH_OTHER in the same run, round by round (blk, net).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) baseline: Option<PathBuf>,
-    /// Least change in percent that --baseline reports
-    #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = percent, requires = "baseline")]
-    pub(crate) threshold: f64,
-}
-
-/// A share of 0 to 1000 percent.
-fn percent(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.0..=1000.0).contains(&value) { Ok(value) } else { Err("not between 0 and 1000".to_owned()) }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Client {
-    /// Wait for an eventfd
-    Event,
-    /// Poll the used ring
-    Poll,
 }
 
 /// Print the completions of a shell

@@ -2,7 +2,6 @@
 use crate::failure::Failure;
 use crate::log;
 use anyhow::Context;
-use paravane_vmm::Progress;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,24 +11,19 @@ use std::time::{Duration, Instant};
 /// A terminal or a wrapper may send two.
 const SAME_SIGNAL: Duration = Duration::from_millis(500);
 
-/// The first signal ends the run with a report, a later one ends the process.
-pub(crate) fn on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
-    let progress = progress.clone();
-    // Relaxed: the flag carries no data with it.
-    handle(move || progress.cancel.swap(true, Ordering::Relaxed), || {})
-}
-
 /// A flag that the first signal sets. A later one ends the process, after `at_exit`.
 pub(crate) fn flag(at_exit: impl Fn() + Send + 'static) -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = flag.clone();
-    // Relaxed: as above.
-    handle(move || set.swap(true, Ordering::Relaxed), at_exit)?;
+    // Relaxed: the flag carries no data with it.
+    on_signal(move || set.swap(true, Ordering::Relaxed), at_exit)?;
     Ok(flag)
 }
 
+/// The first signal calls `cancel`. A later one ends the process, after `at_exit`.
+///
 /// `cancel` returns whether it was called before.
-fn handle(
+pub(crate) fn on_signal(
     cancel: impl Fn() -> bool + Send + 'static,
     at_exit: impl Fn() + Send + 'static,
 ) -> Result<(), Failure> {

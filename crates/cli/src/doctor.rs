@@ -2,15 +2,26 @@
 mod client;
 mod devices;
 mod host;
+mod kernel;
 pub(crate) mod names;
 
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::serve::config::Config;
 use crate::{output, wrap};
-use paravane_vmm::doctor::{Level, examine};
 use serde::{Serialize, Serializer};
 use std::process::ExitCode;
+
+/// Judgement of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// Good.
+    Ok,
+    /// Works with a loss.
+    Warn,
+    /// Missing.
+    Missing,
+}
 
 /// One finding.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +42,18 @@ impl Finding {
         Self { name, device: None, level, found: found.into(), remedy: remedy.into() }
     }
 
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(name, Level::Ok, found, "")
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(name, Level::Warn, found, remedy)
+    }
+
+    fn missing(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(name, Level::Missing, found, remedy)
+    }
+
     /// Whether the reference has its name.
     #[cfg(test)]
     fn is_documented(&self) -> bool {
@@ -39,9 +62,17 @@ impl Finding {
     }
 }
 
+/// Of the microVM.
+#[cfg(feature = "run")]
 impl From<paravane_vmm::doctor::Finding> for Finding {
     fn from(finding: paravane_vmm::doctor::Finding) -> Self {
-        Self::new(finding.name, finding.level, finding.found, finding.remedy)
+        use paravane_vmm::doctor::Level as OfKvm;
+        let level = match finding.level {
+            OfKvm::Ok => Level::Ok,
+            OfKvm::Warn => Level::Warn,
+            OfKvm::Missing => Level::Missing,
+        };
+        Self::new(finding.name, level, finding.found, finding.remedy)
     }
 }
 
@@ -66,9 +97,21 @@ pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode, Failure> {
 }
 
 fn of_host() -> Vec<Finding> {
-    let mut findings: Vec<_> = examine().into_iter().map(Finding::from).collect();
+    let mut findings = of_kvm();
+    findings.extend(kernel::examine());
     findings.extend([host::landlock(), host::nofile(host::descriptors()), host::governor()]);
     findings
+}
+
+#[cfg(feature = "run")]
+fn of_kvm() -> Vec<Finding> {
+    paravane_vmm::doctor::examine().into_iter().map(Finding::from).collect()
+}
+
+/// Devices of other VMMs do not use KVM.
+#[cfg(not(feature = "run"))]
+fn of_kvm() -> Vec<Finding> {
+    Vec::new()
 }
 
 fn word(level: Level) -> &'static str {

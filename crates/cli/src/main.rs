@@ -2,47 +2,46 @@
 //!
 //! Each command's exit statuses are in [`sections`].
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
 mod cancel;
 mod conventions;
 mod discreet;
 mod disk;
-mod disk_arg;
 mod doctor;
 mod engine;
 mod failure;
 mod hold;
-mod linux;
 mod log;
+mod mac;
 mod manuals;
-mod net;
 mod options;
-mod output;
 mod printable;
-mod progress;
-mod queues;
 mod reference;
 mod reload;
-mod render;
+#[cfg(feature = "run")]
 mod run;
 mod sections;
 mod serve;
 mod size;
 mod top;
 mod trace;
-mod wrap;
 
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
-use failure::one_line;
+use failure::{Failure, one_line};
+use paravane_command_line::{output, usage, wrap};
 use std::ffi::OsString;
 use std::process::ExitCode;
+#[cfg(feature = "run")]
 use std::time::Instant;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "run")]
     let started = Instant::now();
-    if let Some(code) = paravane_bench::child_main().or_else(paravane_vmm::helper_main) {
+    #[cfg(feature = "run")]
+    if let Some(code) = paravane_vmm::helper_main() {
         return code;
     }
     let words = conventions::expand(std::env::args_os());
@@ -51,6 +50,11 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
+    }
+    // Before the command line is parsed: `paravane-bench` prints its own help and errors.
+    #[cfg(feature = "bench")]
+    if let Some(arguments) = bench::arguments(&words) {
+        return end(Err(bench::start(arguments)));
     }
     let cli = match parse(words) {
         Ok(cli) => cli,
@@ -63,7 +67,7 @@ fn main() -> ExitCode {
         Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector | Command::Reader
     ) {
         let settings =
-            log::Settings { base: log::Level::Warn, verbose: cli.verbose, json: false, rate: None };
+            log::Settings { base: log::Level::Warn, verbose: cli.log.verbose, json: false, rate: None };
         log::set_up(settings);
     }
     // `top` blocks signals first: threads inherit the mask.
@@ -79,9 +83,10 @@ fn main() -> ExitCode {
         log::start_writing();
     }
     let result = match cli.command {
+        #[cfg(feature = "run")]
         Command::Run(args) => run::main(&args, started),
-        Command::Serve(args) => serve::main(&args, cli.verbose),
-        Command::Hold(args) => hold::main(&args, cli.verbose),
+        Command::Serve(args) => serve::main(&args, cli.log.verbose),
+        Command::Hold(args) => hold::main(&args, cli.log.verbose),
         Command::Broker => serve::broker::main(),
         Command::Inspector => serve::inspector::main(),
         Command::Reader => serve::reader::main(),
@@ -93,9 +98,15 @@ fn main() -> ExitCode {
         Command::Manuals(args) => manuals::main(&args),
         Command::Reference(args) => reference::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Bench(args) => bench::main(&args),
+        #[cfg(feature = "bench")]
+        Command::Bench(_) => Err(bench::start(std::env::args_os().skip(2).collect())),
         Command::Completions(args) => manuals::completions(&args),
     };
+    end(result)
+}
+
+/// Logs why the program fails, if it does, and writes what is left of the log.
+fn end(result: Result<ExitCode, Failure>) -> ExitCode {
     let code = result.unwrap_or_else(|failure| {
         log::last_words(&one_line(&failure.error));
         ExitCode::from(failure.status)
@@ -117,26 +128,20 @@ fn answer(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
-    log::last_words(&format!("{} (try --help)", usage(error)));
+    log::last_words(&format!("{} (try --help)", one_line_usage(error)));
     log::finish();
     ExitCode::from(2)
 }
 
 /// A usage error as one line, with what was probably meant.
-fn usage(error: &clap::Error) -> String {
+fn one_line_usage(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let command = Cli::command();
         let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
         let names: Vec<_> = visible.map(|command| command.get_name()).collect();
         return format!("no command: use one of {}", names.join(", "));
     }
-    let text = error.render().to_string();
-    let first = text.lines().next().unwrap_or_default();
-    let first = first.strip_prefix("error: ").unwrap_or(first);
-    let listed = text.lines().skip(1).map(str::trim).take_while(|line| !line.is_empty());
-    let tips = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: "));
-    let line = listed.fold(first.to_owned(), |line, more| format!("{line} {more}"));
-    tips.fold(line, |line, tip| format!("{line}; {tip}"))
+    usage(error)
 }
 
 #[cfg(test)]
@@ -145,7 +150,7 @@ mod tests {
 
     fn said(words: &[&str]) -> String {
         let words = std::iter::once("paravane").chain(words.iter().copied()).map(OsString::from).collect();
-        parse(words).map(|_| ()).map_err(|error| usage(&error)).expect_err("a usage error")
+        parse(words).map(|_| ()).map_err(|error| one_line_usage(&error)).expect_err("a usage error")
     }
 
     #[test]

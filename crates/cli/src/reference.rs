@@ -213,7 +213,7 @@ fn doctor_chapter() -> String {
 fn exit_chapter() -> String {
     let mut chapter = Chapter::new("Exit status");
     chapter.paragraph("With a status other than 0, the last line on stderr tells why.");
-    for sections in &sections::ALL {
+    for sections in sections::ALL {
         chapter.heading(&words(sections.command));
         let row = |&(status, text): &(u8, &str)| vec![status.to_string(), text.to_owned()];
         chapter.table(&["Status", "Meaning"], &sections.exit.iter().map(row).collect::<Vec<_>>());

@@ -1,9 +1,17 @@
 //! `paravane run`.
-use crate::args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
+pub(crate) mod args;
+mod disk_arg;
+mod linux;
+mod net;
+mod progress;
+mod queues;
+mod render;
+
 use crate::engine::Engine;
 use crate::failure::Failure;
-use crate::{cancel, linux, net, output, progress, render};
+use crate::output;
 use anyhow::Context;
+use args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
 use paravane_vmm::{
     AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, LinuxConfig, Outcome, Progress, RingLayout,
     RunConfig, TransportChoice,
@@ -42,7 +50,7 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
     };
 
     let progress = Arc::new(Progress::default());
-    cancel::on_signal(&progress)?;
+    progress::cancel_on_signal(&progress)?;
     let bar = progress::Bar::start(&progress, args.quiet || args.json);
     let result = paravane_vmm::run(config, progress, started);
     drop(bar);

@@ -1,34 +1,7 @@
 //! What help, manual pages and the reference say of a command beside its options.
-use crate::wrap;
 use clap::Command;
-use std::fmt::Write;
+use paravane_command_line::sections::{NONE, RUST_LOG, Sections, USAGE};
 
-/// More about one command.
-pub(crate) struct Sections {
-    /// Name with dashes: "paravane-serve".
-    pub(crate) command: &'static str,
-    /// Command lines, each with a short description.
-    pub(crate) examples: Table,
-    /// Statuses and their meanings.
-    pub(crate) exit: &'static [(u8, &'static str)],
-    pub(crate) signals: Table,
-    pub(crate) files: Table,
-    pub(crate) environment: Table,
-    /// Manual pages, with their chapters.
-    pub(crate) see_also: &'static [&'static str],
-}
-
-/// Names and their meanings.
-type Table = &'static [(&'static str, &'static str)];
-
-/// Columns of the sections in `--help`. Narrower terminals wrap further.
-const HELP_COLUMNS: usize = 80;
-
-/// The rows of one section.
-type Rows = Vec<(String, &'static str)>;
-
-const USAGE: (u8, &str) = (2, "The request was invalid; nothing was changed.");
-const RUST_LOG: (&str, &str) = ("RUST_LOG", "Level of the log, also for each crate; overrides -v.");
 const CONTROL: (&str, &str) = (
     "/run/paravane/PID.sock",
     "Control socket of a daemon; for users other than root in XDG_RUNTIME_DIR/paravane.",
@@ -37,16 +10,6 @@ const CONTROL: (&str, &str) = (
 const RUNTIME_DIRECTORY: (&str, &str) = ("RUNTIME_DIRECTORY", "Directory of control sockets.");
 const XDG_RUNTIME_DIR: (&str, &str) =
     ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root.");
-
-const NONE: Sections = Sections {
-    command: "",
-    examples: &[],
-    exit: &[],
-    signals: &[],
-    files: &[],
-    environment: &[],
-    see_also: &[],
-};
 
 /// A command that reads no variable but RUST_LOG.
 const PLAIN: Sections = Sections { environment: &[RUST_LOG], ..NONE };
@@ -88,7 +51,7 @@ const RELOAD_EXIT: &[(u8, &str)] = &[
 ];
 
 /// All commands.
-pub(crate) const ALL: [Sections; 23] = [
+pub(crate) const ALL: &[Sections] = &[
     Sections {
         command: "paravane",
         examples: &[
@@ -112,6 +75,7 @@ pub(crate) const ALL: [Sections; 23] = [
         ],
         ..PLAIN
     },
+    #[cfg(feature = "run")]
     Sections {
         command: "paravane-run",
         examples: &[
@@ -514,93 +478,18 @@ pub(crate) const ALL: [Sections; 23] = [
         see_also: &["paravane(1)"],
         ..PLAIN
     },
-    Sections {
-        command: "paravane-bench",
-        examples: &[
-            ("paravane bench list", "List the benchmarks."),
-            (
-                "paravane bench blk --quick --filter tmpfs",
-                "Run some cases of a benchmark with short samples.",
-            ),
-            ("paravane bench all --report out", "Run everything and write out/index.html."),
-            (
-                "paravane bench blk --baseline out/results.json",
-                "Compare with an earlier run; exit with 3 if a figure is worse.",
-            ),
-        ],
-        exit: &[
-            (0, "All cases ran; with --baseline, no figure is worse beyond the noise."),
-            (1, "A case failed, or the report could not be written."),
-            USAGE,
-            (3, "With --baseline: a figure is worse beyond the noise."),
-        ],
-        environment: &[
-            RUST_LOG,
-            (
-                "PARAVANE_BENCH_OTHER",
-                "Another paravane binary to compare with (benchmarks blk, net and density).",
-            ),
-        ],
-        see_also: &["paravane(1)"],
-        ..NONE
-    },
+    #[cfg(feature = "bench")]
+    paravane_command_line::bench::SECTIONS,
 ];
-
-impl Sections {
-    /// Heading and rows of each section that has any, in the order of man-pages(7).
-    pub(crate) fn all(&self) -> Vec<(&'static str, Rows)> {
-        let rows =
-            |table: Table| -> Rows { table.iter().map(|&(name, text)| (name.to_owned(), text)).collect() };
-        let exit = self.exit.iter().map(|&(status, text)| (status.to_string(), text)).collect();
-        let all = [
-            ("Signals", rows(self.signals)),
-            ("Exit status", exit),
-            ("Environment", rows(self.environment)),
-            ("Files", rows(self.files)),
-            ("Examples", rows(self.examples)),
-        ];
-        all.into_iter().filter(|(_, rows)| !rows.is_empty()).collect()
-    }
-
-    /// The end of `--help`: examples first, as operators look for those.
-    fn help(&self) -> String {
-        let mut out = String::new();
-        // Writing to a String cannot fail.
-        for (command, _) in self.examples {
-            let first = if out.is_empty() { "Examples:\n" } else { "" };
-            let _ = writeln!(out, "{first}  {command}");
-        }
-        for (heading, rows) in self.all().into_iter().filter(|&(heading, _)| heading != "Examples") {
-            let _ = write!(out, "\n{heading}:\n");
-            let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-            for (name, text) in rows {
-                out += &wrap::row(&format!("  {name}"), width + 4, text, HELP_COLUMNS);
-            }
-        }
-        out.trim_end().to_owned()
-    }
-}
 
 /// The sections of a command, by its name with dashes.
 pub(crate) fn of(command: &str) -> Option<&'static Sections> {
-    const { &ALL }.iter().find(|sections| sections.command == command)
+    ALL.iter().find(|sections| sections.command == command)
 }
 
 /// The command line with the sections at the end of each command's `--help`.
 pub(crate) fn with_sections(command: Command) -> Command {
-    extend(command, "")
-}
-
-fn extend(command: Command, parent: &str) -> Command {
-    let name = match parent {
-        "" => command.get_name().to_owned(),
-        parent => format!("{parent}-{}", command.get_name()),
-    };
-    let command = match of(&name) {
-        Some(sections) => command.after_long_help(sections.help()),
-        None => command,
-    };
-    command.mut_subcommands(|subcommand| extend(subcommand, &name))
+    paravane_command_line::sections::with_sections(command, of)
 }
 
 #[cfg(test)]
@@ -624,7 +513,7 @@ mod tests {
         commands.retain(|name| {
             !["paravane-broker", "paravane-inspector", "paravane-reader"].contains(&name.as_str())
         });
-        for sections in &ALL {
+        for sections in ALL {
             assert!(!sections.examples.is_empty() && !sections.exit.is_empty(), "{}", sections.command);
         }
         let mut known: Vec<_> = ALL.iter().map(|sections| sections.command.to_owned()).collect();

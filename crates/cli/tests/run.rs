@@ -455,56 +455,13 @@ fn an_interrupt_ends_the_run_with_the_report_so_far() {
 }
 
 #[test]
-fn doctor_and_bench_list_answer() {
+fn doctor_answers() {
     let doctor = paravane().args(["doctor", "--json"]).output().unwrap();
     assert!(doctor.status.success());
     let findings: Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let named = |name: &str| findings.as_array().unwrap().iter().any(|finding| finding["name"] == name);
     for name in ["kvm", "io_uring", "hugepages", "memlock", "tun"] {
         assert!(named(name), "{name} is not in {findings}");
-    }
-    let list = paravane().args(["bench", "list"]).output().unwrap();
-    let list = String::from_utf8(list.stdout).unwrap();
-    for name in ["ring", "poll", "dma", "barrier"] {
-        assert!(list.lines().any(|line| line.starts_with(name)), "{name} is not in {list}");
-    }
-    let unknown = paravane().args(["bench", "nonsense"]).output().unwrap();
-    assert_eq!(unknown.status.code(), Some(2));
-}
-
-/// Both benchmarks of guest memory, on cases that count no instructions.
-///
-/// Every subject has its figures, and published ones are labelled.
-#[test]
-fn benchmarks_of_memory_print_what_they_measured_and_what_others_published() {
-    let bench = |name: &str, filter: &str| -> Vec<Value> {
-        let out = paravane().args(["bench", name, "--filter", filter, "--json"]).output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        serde_json::from_slice(&out.stdout).unwrap()
-    };
-    let text = |row: &Value, field: &str| row[field].as_str().unwrap().to_owned();
-    for (name, filter, subjects) in [
-        ("dma", "write/80KiB/regions1/maps256/repeated", vec!["memcpy", "paravane", "paravane/iova+log"]),
-        ("dma", "threads1/spaces1/mix", vec!["paravane", "paravane/mutex"]),
-        ("barrier", "ring/rx/1500B", vec!["relaxed", "by-direction", "full"]),
-    ] {
-        let rows = bench(name, filter);
-        for subject in subjects {
-            let row = rows.iter().find(|row| row["subject"] == subject && row["metric"] == "time");
-            let row = row.unwrap_or_else(|| panic!("{name} {filter}: no time of {subject}"));
-            assert_eq!((text(row, "bench"), text(row, "case")), (name.to_owned(), filter.to_owned()));
-            assert_eq!(row["rounds"], 5);
-        }
-    }
-    for (name, series) in [("dma", "vfio-dma-rw-2020/"), ("barrier", "dma-barrier-2012/")] {
-        let rows = bench(name, series);
-        assert!(!rows.is_empty());
-        for row in rows {
-            assert!(
-                text(&row, "subject").starts_with("published/")
-                    && text(&row, "method").starts_with("published")
-            );
-        }
     }
 }
 
@@ -626,26 +583,4 @@ fn a_kernel_that_cannot_run_is_refused() {
     }
     assert_refused(&run(&["--kernel", path, "--initrd", "/nowhere/initrd"]), "/nowhere/initrd");
     assert_refused(&run(&["--kernel", path, "--cmdline", &"x".repeat(256)]), "255");
-}
-
-/// Only the program itself can start its helper process.
-#[test]
-fn kicks_reach_another_process() {
-    if let Err(why) = kvm_usable() {
-        return skip("kicks_reach_another_process", &why);
-    }
-    for case in ["rr/1/separate", "blk/random-write/inflight8/separate", "stream/host-to-guest/1024/separate"]
-    {
-        let out =
-            paravane().args(["bench", "notify", "--quick", "--json", "--filter", case]).output().unwrap();
-        assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
-        let rows: Vec<Value> = serde_json::from_slice(&out.stdout).unwrap();
-        let value = |metric: &str| {
-            let row = rows.iter().find(|row| row["subject"] == "process" && row["metric"] == metric);
-            row.unwrap_or_else(|| panic!("{case}: {metric} is missing"))["median"].as_f64().unwrap()
-        };
-        assert_eq!(value("exits"), 0.0, "{case}");
-        // Without the other process's counts there would be none.
-        assert!(value("kicks") > 0.0, "{case}");
-    }
 }

@@ -36,7 +36,7 @@ impl Subject {
     /// This build, then the other one if named, then the peers that are there, then local files.
     ///
     /// # Errors
-    /// The path of this program is unknown.
+    /// There is no program `paravane`.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         let builds = Build::all()?;
         let local = builds.first().cloned().map(|build| Self::Local(Build { name: LOCAL, ..build }));

@@ -31,7 +31,7 @@ impl Subject {
     /// This build, then the other one if named, then the peer if installed.
     ///
     /// # Errors
-    /// The path of this program is unknown.
+    /// There is no program `paravane`.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         let mut all: Vec<Self> = Build::all()?.into_iter().map(Self::Paravane).collect();
         if is_installed(STORAGE_DAEMON) {

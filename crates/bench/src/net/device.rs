@@ -27,7 +27,7 @@ impl Subject {
     /// This build, then the other one if named, then the peer in all versions.
     ///
     /// # Errors
-    /// The path of this program is unknown.
+    /// There is no program `paravane`.
     pub(super) fn all() -> Result<Vec<Self>, BenchError> {
         let peers = [Self::Dpdk].into_iter().chain(testpmd::other().map(Self::OtherDpdk));
         Ok(Build::all()?.into_iter().map(Self::Paravane).chain(peers).collect())

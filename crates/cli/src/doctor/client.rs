@@ -3,13 +3,12 @@
 //! ```text
 //!  SOCKET or name --control sockets: reports--> one device --judge--> findings
 //! ```
-use super::Finding;
+use super::{Finding, Level};
 use crate::serve::control;
 use crate::serve::report::{Device, Queue};
 use anyhow::{Context, anyhow};
 use paravane_spec::vhost_user::protocol_feature as protocol;
 use paravane_spec::{blk, feature, net};
-use paravane_vmm::doctor::Level;
 use std::path::{Path, PathBuf};
 
 /// Queue sizes below these limit the depth of disks and of network cards.

@@ -1,11 +1,10 @@
 //! What the devices of a file need.
-use super::{Finding, host};
+use super::{Finding, Level, host, kernel};
 use crate::engine::Engine;
 use crate::failure::one_line;
 use crate::serve;
 use crate::serve::config::Config;
 use crate::serve::spec::{Blk, DeviceSpec, Kind, Net, Network};
-use paravane_vmm::doctor::{Level, examine_host};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use std::path::Path;
@@ -40,7 +39,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let disks = || devices.iter().filter_map(|device| Some((device, disk(device)?)));
     let rings: Vec<_> = disks().filter(|(_, blk)| blk.engine.may_be_io_uring()).collect();
     let has_tap = devices.iter().any(|device| device.tap().is_some());
-    for finding in examine_host().into_iter().map(Finding::from) {
+    for finding in kernel::examine() {
         match finding.name {
             "io_uring" => {
                 let demands = rings.iter().find(|(_, blk)| blk.engine == Engine::IoUring);

@@ -1,7 +1,6 @@
 //! What `paravane serve` needs of any host.
-use super::Finding;
+use super::{Finding, Level};
 use crate::serve::sandbox::paths::landlock_version;
-use paravane_vmm::doctor::Level;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 //! A file of devices has the same names as keys (see [`super::config`]).
 use crate::discreet::Discreet;
 use crate::engine::Engine;
-use crate::net::mac;
+use crate::mac::mac;
 use crate::size::Size;
 use clap::builder::ValueParserFactory;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};

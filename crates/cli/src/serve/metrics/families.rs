@@ -314,7 +314,12 @@ const BUILD: (&str, &str) = ("paravane_build", "Version, commit and features of 
 /// Commit of the build, if its environment named it.
 const COMMIT: Option<&str> = option_env!("PARAVANE_COMMIT");
 /// Features of the build.
-const FEATURES: &str = if cfg!(feature = "peers") { "peers" } else { "" };
+const FEATURES: &str = match (cfg!(feature = "run"), cfg!(feature = "bench")) {
+    (true, true) => "run,bench",
+    (true, false) => "run",
+    (false, true) => "bench",
+    (false, false) => "",
+};
 
 /// A metric as the reference lists it.
 pub(crate) struct MetricText {

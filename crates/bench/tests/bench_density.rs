@@ -1,12 +1,17 @@
-//! `paravane bench density` with this program as the server.
-#![cfg(feature = "peers")]
+//! `paravane bench density` with the program `paravane` as the server.
+#![cfg(all(feature = "peers", feature = "program"))]
+mod daemon;
+
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
 #[test]
 fn a_daemon_with_a_hundred_disks_is_measured() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
-    command.args(["bench", "density", "--quick", "--json", "--filter", "/100"]);
+    if !daemon::is_built("a_daemon_with_a_hundred_disks_is_measured") {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane-bench"));
+    command.args(["density", "--quick", "--json", "--filter", "/100"]);
     let output = command.stdin(Stdio::null()).output().expect("the program starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");

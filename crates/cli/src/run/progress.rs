@@ -1,4 +1,6 @@
-//! The progress bar on a terminal, fed from the run's shared counters.
+//! The progress bar on a terminal, fed from the run's shared counters, and the end by a signal.
+use crate::cancel;
+use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use paravane_vmm::Progress;
 use std::io::IsTerminal;
@@ -6,6 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// The first signal ends the run with a report, a later one ends the process.
+pub(super) fn cancel_on_signal(progress: &Arc<Progress>) -> Result<(), Failure> {
+    let progress = progress.clone();
+    // Relaxed: the flag carries no data with it.
+    cancel::on_signal(move || progress.cancel.swap(true, Ordering::Relaxed), || {})
+}
 
 /// A progress bar, redrawn by a thread until dropped.
 pub(crate) struct Bar {

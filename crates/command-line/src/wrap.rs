@@ -5,7 +5,8 @@ use std::io::IsTerminal;
 const COLUMNS: usize = 80;
 
 /// Columns of the terminal on stdout; `None`: stdout is no terminal.
-pub(crate) fn terminal() -> Option<usize> {
+#[must_use]
+pub fn terminal() -> Option<usize> {
     let stdout = std::io::stdout();
     if !stdout.is_terminal() {
         return None;
@@ -15,14 +16,16 @@ pub(crate) fn terminal() -> Option<usize> {
 }
 
 /// Columns for reports: 80, or those of a narrower terminal.
-pub(crate) fn columns() -> usize {
+#[must_use]
+pub fn columns() -> usize {
     terminal().map_or(COLUMNS, |columns| columns.min(COLUMNS))
 }
 
 /// Lines of at most `width` characters, broken at blanks.
 ///
 /// A longer word has a line for itself.
-pub(crate) fn lines(text: &str, width: usize) -> Vec<String> {
+#[must_use]
+pub fn lines(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let last = lines.len() - 1;
@@ -42,7 +45,8 @@ pub(crate) fn lines(text: &str, width: usize) -> Vec<String> {
 /// A row: `head`, padded to `indent` characters, then `text` in its column.
 ///
 /// Ends with a newline.
-pub(crate) fn row(head: &str, indent: usize, text: &str, width: usize) -> String {
+#[must_use]
+pub fn row(head: &str, indent: usize, text: &str, width: usize) -> String {
     // A very narrow terminal breaks lines by itself.
     let room = width.saturating_sub(indent).max(20);
     let mut out = String::new();

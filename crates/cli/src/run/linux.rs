@@ -1,6 +1,7 @@
 //! `paravane run --kernel`.
+use super::progress;
 use crate::failure::Failure;
-use crate::{cancel, output};
+use crate::output;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Instant;
 /// Runs a Linux guest. Its console is stdout, so the report goes to stderr.
 pub(crate) fn main(config: &LinuxConfig, started: Instant) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::default());
-    cancel::on_signal(&progress)?;
+    progress::cancel_on_signal(&progress)?;
     let report = paravane_vmm::run_linux(config, Box::new(std::io::stdout()), &progress, started)
         .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     for line in lines(&report) {

@@ -1,4 +1,4 @@
-//! Checks of the host besides KVM.
+//! What the kernel and the limits of this user offer devices.
 use super::Finding;
 use rustix::process::{Resource, getrlimit};
 use std::fs::OpenOptions;
@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 /// For the io_uring rings and registered buffers of a small guest.
 const ENOUGH_MEMLOCK: u64 = 64 << 20;
 
+/// Checks everything that devices use of the kernel.
 pub(super) fn examine() -> Vec<Finding> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let thp =
@@ -145,6 +146,14 @@ mod tests {
 
     const MEMINFO: &str = "MemTotal:       24000000 kB\nHugePages_Total:     512\nHugePages_Free:      0\n\
                            Hugepagesize:       2048 kB\n";
+
+    #[test]
+    fn all_of_it_is_found() {
+        let findings = examine();
+        for name in ["vhost-net", "tun", "hugepages", "shared hugepages", "io_uring", "memlock", "postcopy"] {
+            assert!(findings.iter().any(|finding| finding.name == name), "{name}");
+        }
+    }
 
     #[test]
     fn hugepages_are_counted() {

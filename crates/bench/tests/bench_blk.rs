@@ -1,12 +1,17 @@
-//! `paravane bench blk` with this program as the server.
-#![cfg(feature = "peers")]
+//! `paravane bench blk` with the program `paravane` as the server.
+#![cfg(all(feature = "peers", feature = "program"))]
+mod daemon;
+
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
 #[test]
 fn the_server_serves_the_benchmark_in_both_layouts() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
-    command.args(["bench", "blk", "--quick", "--json", "--filter", "/write4k/depth4"]);
+    if !daemon::is_built("the_server_serves_the_benchmark_in_both_layouts") {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane-bench"));
+    command.args(["blk", "--quick", "--json", "--filter", "/write4k/depth4"]);
     let output = command.stdin(Stdio::null()).output().expect("the program starts");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
@@ -32,12 +37,15 @@ fn the_server_serves_the_benchmark_in_both_layouts() {
 #[test]
 fn a_second_read_over_http_is_compared_with_a_local_file() {
     let test = "a_second_read_over_http_is_compared_with_a_local_file";
+    if !daemon::is_built(test) {
+        return;
+    }
     let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
     if Command::new("nginx").env("PATH", path).arg("-v").stderr(Stdio::null()).status().is_err() {
         return paravane_test_support::skip(test, "nginx (package nginx-light)");
     }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
-    command.args(["bench", "blk", "--json", "--filter", "http-cached/split/read4k/depth32"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane-bench"));
+    command.args(["blk", "--json", "--filter", "http-cached/split/read4k/depth32"]);
     // Images are on a disk.
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     let output = command.stdin(Stdio::null()).output().expect("the program starts");

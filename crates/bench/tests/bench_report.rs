@@ -1,4 +1,6 @@
 //! `paravane bench --report` and `--baseline`.
+#![cfg(feature = "program")]
+#[path = "../../cli/tests/schema/mod.rs"]
 mod schema;
 
 use serde_json::Value;
@@ -7,10 +9,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// A case of a few seconds, with a yardstick.
-const CASE: [&str; 4] = ["bench", "dma", "--filter", "threads1/spaces1/mix"];
+const CASE: [&str; 3] = ["dma", "--filter", "threads1/spaces1/mix"];
 
-fn paravane(arguments: &[&str], more: &[&Path]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane"));
+fn bench(arguments: &[&str], more: &[&Path]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paravane-bench"));
     command.args(arguments).args(more).stdin(Stdio::null()).env_remove("PARAVANE_BENCH_OTHER");
     command.output().expect("the program starts")
 }
@@ -38,7 +40,7 @@ fn better(results: &str) -> String {
 fn a_run_that_is_worse_than_its_baseline_ends_with_three() {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report");
-    let output = paravane(&[&CASE[..], &["--report"]].concat(), &[&report]);
+    let output = bench(&[&CASE[..], &["--report"]].concat(), &[&report]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stderr(&output).contains("report/index.html"), "{}", stderr(&output));
     let page = fs::read_to_string(report.join("index.html")).unwrap();
@@ -55,7 +57,7 @@ fn a_run_that_is_worse_than_its_baseline_ends_with_three() {
     );
     let baseline = folder.path().join("better.json");
     fs::write(&baseline, better(&results)).unwrap();
-    let output = paravane(&[&CASE[..], &["--json", "--baseline"]].concat(), &[&baseline]);
+    let output = bench(&[&CASE[..], &["--json", "--baseline"]].concat(), &[&baseline]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert!(stderr(&output).contains("worse beyond the noise"), "{}", stderr(&output));
     let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("stdout is JSON");
@@ -67,24 +69,24 @@ fn a_baseline_that_cannot_be_read_is_refused_before_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("none.json");
     let refused = |arguments: &[&str], more: &[&Path], words: &str| {
-        let output = paravane(arguments, more);
+        let output = bench(arguments, more);
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains(words), "{}", stderr(&output));
     };
-    let all = ["bench", "all", "--baseline"];
+    let all = ["all", "--baseline"];
     refused(&all, &[&file], "none.json");
     fs::write(&file, "{}").unwrap();
     refused(&all, &[&file], "results have format 0");
-    refused(&["bench", "all", "--report"], &[&file.join("below")], "cannot write");
-    refused(&["bench", "ring", "--threshold", "3"], &[], "--baseline");
-    refused(&["bench", "all", "--filter", "no such case"], &[], "no case contains");
+    refused(&["all", "--report"], &[&file.join("below")], "cannot write");
+    refused(&["ring", "--threshold", "3"], &[], "--baseline");
+    refused(&["all", "--filter", "no such case"], &[], "no case contains");
 }
 
 #[test]
 fn published_figures_have_a_report() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "all", "--filter", "dma-barrier-2012", "--report"];
-    let output = paravane(&arguments, &[folder.path()]);
+    let arguments = ["all", "--filter", "dma-barrier-2012", "--report"];
+    let output = bench(&arguments, &[folder.path()]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let page = fs::read_to_string(folder.path().join("index.html")).unwrap();
     assert!(page.contains("Benjamin Herrenschmidt"), "{page}");

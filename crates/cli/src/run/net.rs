@@ -1,4 +1,5 @@
 //! `--net NETWORK[,OPTION]...`.
+use crate::mac::mac;
 use crate::size::Size;
 use paravane_vmm::{NetConfig, Network};
 use std::str::FromStr;
@@ -93,23 +94,6 @@ fn switch(text: &str) -> Result<bool, String> {
         "off" => Ok(false),
         _ => Err("use on or off".into()),
     }
-}
-
-/// Parses a MAC address.
-///
-/// # Errors
-/// The text is not six bytes in hexadecimal, with colons.
-pub(crate) fn mac(text: &str) -> Result<[u8; 6], String> {
-    let parse = || {
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2)?;
-            *byte = u8::from_str_radix(part, 16).ok()?;
-        }
-        parts.next().is_none().then_some(bytes)
-    };
-    parse().ok_or_else(|| "invalid MAC address: write six bytes as 52:54:00:00:00:01".to_owned())
 }
 
 /// The cards. Those without an address get 52:54:00:00:00:01 and up, by position.
