@@ -9,8 +9,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How long a server may take to start.
-
 /// Whether a program can be run; else the test is reported as skipped.
 pub(crate) fn has(test: &str, program: &str) -> bool {
     let found = std::env::var_os("PATH")
