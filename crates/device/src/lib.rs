@@ -106,6 +106,7 @@
 //! ```
 mod ahead;
 pub mod blk;
+pub mod console;
 #[cfg(test)]
 mod dirty_tests;
 pub mod latency;
@@ -116,6 +117,7 @@ mod rate;
 #[cfg(test)]
 mod rig;
 pub mod rng;
+mod wakeup;
 mod watch;
 
 pub use log_device::LogDevice;

@@ -35,7 +35,6 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod transmit;
-mod wakeup;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};

@@ -5,7 +5,7 @@
 //!
 //! | module | source |
 //! |---|---|
-//! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`] | virtio specification 1.4; modules and items name their sections |
+//! | [`device_id`], [`feature`], [`status`], [`queue`], [`split`], [`packed`], [`mmio`], [`pci`], [`blk`], [`net`], [`console`] | virtio specification 1.4; modules and items name their sections |
 //! | [`vhost_user`], [`inflight`] | vhost-user specification (QEMU, `docs/interop/vhost-user.rst`) |
 //! | [`mmio_msi`] | Paravane's extension of virtio-mmio (`docs/reference/virtio-mmio-msi.md`) |
 //! | [`builtin`] | Paravane's contract with its built-in guest |
@@ -24,6 +24,7 @@
 
 pub mod blk;
 pub mod builtin;
+pub mod console;
 pub mod feature;
 pub mod inflight;
 pub mod mmio;
@@ -44,6 +45,8 @@ pub mod device_id {
     pub const NET: u32 = 1;
     /// Block device (section 5.2).
     pub const BLK: u32 = 2;
+    /// Console (section 5.3).
+    pub const CONSOLE: u32 = 3;
     /// Entropy source (section 5.4).
     pub const RNG: u32 = 4;
 }

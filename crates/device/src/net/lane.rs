@@ -10,7 +10,7 @@
 //! receiver is dropped. So an unused card has none, and one in use allocates nothing once it has
 //! enough for its traffic.
 use super::header::{EncodedHeader, complete_checksum};
-use super::wakeup::Wakeup;
+use crate::wakeup::Wakeup;
 use paravane_spec::net::MAX_FRAME;
 use std::collections::TryReserveError;
 use std::io;

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that is written only while a thread waits for it.
 #[derive(Debug)]
-pub(super) struct Wakeup {
+pub(crate) struct Wakeup {
     event: OwnedFd,
     armed: AtomicBool,
 }
 
 impl Wakeup {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { event, armed: AtomicBool::new(false) })
     }
@@ -24,7 +24,7 @@ impl Wakeup {
     /// Makes the next [`Wakeup::wake`] signal the descriptor.
     ///
     /// The caller checks once more before it sleeps.
-    pub(super) fn arm(&self) {
+    pub(crate) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
         // Acquire: pairs with the release of the exchange in `wake`. One of two exchanges is first.
@@ -35,7 +35,7 @@ impl Wakeup {
     }
 
     /// Wakes the sleeper, if there is one. Change what it checks before.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Release: for the change before; pairs with the acquire in `arm`.
         if self.armed.swap(false, Ordering::Release) {
             // The counter cannot overflow: it is read before each arming, and written once after
