@@ -151,7 +151,7 @@ impl<T: Transport> Blk<T> {
             free: (0..slots.len() as u16).rev().collect(),
             in_flight: SlotTable::new(queue.size()),
             features: device.features(),
-            channel: Channel::new(device, queue),
+            channel: Channel::new(device, [queue]),
             limits,
             slots,
         })
@@ -220,7 +220,7 @@ impl<T: Transport> Blk<T> {
         let writable = [prepared.destination.unwrap_or(status), status];
         let writable = if prepared.destination.is_some() { &writable[..] } else { &writable[1..] };
         let expected = writable.iter().fold(0u32, |sum, segment| sum.saturating_add(segment.len));
-        let Some(id) = self.channel.add(&readable[..readable_count], writable)? else {
+        let Some(id) = self.channel.add(QUEUE, &readable[..readable_count], writable)? else {
             return Ok(false);
         };
         slot.tag = tag;
@@ -234,7 +234,7 @@ impl<T: Transport> Blk<T> {
     ///
     /// Returns whether it kicked.
     pub fn kick(&mut self) -> bool {
-        self.channel.kick()
+        self.channel.kick(QUEUE)
     }
 
     /// The next completed request.
@@ -243,7 +243,7 @@ impl<T: Transport> Blk<T> {
     /// The device broke the protocol. The driver has latched: every later call returns the same
     /// error.
     pub fn complete(&mut self) -> Result<Option<Done>, DriverError> {
-        let Some(used) = self.channel.pop()? else { return Ok(None) };
+        let Some(used) = self.channel.pop(QUEUE)? else { return Ok(None) };
         let number = self.in_flight.remove(used.id).map_err(|error| self.channel.fail(error))?;
         let slot = self.slots[usize::from(number)];
         self.free.push(number);

@@ -1,4 +1,4 @@
-//! Virtio drivers for guests and firmware: disk, network card, entropy source.
+//! Virtio drivers for guests and firmware: disk, network card, entropy source, console.
 //!
 //! The drivers run on virtio-mmio, with or without message-signalled interrupts, and on virtio-pci.
 //! They own no policy: the caller supplies register access, memory and the decision when to poll or
@@ -8,7 +8,7 @@
 //! mmio::Mmio, pci::Pci (over the caller's register access) : Transport -> Virtio --negotiate--> features
 //!                                                                   | start_queue (memory from a Pool)
 //!                                                                   v
-//!                                                    blk::Blk, net::Net, rng::Rng --driver_ok--> in use
+//!                                  blk::Blk, net::Net, rng::Rng, console::Console --driver_ok--> in use
 //! ```
 //! The device is hostile: the drivers check everything it says. At worst it supplies wrong data; it
 //! can neither make a driver panic nor keep it in a loop. The first error of a driver latches:
@@ -52,6 +52,7 @@ extern crate alloc;
 
 pub mod blk;
 mod channel;
+pub mod console;
 mod error;
 mod latch;
 pub mod mmio;

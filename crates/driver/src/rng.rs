@@ -21,7 +21,7 @@ impl<T: Transport> Rng<T> {
             // One request of one segment is in flight at a time.
             Ok((device.start_queue(QUEUE, 1, 0, pool)?, pool.take(buffer, 64)?))
         })?;
-        Ok(Self { channel: Channel::new(device, queue), buffer })
+        Ok(Self { channel: Channel::new(device, [queue]), buffer })
     }
 
     /// Asks for up to the buffer's length of bytes and kicks if the device wants it.
@@ -33,7 +33,7 @@ impl<T: Transport> Rng<T> {
     /// failed.
     pub fn request(&mut self, len: usize) -> Result<bool, DriverError> {
         self.channel.check_failed()?;
-        if self.channel.in_flight() != 0 {
+        if self.channel.in_flight(QUEUE) != 0 {
             return Err(DriverError::Request("a request is in flight already"));
         }
         let segment = match u32::try_from(len) {
@@ -42,10 +42,10 @@ impl<T: Transport> Rng<T> {
             }
             _ => return Err(DriverError::Request("the length is 0 or more than the buffer holds")),
         };
-        if self.channel.add(&[], &[segment])?.is_none() {
+        if self.channel.add(QUEUE, &[], &[segment])?.is_none() {
             return Err(self.channel.fail(DriverError::Queue(QUEUE)));
         }
-        Ok(self.channel.kick())
+        Ok(self.channel.kick(QUEUE))
     }
 
     /// Copies received bytes into `out` and returns their number; `None`: none yet.
@@ -56,7 +56,7 @@ impl<T: Transport> Rng<T> {
     /// # Errors
     /// The device broke the protocol. The driver has latched.
     pub fn poll(&mut self, out: &mut [u8]) -> Result<Option<usize>, DriverError> {
-        let Some(used) = self.channel.pop()? else { return Ok(None) };
+        let Some(used) = self.channel.pop(QUEUE)? else { return Ok(None) };
         let len = out.len().min(used.len as usize);
         if !self.buffer.area.read(0, &mut out[..len]) {
             return Err(self.channel.fail(QueueError::NotInFlight { id: u32::from(used.id.0) }));
