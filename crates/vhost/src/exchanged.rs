@@ -100,7 +100,7 @@ impl Drop for Left {
 pub(crate) enum Earlier {
     Nothing,
     /// By a process that has died.
-    Died(Active),
+    Died(Box<Active>),
     /// By an export of this process.
     Exchanged(Arc<Left>),
 }
@@ -110,7 +110,7 @@ impl Earlier {
     pub(crate) fn take(self) -> Option<Active> {
         match self {
             Self::Nothing => None,
-            Self::Died(active) => Some(active),
+            Self::Died(active) => Some(*active),
             Self::Exchanged(left) => left.take().and_then(Keeping::into_active),
         }
     }

@@ -720,7 +720,7 @@ impl Export {
     /// # Errors
     /// As [`Export::resume`]. Have the keeper close its copies.
     pub fn recover(config: ExportConfig, device: Box<dyn Device>, kept: Kept) -> Result<Self, ExportError> {
-        Self::go_on(config, device, kept.handover, Earlier::Died(kept.keeping))
+        Self::go_on(config, device, kept.handover, Earlier::Died(Box::new(kept.keeping)))
     }
 
     fn go_on(
