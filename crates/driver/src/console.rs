@@ -19,9 +19,9 @@ const ALIGN: usize = 64;
 /// Memory of a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConsoleOptions {
-    /// Slots for input, and as many for output [8].
+    /// Slots for input, and as many for output \[8\].
     pub slots: u16,
-    /// Bytes of a slot [512].
+    /// Bytes of a slot \[512\].
     pub slot: usize,
 }
 

@@ -7,9 +7,9 @@
 //! |---|---|---|
 //! | (always) | `spec` | constants and memory layouts of the virtio specification, `no_std` |
 //! | `ring` | `ring` | split and packed virtqueues, device side and driver side, `no_std` |
-//! | `driver` | `driver` | block, network and entropy drivers for guests and firmware, `no_std` |
+//! | `driver` | `driver` | block, network, entropy and console drivers for guests and firmware, `no_std` |
 //! | `dma` | `dma` | guest memory: ordered access, IOMMU domains, dirty log |
-//! | `device` | `device` | block, network and entropy devices; traits for devices of your own |
+//! | `device` | `device` | block, network, entropy and console devices; traits for devices of your own |
 //! | `notify` | `notify` | kicks and interrupts: eventfds, MSI tables |
 //! | `transport` | `transport` | virtio-mmio and virtio-pci as register machines |
 //! | `io` | `io` | I/O threads that serve queues |

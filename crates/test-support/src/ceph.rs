@@ -87,7 +87,7 @@ impl CephCluster {
             result
         });
         match (self.lost_objects().get(before), result) {
-            (Some(line), _) => crate::skip(test, &format!("the OSD has lost an object: {line}")),
+            (Some(line), _) => crate::skip(test, format!("the OSD has lost an object: {line}")),
             (None, Err(panic)) => resume_unwind(panic),
             (None, Ok(())) => {}
         }
