@@ -22,9 +22,14 @@ use super::trace::stream::{self, Find, Give, Wanted};
 use crate::printable::printable_json;
 use anyhow::{Context, bail};
 use hyper::body::Bytes;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -198,9 +203,9 @@ impl Drop for Control {
     }
 }
 
-/// Listens with mode 0600. Replaces a socket that has no listener.
+/// Listens with mode 0600. Replaces a socket that nobody will accept from.
 fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
-    if UnixStream::connect(path).is_ok() {
+    if UnixStream::connect(path).is_ok_and(|stream| !has_ended(&stream)) {
         bail!("in use by another process");
     }
     if path.symlink_metadata().is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
@@ -214,6 +219,23 @@ fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
+}
+
+/// Whether the process that listens has ended.
+///
+/// Of a daemon that was killed while it started another program, that program has the socket until it runs.
+fn has_ended(stream: &UnixStream) -> bool {
+    // It names the process that called listen(2); 0 if that is in another name space.
+    let Ok(peer) = getsockopt(stream, PeerCredentials) else { return false };
+    let Some(pid) = Pid::from_raw(peer.pid()) else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        // Readable: it has ended, and its parent has not looked yet.
+        Ok(process) => {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        }
+        Err(error) => error == Errno::SRCH,
+    }
 }
 
 /// Makes `user` the owner of the socket at `path`, and of nothing that has taken its place.

@@ -36,6 +36,7 @@ mod kill_tap;
 #[path = "../../../vhost/tests/serve/killed.rs"]
 mod killed;
 mod late;
+mod late_child;
 mod late_parties;
 mod latencies;
 mod load;
