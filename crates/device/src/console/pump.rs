@@ -83,7 +83,7 @@ struct Work {
     stop: Arc<AtomicBool>,
     back_end: BackEnd,
     line: Option<Line>,
-    /// An error of the output was logged, and has lasted since.
+    /// An error was logged, and has lasted since.
     failing: bool,
     bytes: Box<[u8; CHUNK]>,
 }
@@ -114,8 +114,17 @@ impl Work {
         if self.stop.load(Ordering::Relaxed) {
             return false;
         }
-        if self.line.is_none() && !self.attach() {
-            self.sleep(false);
+        if self.line.is_none() {
+            match self.attach() {
+                Ok(true) => {}
+                Ok(false) => self.sleep(false),
+                Err(error) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::warn!("cannot accept a reader of the console, tries again: {error}");
+                    }
+                    self.sleep(true);
+                }
+            }
             return true;
         }
         let output = self.write();
@@ -129,21 +138,23 @@ impl Work {
     }
 
     /// Takes a reader, if there is one.
-    fn attach(&mut self) -> bool {
-        let stream = match &self.back_end {
-            BackEnd::Socket(listener) => listener.accept().and_then(|(stream, _)| {
-                stream.set_nonblocking(true)?;
-                Ok(OwnedFd::from(stream))
-            }),
-            BackEnd::Pty(pty) if is_open(&pty.fd) => pty.fd.try_clone(),
-            BackEnd::Pty(_) | BackEnd::Log(_) | BackEnd::Streams { .. } => return false,
+    fn attach(&mut self) -> io::Result<bool> {
+        let output = match &self.back_end {
+            BackEnd::Socket(listener) => match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    OwnedFd::from(stream)
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            },
+            BackEnd::Pty(pty) if is_open(&pty.fd) => pty.fd.try_clone()?,
+            BackEnd::Pty(_) | BackEnd::Log(_) | BackEnd::Streams { .. } => return Ok(false),
         };
-        let line = stream.and_then(|output| Ok(Line { input: Some(output.try_clone()?), output }));
-        self.line = line.ok();
-        if self.line.is_some() {
-            self.port.set_attached(true);
-        }
-        self.line.is_some()
+        self.line = Some(Line { input: Some(output.try_clone()?), output });
+        self.failing = false;
+        self.port.set_attached(true);
+        Ok(true)
     }
 
     fn detach(&mut self) {
@@ -209,7 +220,7 @@ impl Work {
         }
     }
 
-    /// Waits for an event. `later`: for a time, as the output has none.
+    /// Waits for an event. `later`: for a time, as an error has none.
     fn sleep(&self, later: bool) {
         self.port.host.arm();
         // Relaxed: the wakeup orders it.
@@ -219,7 +230,7 @@ impl Work {
         let mut fds = vec![PollFd::new(&self.port.host, PollFlags::IN)];
         let mut timeout = later.then_some(LOOK);
         match (&self.line, &self.back_end) {
-            (None, BackEnd::Socket(listener)) => fds.push(PollFd::new(listener, PollFlags::IN)),
+            (None, BackEnd::Socket(listener)) if !later => fds.push(PollFd::new(listener, PollFlags::IN)),
             (None, _) => timeout = Some(LOOK),
             (Some(line), _) => {
                 if let Some(input) = &line.input
