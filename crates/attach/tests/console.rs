@@ -5,13 +5,13 @@ use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::console::{Console as Driver, ConsoleOptions};
 use paravane_driver::mmio::Mmio;
 use paravane_driver::{Area, DmaArea, Pool};
+use paravane_test_support::patience;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const BASE: u64 = 0x4000_0000;
 const SIZE: usize = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes that tell where they belong.
 fn numbered(len: usize) -> Vec<u8> {
@@ -32,7 +32,7 @@ fn bytes_pass_both_ways_and_drivers_come_and_go() {
         .mmio(0xd000_0000, InterruptFn::new(|| ()))
         .unwrap();
     let client = UnixStream::connect(&path).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(patience())).unwrap();
     for round in 0..3 {
         // SAFETY: the region outlives the driver, and nobody makes references to its bytes.
         let area = unsafe { Area::new(region.host(), SIZE) };
@@ -54,7 +54,7 @@ fn bytes_pass_both_ways_and_drivers_come_and_go() {
             let mut bytes = [0; 333];
             let read = driver.read(&mut bytes).unwrap();
             echoed.extend(&bytes[..read]);
-            assert!(start.elapsed() < PATIENCE, "{} of {} bytes", echoed.len(), sent.len());
+            assert!(start.elapsed() < patience(), "{} of {} bytes", echoed.len(), sent.len());
             std::thread::yield_now();
         }
         echo.join().unwrap();

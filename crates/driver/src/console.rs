@@ -5,16 +5,12 @@
 //!   read:  bytes <-- used slots <-- (device) <--kick-- offered again
 //! ```
 use crate::channel::Channel;
-use crate::slots::SlotTable;
-use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
+use crate::slots::Slots;
+use crate::{DriverError, Pool, Transport, Virtio};
 use alloc::vec::Vec;
 use core::mem::offset_of;
-use paravane_ring::Segment;
 use paravane_spec::console::{Config, F_SIZE, RECEIVE, TRANSMIT};
 use paravane_spec::{device_id, mmio, queue};
-
-/// Alignment of a slot, in bytes.
-const ALIGN: usize = 64;
 
 /// Memory of a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,23 +24,6 @@ pub struct ConsoleOptions {
 impl Default for ConsoleOptions {
     fn default() -> Self {
         Self { slots: 8, slot: 512 }
-    }
-}
-
-/// The slots of a queue.
-#[derive(Debug)]
-struct Slots {
-    memory: Vec<DmaArea>,
-    in_flight: SlotTable,
-}
-
-impl Slots {
-    fn new(count: u16, bytes: usize, size: u16, pool: &mut Pool) -> Result<Self, DriverError> {
-        let mut memory = Vec::with_capacity(count.into());
-        for _ in 0..count {
-            memory.push(pool.take(bytes, ALIGN)?);
-        }
-        Ok(Self { memory, in_flight: SlotTable::new(size) })
     }
 }
 
@@ -108,8 +87,7 @@ impl<T: Transport> Console<T> {
 
     /// Adds a slot for input; the device sees it after the next kick.
     fn offer(&mut self, slot: u16) -> Result<(), DriverError> {
-        let memory = self.input.memory[usize::from(slot)];
-        let segment = Segment { addr: memory.addr, len: memory.area.len() as u32 };
+        let segment = self.input.segment(slot, self.input.len(slot));
         // There are no more slots than descriptors.
         let Some(id) = self.channel.add(RECEIVE, &[], &[segment])? else {
             return Err(self.channel.fail(DriverError::Queue(RECEIVE)));
@@ -129,11 +107,10 @@ impl<T: Transport> Console<T> {
         while written < bytes.len() {
             self.reclaim()?;
             let Some(&slot) = self.free.last() else { break };
-            let memory = self.output.memory[usize::from(slot)];
-            let part = memory.area.len().min(bytes.len() - written);
-            let fits = memory.area.write(0, &bytes[written..written + part]);
+            let part = self.output.len(slot).min(bytes.len() - written);
+            let fits = self.output.memory[usize::from(slot)].area.write(0, &bytes[written..written + part]);
             debug_assert!(fits, "a part is no longer than a slot");
-            let segment = Segment { addr: memory.addr, len: part as u32 };
+            let segment = self.output.segment(slot, part);
             let Some(id) = self.channel.add(TRANSMIT, &[segment], &[])? else { break };
             self.free.pop();
             self.output.in_flight.insert(id, slot).map_err(|error| self.channel.fail(error))?;

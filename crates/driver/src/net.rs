@@ -12,7 +12,7 @@
 //! from it.
 use crate::channel::add;
 use crate::latch::Latch;
-use crate::slots::SlotTable;
+use crate::slots::{ALIGN, Slots};
 use crate::{DmaArea, DriverError, Pool, Transport, Virtio};
 use alloc::vec::Vec;
 use core::mem::offset_of;
@@ -30,8 +30,6 @@ use zerocopy::IntoBytes;
 const HEADER: usize = size_of::<Header>();
 /// A VLAN tag, which an MTU does not count.
 const VLAN: usize = 4;
-/// Slots begin at a cache line, so that they do not disturb one another.
-const ALIGN: usize = 64;
 /// Transmit slots taken back at once.
 const RECLAIM: usize = 16;
 /// Where the answer to a control command lies, behind command and data.
@@ -69,43 +67,18 @@ pub struct Dropped {
     pub runts: u64,
 }
 
-/// The frame slots of a queue.
-#[derive(Debug)]
-struct FrameSlots {
-    memory: Vec<DmaArea>,
-    in_flight: SlotTable,
-}
-
-impl FrameSlots {
-    fn new(count: u16, bytes: usize, size: u16, pool: &mut Pool) -> Result<Self, DriverError> {
-        let mut memory = Vec::with_capacity(count.into());
-        for _ in 0..count {
-            memory.push(pool.take(bytes, ALIGN)?);
-        }
-        Ok(Self { memory, in_flight: SlotTable::new(size) })
-    }
-
-    fn segment(&self, slot: u16, len: usize) -> Segment {
-        Segment { addr: self.memory[usize::from(slot)].addr, len: len as u32 }
-    }
-
-    fn len(&self, slot: u16) -> usize {
-        self.memory[usize::from(slot)].area.len()
-    }
-}
-
 /// One pair of queues.
 #[derive(Debug)]
 struct Pair {
     receive: Queue,
     poller: Poller,
-    receive_slots: FrameSlots,
+    receive_slots: Slots,
     /// Slots that hold the frame at hand, and the bytes in each.
     gathered: Vec<(u16, usize)>,
     /// How many they will be; 0 while no frame is at hand.
     expected: usize,
     transmit: Queue,
-    transmit_slots: FrameSlots,
+    transmit_slots: Slots,
     /// Transmit slots that are not in flight, as far as is known.
     free: Vec<u16>,
     /// The caller waits for a slot to come back.
@@ -127,9 +100,9 @@ impl Pair {
         let transmit = device.start_queue(of_pair + TRANSMIT, size(options.transmit_slots), 0, pool)?;
         let count = |slots: u16, queue: &Queue| slots.max(1).min(queue.size());
         let slots = count(options.receive_slots, &receive);
-        let receive_slots = FrameSlots::new(slots, slot, receive.size(), pool)?;
+        let receive_slots = Slots::new(slots, slot, receive.size(), pool)?;
         let free = count(options.transmit_slots, &transmit);
-        let transmit_slots = FrameSlots::new(free, HEADER + options.frame, transmit.size(), pool)?;
+        let transmit_slots = Slots::new(free, HEADER + options.frame, transmit.size(), pool)?;
         let mut pair = Self {
             gathered: Vec::with_capacity(slots.into()),
             expected: 0,

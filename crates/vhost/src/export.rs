@@ -696,7 +696,7 @@ impl Export {
     /// Starts an export that continues where another one of this process was.
     ///
     /// As [`Export::resume`]. Set [`ExportConfig::keeper`] to a keeper of the same descriptors: it still
-    /// has them, and the first record of this export replaces that of the other one.
+    /// has them, and this export's first record replaces the record of its predecessor.
     ///
     /// # Errors
     /// As [`Export::resume`]. What is kept ends with the last copy of `exchanged`.

@@ -37,7 +37,7 @@ fn a_socket_of_a_dead_daemon_is_replaced() {
     let second = Daemon::start(&arguments);
     assert_eq!(status(&control)["pid"], second.pid());
     assert_ne!(first, second.pid());
-    // That of a live one is not.
+    // A live daemon keeps its socket.
     let third = Daemon::spawn(
         crate::daemon::paravane()
             .args([

@@ -15,7 +15,7 @@ pub enum BackEnd {
     Socket(UnixListener),
     /// Programs that open a pseudo-terminal.
     Pty(Pty),
-    /// A file that the output is appended to. There is no input.
+    /// Appends the output to a file. The guest gets no input.
     Log(File),
     /// Two open files, for example the standard streams.
     Streams {

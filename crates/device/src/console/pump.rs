@@ -63,7 +63,7 @@ impl Drop for Pump {
 /// An open stream, or two.
 struct Line {
     output: OwnedFd,
-    /// `None`: there is no input, or it has ended.
+    /// `None` for a log, and once the input has ended.
     input: Option<OwnedFd>,
 }
 

@@ -3,21 +3,11 @@ use crate::rig::{BASE, DATA, Rig, SIZE, segment};
 use crate::rng::Rng;
 use crate::{ServeError, Served};
 use paravane_ring::QueueError;
+use paravane_test_support::{patience, wait_until};
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A console with both of its queues, each in a memory of its own.
 struct Scene {
@@ -44,7 +34,7 @@ impl Scene {
 
     fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(patience())).unwrap();
         wait_until("the reader is taken", || self.carried().attached);
         stream
     }

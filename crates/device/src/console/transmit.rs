@@ -21,7 +21,7 @@ pub(super) struct Transmit {
     port: Arc<Port>,
     /// The chain that is being taken.
     chain: Batch,
-    /// Bytes of it that are taken; `None`: there is none.
+    /// How many of its bytes the port has; `None` while no chain is in flight.
     taken: Option<u64>,
     /// The turn was over before the output was.
     more: bool,

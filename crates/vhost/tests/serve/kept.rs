@@ -246,7 +246,7 @@ fn a_session_that_is_left_goes_on() {
 #[derive(Clone, Copy)]
 enum Next {
     Exchange,
-    /// The export fails with a copy of the state, and goes on with another one.
+    /// An export fails with a copy of the state, and the next one resumes from a second copy.
     SecondCopy,
     Kill,
     /// A kill when the new export serves.
