@@ -111,6 +111,8 @@ impl Tracer {
                 start.elapsed() < patience(),
                 "bpftrace does not see all; first words of its lines: {kinds:?}"
             );
+            // A queue that polls, or that its rate limit holds, needs no kick: let it come to rest.
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 
@@ -185,6 +187,7 @@ fn bpftrace_sees_each_stage_of_a_disks_requests() {
     let tracer = Tracer::start(&print_all(), disk.pid);
     let mut seen = BTreeMap::<String, u32>::new();
     let mut operations = BTreeMap::<String, u32>::new();
+    let all = ["discard", "flush", "read", "write", "write_zeroes"];
     tracer.until(&mut disk, |line| {
         let words: Vec<_> = line.split(' ').collect();
         let &[probe, device, queue, ref rest @ ..] = words.as_slice() else { return false };
@@ -216,7 +219,6 @@ fn bpftrace_sees_each_stage_of_a_disks_requests() {
             _ => assert!(rest.is_empty(), "{line}"),
         }
         *seen.entry(probe.to_owned()).or_default() += 1;
-        let all = ["discard", "flush", "read", "write", "write_zeroes"];
         seen.len() == PROBES.len() && all.iter().all(|operation| operations.contains_key(*operation))
     });
     tracer.end();
