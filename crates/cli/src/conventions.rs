@@ -11,35 +11,14 @@
 //! ```
 //! Management software starts a program with options only, so the name of the link selects the
 //! device.
+use crate::kinds::{self, Kind};
 use crate::output;
 use serde::Serialize;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// One kind of device as the conventions see it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct BackEnd {
-    /// Subcommand of `paravane serve`.
-    pub(crate) kind: &'static str,
-    /// Name of the program.
-    pub(crate) program: &'static str,
-    /// `type` of the schema.
-    device_type: &'static str,
-    /// Options that the schema lists; empty: the schema lists none for this type.
-    features: &'static [&'static str],
-}
-
-/// All kinds of devices.
-pub(crate) const BACK_ENDS: [BackEnd; 3] = [
-    BackEnd {
-        kind: "blk",
-        program: "vhost-user-blk",
-        device_type: "block",
-        features: &["read-only", "blk-file"],
-    },
-    BackEnd { kind: "net", program: "vhost-user-net", device_type: "net", features: &[] },
-    BackEnd { kind: "rng", program: "vhost-user-rng", device_type: "rng", features: &[] },
-];
+/// Name of a program, before the kind.
+const PROGRAM: &str = "vhost-user-";
 
 #[derive(Debug, Serialize)]
 struct Capabilities {
@@ -49,19 +28,17 @@ struct Capabilities {
     features: &'static [&'static str],
 }
 
-impl BackEnd {
-    /// Prints the capabilities as JSON.
-    ///
-    /// # Errors
-    /// stdout cannot be written.
-    pub(crate) fn print_capabilities(&self) -> Result<(), anyhow::Error> {
-        output::print_json(&Capabilities { device_type: self.device_type, features: self.features })
-    }
+/// Prints the capabilities of a kind as JSON.
+///
+/// # Errors
+/// stdout cannot be written.
+pub(crate) fn print_capabilities(kind: &dyn Kind) -> Result<(), anyhow::Error> {
+    output::print_json(&Capabilities { device_type: kind.device_type(), features: kind.capabilities() })
+}
 
-    /// The back end of a subcommand of `paravane serve`.
-    pub(crate) fn of_kind(kind: &str) -> Option<&'static Self> {
-        const { &BACK_ENDS }.iter().find(|back_end| back_end.kind == kind)
-    }
+/// The kind that a program of this name serves.
+fn of_program(name: &OsStr) -> Option<&'static dyn Kind> {
+    kinds::find(name.to_str()?.strip_prefix(PROGRAM)?)
 }
 
 /// The command line.
@@ -71,21 +48,21 @@ pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     let name = words.first().and_then(|word| Path::new(word).file_name());
     if let Some(name) = name
-        && let Some(back_end) = BACK_ENDS.iter().find(|back_end| name == back_end.program)
+        && let Some(kind) = of_program(name)
     {
-        words.splice(..1, ["paravane", "serve", back_end.kind].map(OsString::from));
+        words.splice(..1, ["paravane", "serve", kind.name()].map(OsString::from));
     }
     words
 }
 
-/// The back end whose capabilities an expanded command line asks for.
+/// The kind whose capabilities an expanded command line asks for.
 ///
 /// Other options are ignored, unknown and missing ones too.
-pub(crate) fn asked(words: &[OsString]) -> Option<&'static BackEnd> {
+pub(crate) fn asked(words: &[OsString]) -> Option<&'static dyn Kind> {
     let options = words.iter().take_while(|word| *word != "--");
     options.clone().find(|word| *word == "--print-capabilities")?;
     let mut served = options.skip(1).skip_while(|word| *word != "serve");
-    served.find_map(|word| BackEnd::of_kind(word.to_str()?))
+    served.find_map(|word| kinds::find(word.to_str()?))
 }
 
 #[cfg(test)]
@@ -112,7 +89,7 @@ mod tests {
 
     #[test]
     fn capabilities_are_asked_for_beside_any_other_option() {
-        let kind = |line| asked(&words(line)).map(|back_end| back_end.kind);
+        let kind = |line| asked(&words(line)).map(|kind| kind.name());
         assert_eq!(kind("vhost-user-blk --print-capabilities"), Some("blk"));
         assert_eq!(kind("vhost-user-net --nonsense --print-capabilities --fd=x"), Some("net"));
         assert_eq!(kind("paravane -v serve --control off rng --print-capabilities"), Some("rng"));

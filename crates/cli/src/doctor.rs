@@ -1,66 +1,18 @@
 //! `paravane doctor`.
 mod client;
 mod devices;
-mod host;
+pub(crate) mod finding;
+pub(crate) mod host;
 mod kernel;
 pub(crate) mod names;
+pub(crate) mod negotiated;
 
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::serve::config::Config;
 use crate::{output, wrap};
-use serde::{Serialize, Serializer};
+use finding::{Finding, Level};
 use std::process::ExitCode;
-
-/// Judgement of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
-    /// Good.
-    Ok,
-    /// Works with a loss.
-    Warn,
-    /// Missing.
-    Missing,
-}
-
-/// One finding.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Finding {
-    /// One of [`names`].
-    name: &'static str,
-    /// `None`: it is about the host.
-    device: Option<String>,
-    #[serde(serialize_with = "as_word")]
-    level: Level,
-    found: String,
-    /// Empty if the level is [`Level::Ok`].
-    remedy: String,
-}
-
-impl Finding {
-    fn new(name: &'static str, level: Level, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { name, device: None, level, found: found.into(), remedy: remedy.into() }
-    }
-
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self::new(name, Level::Ok, found, "")
-    }
-
-    fn warn(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::new(name, Level::Warn, found, remedy)
-    }
-
-    fn missing(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::new(name, Level::Missing, found, remedy)
-    }
-
-    /// Whether the reference has its name.
-    #[cfg(test)]
-    fn is_documented(&self) -> bool {
-        let all = [names::HOST, names::DEVICES, names::CLIENT];
-        all.iter().any(|names| names.iter().any(|(name, _)| *name == self.name))
-    }
-}
 
 /// Of the microVM.
 #[cfg(feature = "run")]
@@ -114,26 +66,12 @@ fn of_kvm() -> Vec<Finding> {
     Vec::new()
 }
 
-fn word(level: Level) -> &'static str {
-    match level {
-        Level::Ok => "ok",
-        Level::Warn => "warn",
-        Level::Missing => "missing",
-    }
-}
-
-// serde passes a reference.
-#[expect(clippy::trivially_copy_pass_by_ref)]
-fn as_word<S: Serializer>(level: &Level, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(word(*level))
-}
-
 /// A row for each finding, wrapped in its column, with the remedy below it.
 fn text(findings: &[Finding], columns: usize) -> String {
     let names = findings.iter().map(|finding| finding.name.len()).max().unwrap_or(0);
     let indent = "missing ".len() + names + 2;
     let row = |finding: &Finding| {
-        let head = format!("{:<7} {}", word(finding.level), finding.name);
+        let head = format!("{:<7} {}", finding::word(finding.level), finding.name);
         let found = match &finding.device {
             Some(device) => format!("{device}: {}", finding.found),
             None => finding.found.clone(),

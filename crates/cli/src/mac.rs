@@ -1,4 +1,4 @@
-//! MAC addresses of the command line.
+//! MAC addresses as operators write them.
 
 /// Parses a MAC address.
 ///
@@ -15,4 +15,9 @@ pub(crate) fn mac(text: &str) -> Result<[u8; 6], String> {
         parts.next().is_none().then_some(bytes)
     };
     parse().ok_or_else(|| "invalid MAC address: write six bytes as 52:54:00:00:00:01".to_owned())
+}
+
+/// A MAC address as operators write it.
+pub(crate) fn text(mac: &[u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -12,6 +12,8 @@ mod doctor;
 mod engine;
 mod failure;
 mod hold;
+mod images;
+mod kinds;
 mod log;
 mod mac;
 mod manuals;
@@ -45,8 +47,8 @@ fn main() -> ExitCode {
         return code;
     }
     let words = conventions::expand(std::env::args_os());
-    if let Some(back_end) = conventions::asked(&words) {
-        return match back_end.print_capabilities() {
+    if let Some(kind) = conventions::asked(&words) {
+        return match conventions::print_capabilities(kind) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };

@@ -151,10 +151,10 @@ fn devices_page() -> String {
     page.heading("Synopsis");
     page.synopsis("/etc/paravane/devices.toml");
     page.heading("Description");
-    keys::INTRODUCTION.iter().for_each(|paragraph| page.paragraph(paragraph));
+    keys::introduction().iter().for_each(|paragraph| page.paragraph(paragraph));
     page.heading("Tables");
     for table in keys::tables() {
-        page.subheading(table.header);
+        page.subheading(&table.header);
         page.paragraph(table.summary);
         for option in &table.keys {
             let value = format!("= {}", option.toml_type);
@@ -164,7 +164,7 @@ fn devices_page() -> String {
     page.heading("Files");
     page.tagged("/etc/paravane/devices.toml", "", "Devices of paravane.service.");
     page.heading("Examples");
-    page.verbatim(keys::EXAMPLE);
+    page.verbatim(&keys::example());
     page.heading("See also");
     page.paragraph("paravane-serve(1), paravane-status(1)");
     page.finish()

@@ -1,7 +1,7 @@
 //! Chapters of the reference in the documentation, made from the code.
 mod features;
 mod markdown;
-mod names;
+pub(crate) mod names;
 mod probes;
 
 use crate::args::{Cli, FolderArgs};
@@ -117,8 +117,8 @@ fn meaning(option: &OptionText, words: impl Fn(&str) -> String) -> String {
 
 fn keys_chapter() -> String {
     let mut chapter = Chapter::new("Keys of devices.toml");
-    keys::INTRODUCTION.iter().for_each(|paragraph| chapter.paragraph(&markdown::text(paragraph)));
-    chapter.code("toml", keys::EXAMPLE);
+    keys::introduction().iter().for_each(|paragraph| chapter.paragraph(&markdown::text(paragraph)));
+    chapter.code("toml", &keys::example());
     for table in keys::tables() {
         chapter.heading(&format!("`{}`", table.header));
         chapter.paragraph(table.summary);
@@ -213,7 +213,7 @@ fn doctor_chapter() -> String {
 fn exit_chapter() -> String {
     let mut chapter = Chapter::new("Exit status");
     chapter.paragraph("With a status other than 0, the last line on stderr tells why.");
-    for sections in sections::ALL {
+    for sections in sections::all() {
         chapter.heading(&words(sections.command));
         let row = |&(status, text): &(u8, &str)| vec![status.to_string(), text.to_owned()];
         chapter.table(&["Status", "Meaning"], &sections.exit.iter().map(row).collect::<Vec<_>>());

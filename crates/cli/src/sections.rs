@@ -1,4 +1,6 @@
 //! What help, manual pages and the reference say of a command beside its options.
+use crate::kinds::KINDS;
+use crate::kinds::texts::SERVE_EXIT;
 use clap::Command;
 use paravane_command_line::sections::{NONE, RUST_LOG, Sections, USAGE};
 
@@ -24,24 +26,9 @@ const DISK_EXIT: &[(u8, &str)] = &[
     (2, "Nothing was changed, as the message says."),
 ];
 
-/// A command that serves one device.
-const SERVE_ONE: Sections =
-    Sections { exit: SERVE_EXIT, see_also: &["paravane-serve(1)", "paravane-devices.toml(5)"], ..NONE };
-
 /// A command on disk images.
 const DISK: Sections =
     Sections { see_also: &["paravane-disk(1)", "paravane-serve-blk(1)", "qemu-img(1)"], ..PLAIN };
-
-const SERVE_EXIT: &[(u8, &str)] = &[
-    (
-        0,
-        "The daemon ended by a signal and finished all requests, or handed its devices over; with --check, the configuration is valid.",
-    ),
-    (1, "The host failed, requests in flight were not finished in time, or a handover failed."),
-    USAGE,
-    (3, "With --check --against: a reload would refuse a change, as a VMM would have to reconnect."),
-    (130, "A second SIGTERM or SIGINT ended the wait for requests in flight."),
-];
 
 const RELOAD_EXIT: &[(u8, &str)] = &[
     (0, "All devices are as the file has them."),
@@ -50,8 +37,8 @@ const RELOAD_EXIT: &[(u8, &str)] = &[
     (3, "A change was refused; the other devices are as the file has them."),
 ];
 
-/// All commands.
-pub(crate) const ALL: &[Sections] = &[
+/// Commands but those of the kinds of devices.
+const COMMANDS: &[Sections] = &[
     Sections {
         command: "paravane",
         examples: &[
@@ -165,39 +152,6 @@ pub(crate) const ALL: &[Sections] = &[
             "paravane-status(1)",
             "paravane-devices.toml(5)",
         ],
-    },
-    Sections {
-        command: "paravane-serve-blk",
-        examples: &[
-            ("paravane serve blk --image vm.img --socket /run/vm0.sock", "Serve a raw image."),
-            (
-                "paravane serve blk --blk-file=vm.img --fd=5",
-                "Serve a disk on an inherited socket, as management software does.",
-            ),
-            (
-                "paravane serve blk --image top.qcow2 --format qcow2 --backing raw:base.img --socket /run/vm0.sock",
-                "Serve a qcow2 image with a backing file.",
-            ),
-            (
-                "paravane serve blk --image /dev/vg0/vm0 --direct --queues 4 --workers 2 --socket /run/vm0.sock",
-                "Serve a block device past the page cache, by two threads.",
-            ),
-        ],
-        ..SERVE_ONE
-    },
-    Sections {
-        command: "paravane-serve-net",
-        examples: &[
-            ("paravane serve net --tap tap0 --socket /run/net0.sock", "Serve a card on a TAP device."),
-            ("paravane serve net --echo --socket /run/net0.sock", "Serve a card that returns every frame."),
-        ],
-        files: &[("/dev/net/tun", "TAP devices.")],
-        ..SERVE_ONE
-    },
-    Sections {
-        command: "paravane-serve-rng",
-        examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
-        ..SERVE_ONE
     },
     Sections {
         command: "paravane-hold",
@@ -482,9 +436,18 @@ pub(crate) const ALL: &[Sections] = &[
     paravane_command_line::bench::SECTIONS,
 ];
 
+/// The sections of all commands.
+pub(crate) fn all() -> impl Iterator<Item = &'static Sections> {
+    let of_kinds = |after: &Sections| {
+        let kinds = if after.command == "paravane-serve" { KINDS } else { &[] };
+        kinds.iter().map(|kind| &kind.texts().sections)
+    };
+    COMMANDS.iter().flat_map(move |sections| std::iter::once(sections).chain(of_kinds(sections)))
+}
+
 /// The sections of a command, by its name with dashes.
 pub(crate) fn of(command: &str) -> Option<&'static Sections> {
-    ALL.iter().find(|sections| sections.command == command)
+    all().find(|sections| sections.command == command)
 }
 
 /// The command line with the sections at the end of each command's `--help`.
@@ -513,10 +476,10 @@ mod tests {
         commands.retain(|name| {
             !["paravane-broker", "paravane-inspector", "paravane-reader"].contains(&name.as_str())
         });
-        for sections in ALL {
+        for sections in all() {
             assert!(!sections.examples.is_empty() && !sections.exit.is_empty(), "{}", sections.command);
         }
-        let mut known: Vec<_> = ALL.iter().map(|sections| sections.command.to_owned()).collect();
+        let mut known: Vec<_> = all().map(|sections| sections.command.to_owned()).collect();
         commands.sort();
         known.sort();
         assert_eq!(commands, known);
@@ -524,7 +487,7 @@ mod tests {
 
     #[test]
     fn examples_are_valid_command_lines() {
-        for (example, _) in ALL.iter().flat_map(|sections| sections.examples) {
+        for (example, _) in all().flat_map(|sections| sections.examples) {
             let words = example.replace('\'', "");
             // The rest is for the shell.
             let words = words.split(" >").next().unwrap();

@@ -40,12 +40,15 @@ pub(crate) mod store;
 pub(crate) mod systemd;
 pub(crate) mod take_over;
 mod threads;
-mod told;
+pub(crate) mod told;
 pub(crate) mod trace;
 pub(crate) mod wire;
 
-use crate::conventions::BackEnd;
+use crate::conventions;
 use crate::failure::{self, Failure};
+use crate::kinds;
+use crate::kinds::endpoint::Endpoint;
+use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::size::Size;
 use crate::{log, output};
 use anyhow::{Context, anyhow};
@@ -57,7 +60,6 @@ use exports::{ExportContext, Exports, Startup, Turn};
 use inspector::InspectorProcess;
 use metrics::Metrics;
 use network_events::NetworkEvents;
-use open::{Earlier, LinkEnds, OpenContext, Opening};
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
 use paravane_vhost::{MappingPool, Notifier};
 use process::ProcessFiles;
@@ -72,7 +74,7 @@ use shelf::{Found, KeptSession, Place, Shelf};
 use signals::{Request, Signals};
 use snapshot::SnapshotServer;
 use sockets::Sockets;
-use spec::{DeviceSpec, Endpoint};
+use spec::DeviceSpec;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::num::NonZeroU32;
@@ -103,9 +105,8 @@ const STARTUP_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.device
         && device.endpoint().print_capabilities
-        && let Some(back_end) = BackEnd::of_kind(device.kind())
     {
-        back_end.print_capabilities()?;
+        conventions::print_capabilities(device.kind())?;
         return Ok(ExitCode::SUCCESS);
     }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
@@ -148,9 +149,10 @@ fn log_rate(daemon: &DaemonArgs, verbose: u8) -> Option<NonZeroU32> {
 /// The configuration of the command line and the file.
 fn configuration(args: &ServeArgs) -> Result<Config, anyhow::Error> {
     match (&args.device, &args.config) {
-        (None, None) => {
-            Err(anyhow!("no device: name one (blk, net or rng), or a file of devices with --config FILE"))
-        }
+        (None, None) => Err(anyhow!(
+            "no device: name one ({}), or a file of devices with --config FILE",
+            kinds::names("or")
+        )),
         (Some(_), Some(_)) => Err(anyhow!("--config and a device exclude each other: use one of them")),
         (Some(device), None) => {
             let device = DeviceSpec::new(device).map_err(|(option, what)| anyhow!("--{option}: {what}"))?;
@@ -316,7 +318,8 @@ fn serve(
     };
     let process = Arc::new(ProcessFiles::open());
 
-    let uses_ceph = devices.iter().flat_map(DeviceSpec::locations).any(|at| matches!(at, Location::Rbd(_)));
+    let uses_ceph =
+        devices.iter().flat_map(|device| device.kind.locations()).any(|at| matches!(at, Location::Rbd(_)));
     #[cfg(feature = "rbd")]
     if uses_ceph {
         // The sandbox allows no more code in memory.
@@ -338,7 +341,7 @@ fn serve(
         if each && let Some(Err(why)) = device.socket().map(check_length) {
             unusable.insert(device.name.clone(), why);
         }
-        for location in device.locations() {
+        for location in device.kind.locations() {
             match files.read(location) {
                 Ok(()) => {}
                 Err(why) if each => drop(unusable.insert(device.name.clone(), anyhow!("{location}: {why}"))),
@@ -348,7 +351,7 @@ fn serve(
             }
         }
     }
-    let may_have_taps = args.config.is_some() || devices.iter().any(|spec| spec.tap().is_some());
+    let may_have_taps = args.config.is_some() || devices.iter().any(|spec| spec.kind.tap().is_some());
     // The sandbox allows no such socket.
     let network = may_have_taps.then(NetworkEvents::open).transpose().unwrap_or_else(|error| {
         tracing::warn!("a TAP device that is deleted is noticed by traffic only: no netlink socket: {error}");
@@ -372,8 +375,8 @@ fn serve(
     let sessions = shelf.as_ref().map(|shelf| shelf.sessions(found, &specs)).unwrap_or_default();
     let mut told = recorded(&sessions, &specs);
     let copy = |(name, session): (&String, &KeptSession)| {
-        let block = told.get(name).and_then(Told::block);
-        Ok((name.clone(), Earlier { fds: session.kept.device_fds()?, block }))
+        let told = told.get(name).cloned().unwrap_or_default();
+        Ok((name.clone(), Earlier { fds: session.kept.device_fds()?, told }))
     };
     let earlier = sessions.iter().map(copy).collect::<io::Result<_>>()?;
     let opening = OpenContext { allowed: allowed.clone(), connector, cache: cache(daemon), files };
@@ -506,7 +509,7 @@ fn recorded(sessions: &HashMap<String, KeptSession>, specs: &[DeviceSpec]) -> Ha
     let told = |spec: &DeviceSpec| {
         // A record that cannot be read is refused when it is resumed.
         let known = sessions.get(&spec.name)?.kept.known_to_driver().ok()??;
-        Some((spec.name.clone(), Told::recorded(spec.kind.name(), &known)))
+        Some((spec.name.clone(), spec::told_recorded(spec.kind.kind(), &known)))
     };
     specs.iter().filter_map(told).collect()
 }
@@ -882,7 +885,7 @@ fn helpers(
     let Some(allowed) = allowed else {
         return Ok((Arc::new(Direct), file.map(|file| Arc::new(ConfigFile::direct(file)))));
     };
-    let locations = devices.iter().flat_map(DeviceSpec::locations);
+    let locations = devices.iter().flat_map(|device| device.kind.locations());
     let targets: Vec<_> = locations.filter_map(paravane_store::target).collect();
     let way = file.and_then(|file| sandbox::writable::way_to_write(allowed, file, user));
     let name = daemon.user.as_deref();
@@ -907,7 +910,7 @@ fn helpers(
 
 /// Keys that stay in reach of the sandbox, and the directories by which.
 fn readable_keys(allowed: &AllowedPaths, devices: &[DeviceSpec]) -> Vec<(PathBuf, PathBuf)> {
-    let keys = devices.iter().flat_map(DeviceSpec::locations).flat_map(Location::keys);
+    let keys = devices.iter().flat_map(|device| device.kind.locations()).flat_map(Location::keys);
     let found = keys.filter_map(|key| Some((key.to_owned(), allowed.reads(key)?.to_owned())));
     found.collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -939,7 +942,7 @@ fn allowed_paths(
         allowed.socket(control);
     }
     for device in devices {
-        allowed.device(device, more);
+        device.allow(&mut allowed, more);
     }
     allowed
 }

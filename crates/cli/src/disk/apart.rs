@@ -1,7 +1,7 @@
 //! A new image must not replace what it is made from.
 use super::image::{format, is_same, open_bytes};
 use crate::failure::Failure;
-use crate::serve::args::Backing;
+use crate::images::Backing;
 use anyhow::anyhow;
 use paravane_device::blk::images::ReadLock;
 use paravane_device::blk::{FileId, LayerSource};

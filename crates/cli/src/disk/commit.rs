@@ -2,8 +2,8 @@
 use super::image::{failed, format, is_same, layers, open_bytes};
 use super::work::Work;
 use crate::failure::Failure;
+use crate::images::Backing;
 use crate::output;
-use crate::serve::args::Backing;
 use crate::size::bytes;
 use anyhow::anyhow;
 use clap::Args;

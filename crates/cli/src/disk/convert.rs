@@ -4,8 +4,8 @@ use super::image::{CLUSTER_SIZE, cluster_size, failed, format, is_same, layers, 
 use super::new_file::NewFile;
 use super::work::Work;
 use crate::failure::Failure;
+use crate::images::{Backing, Format};
 use crate::output;
-use crate::serve::args::{Backing, Format};
 use crate::size::{Size, bytes};
 use anyhow::anyhow;
 use clap::Args;

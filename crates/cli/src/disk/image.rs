@@ -1,6 +1,6 @@
 //! Images of the command line, as the library takes them.
 use crate::failure::Failure;
-use crate::serve::args::{Backing, Format};
+use crate::images::{Backing, Format};
 use paravane_device::blk::images::ImageError;
 use paravane_device::blk::{self, Layer, LayerSource};
 use paravane_store::{Direct, Location, OpenOptions};

@@ -1,8 +1,8 @@
 //! `paravane disk info`.
 use super::image::{format, layers, open_bytes};
 use crate::failure::Failure;
+use crate::images::{Backing, Format};
 use crate::output;
-use crate::serve::args::{Backing, Format};
 use crate::size::bytes;
 use clap::Args;
 use paravane_device::blk::images::{self, Info, Recorded};

@@ -3,12 +3,14 @@
 //! ```text
 //!  SOCKET or name --control sockets: reports--> one device --judge--> findings
 //! ```
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
+use super::negotiated::{Check, Negotiated, QueueUse};
+use crate::kinds::{self, Kind};
 use crate::serve::control;
 use crate::serve::report::{Device, Queue};
 use anyhow::{Context, anyhow};
+use paravane_spec::feature;
 use paravane_spec::vhost_user::protocol_feature as protocol;
-use paravane_spec::{blk, feature, net};
 use std::path::{Path, PathBuf};
 
 /// Queue sizes below these limit the depth of disks and of network cards.
@@ -87,25 +89,8 @@ pub(super) fn judge(device: &Device) -> Vec<Finding> {
     let negotiated = Negotiated { device, features, protocol: accepted, live };
     let mut findings = negotiated.queues();
     findings.extend(negotiated.run(&DEVICE));
+    findings.extend(negotiated.run(negotiated.kind().map_or(&[], Kind::checks)));
     findings
-}
-
-struct Negotiated<'a> {
-    device: &'a Device,
-    features: u64,
-    protocol: u64,
-    live: Vec<&'a Queue>,
-}
-
-/// A feature, and the cost of its absence.
-struct Check {
-    name: &'static str,
-    /// Whether devices like this one use the feature.
-    applies: fn(&Negotiated<'_>) -> bool,
-    has: fn(&Negotiated<'_>) -> bool,
-    with: &'static str,
-    without: &'static str,
-    remedy: &'static str,
 }
 
 /// Features of the ring.
@@ -122,24 +107,15 @@ const RING: [Check; 2] = [
     Check {
         name: "indirect descriptors",
         applies: |_| true,
-        has: |it| it.has(feature::INDIRECT_DESC) || it.is("rng"),
+        has: |it| it.has(feature::INDIRECT_DESC) || it.queue_use() == QueueUse::Fixed,
         with: "a request can take one descriptor",
         without: "no indirect descriptors: a request takes one descriptor for each of its parts",
         remedy: "QEMU: indirect_desc=on (its default); else use a larger queue, or another driver in the guest",
     },
 ];
 
-/// Features of the protocol, then those of disks and of network cards.
-const DEVICE: [Check; 9] = [
-    Check {
-        name: "in-flight tracking",
-        // A frame may be lost in any network.
-        applies: |it| it.is("blk"),
-        has: |it| it.has_protocol(protocol::INFLIGHT_SHMFD),
-        with: "requests in flight survive a crash of the daemon",
-        without: "no in-flight tracking: a crash of the daemon loses the requests in flight",
-        remedy: "use a VMM that has it: QEMU negotiates it without an option, and resumes with reconnect-ms=1000",
-    },
+/// Features of the protocol.
+const DEVICE: [Check; 3] = [
     Check {
         name: "memory slots",
         applies: |_| true,
@@ -158,14 +134,6 @@ const DEVICE: [Check; 9] = [
         remedy: "use a VMM that has it: QEMU negotiates it without an option",
     },
     Check {
-        name: "resize",
-        applies: |it| it.is("blk"),
-        has: |it| it.has_protocol(protocol::CONFIG) && it.has_protocol(protocol::BACKEND_REQ),
-        with: "a running guest learns of a new size of the image",
-        without: "no configuration messages: the guest learns of a new size when it boots",
-        remedy: "restart the guest after a change of the size, or use QEMU, which negotiates them without an option",
-    },
-    Check {
         name: "migration",
         applies: |_| true,
         has: |it| it.has_protocol(protocol::LOG_SHMFD),
@@ -173,57 +141,16 @@ const DEVICE: [Check; 9] = [
         without: "no dirty log: the guest cannot migrate while it runs",
         remedy: "QEMU negotiates it without an option; with other VMMs, shut the guest down to move it",
     },
-    Check {
-        name: "flush",
-        applies: |it| it.is("blk"),
-        has: |it| it.has(blk::F_FLUSH),
-        with: "the guest flushes when it needs to",
-        without: "no flush requests: every write is flushed before it completes",
-        remedy: "QEMU offers it without an option; else the driver of the guest lacks it",
-    },
-    Check {
-        name: "discard",
-        applies: |it| it.is("blk") && !it.has(blk::F_RO),
-        has: |it| it.has(blk::F_DISCARD),
-        with: "the guest can free blocks of the image",
-        without: "no discard: the image never shrinks",
-        remedy: "QEMU: discard=on (its default); Linux 5.0 or later in the guest",
-    },
-    Check {
-        name: "receive buffers",
-        applies: |it| it.is("net"),
-        has: |it| it.has(net::F_MRG_RXBUF),
-        with: "a received frame may span buffers",
-        without: "no mergeable receive buffers: each frame takes a buffer of the largest size",
-        remedy: "QEMU: mrg_rxbuf=on (its default); else the driver of the guest lacks it",
-    },
-    Check {
-        name: "offloads",
-        // Only the kernel behind a TAP device does these.
-        applies: |it| it.is("net") && it.device.back_end.starts_with("tap "),
-        has: |it| it.features & OFFLOADS == OFFLOADS,
-        with: "checksums and segmentation are left to the host",
-        without: "without some offloads, the guest makes checksums and cuts TCP streams into frames of the MTU",
-        remedy: "serve without --no-offloads; QEMU: csum=on,host_tso4=on,host_tso6=on,guest_csum=on,guest_tso4=on \
-                 (its defaults)",
-    },
 ];
 
-const OFFLOADS: u64 =
-    net::F_CSUM | net::F_HOST_TSO4 | net::F_HOST_TSO6 | net::F_GUEST_CSUM | net::F_GUEST_TSO4;
-
 impl Negotiated<'_> {
-    /// Whether any bit of `feature` was negotiated.
-    fn has(&self, feature: u64) -> bool {
-        self.features & feature != 0
+    /// `None`: a daemon of another version serves it.
+    fn kind(&self) -> Option<&'static dyn Kind> {
+        kinds::find(&self.device.kind)
     }
 
-    fn has_protocol(&self, feature: u64) -> bool {
-        self.protocol & feature != 0
-    }
-
-    fn is(&self, kind: &str) -> bool {
-        self.device.kind == kind
+    fn queue_use(&self) -> QueueUse {
+        self.kind().map_or(QueueUse::Fixed, Kind::queue_use)
     }
 
     /// The findings of the checks that apply.
@@ -272,7 +199,7 @@ impl Negotiated<'_> {
                 false => "split virtqueues; packed ones can take less CPU time (QEMU: packed=on)".to_owned(),
             },
         ));
-        if !self.is("rng") {
+        if self.queue_use() != QueueUse::Fixed {
             findings.push(self.count());
             findings.push(self.size());
         }
@@ -300,7 +227,8 @@ impl Negotiated<'_> {
     /// A receive queue may be kicked for buffers that no frame has used yet. QEMU kicks each queue of a
     /// disk once when it starts.
     fn memory(&self) -> Option<Finding> {
-        let fills = |queue: &&&Queue| !self.is("net") || queue.index % 2 == 1;
+        let kind = self.kind();
+        let fills = |queue: &&&Queue| kind.is_none_or(|kind| kind.takes_at_once(queue.index));
         let unseen = |queue: &&Queue| queue.taken == 0 && queue.kicks >= UNSEEN_KICKS;
         let Queue { index, kicks, .. } = self.live.iter().filter(fills).find(|queue| unseen(queue))?;
         Some(Finding::new(
@@ -318,7 +246,7 @@ impl Negotiated<'_> {
     ///
     /// A card has them in pairs, and a control queue.
     fn count(&self) -> Finding {
-        let card = self.is("net");
+        let card = self.queue_use() == QueueUse::Pairs;
         let unit = if card { 2 } else { 1 };
         let offered = self.device.queues.len() / unit;
         let pairs = |queue: &&&Queue| usize::from(queue.index) < offered * unit;
@@ -352,7 +280,7 @@ impl Negotiated<'_> {
 
     fn size(&self) -> Finding {
         let least = self.live.iter().map(|queue| queue.size).min().unwrap_or(0);
-        let card = self.is("net");
+        let card = self.queue_use() == QueueUse::Pairs;
         let depth = if self.has(feature::INDIRECT_DESC) || card { least } else { least / DESCRIPTORS };
         let found = format!("{least} descriptors: {depth} requests in flight in a queue");
         let remedy = match card {
@@ -377,6 +305,7 @@ impl Negotiated<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_spec::{blk, net};
 
     const RING: u64 = feature::EVENT_IDX | feature::INDIRECT_DESC | feature::VERSION_1;
     const DISK: u64 = RING | blk::F_FLUSH | blk::F_DISCARD;
@@ -443,11 +372,11 @@ mod tests {
             "queues",
             "queue size",
             "threads",
-            "in-flight tracking",
             "memory slots",
             "reply-ack",
-            "resize",
             "migration",
+            "in-flight tracking",
+            "resize",
             "flush",
             "discard",
         ];

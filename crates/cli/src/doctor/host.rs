@@ -1,5 +1,5 @@
 //! What `paravane serve` needs of any host.
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::serve::sandbox::paths::landlock_version;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
@@ -98,7 +98,7 @@ fn governor_of(policies: &[(String, String)]) -> Finding {
 }
 
 /// The contents of a short file of sysfs.
-pub(super) fn read_word(path: &Path) -> Option<String> {
+pub(crate) fn read_word(path: &Path) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 

@@ -4,7 +4,10 @@
 use super::markdown::{self, Chapter};
 use super::names::{self, Bit, Message};
 use crate::args::{Cli, Command};
-use crate::serve::open::{self, Earlier, LinkEnds, OpenContext};
+use crate::kinds::kind::Features;
+use crate::kinds::opening::{Earlier, LinkEnds, OpenContext};
+use crate::kinds::{KINDS, Kind};
+use crate::serve::open;
 use crate::serve::spec::DeviceSpec;
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
@@ -17,6 +20,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Features that a device offers.
+#[derive(Default)]
 struct Offered {
     features: u64,
     /// Offered only after the VMM has accepted protocol features.
@@ -33,11 +37,8 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     let image = folder.path().join("disk.img");
     std::fs::File::create(&image)?.set_len(1 << 20)?;
     let image = image.to_str().context("the path of the temporary folder is not UTF-8")?;
-    let blk = offered(folder.path(), &["blk", "--image", image, "--queues", "2"])?;
-    let read_only = offered(folder.path(), &["blk", "--image", image, "--read-only"])?;
-    let net = offered(folder.path(), &["net", "--link", "a", "--queues", "2", "--mtu", "1500"])?;
-    let rng = offered(folder.path(), &["rng"])?;
-    let blk = Offered { features: blk.features | read_only.features, ..blk };
+    let offers = |kind: &&'static dyn Kind| Ok((*kind, offered_by(folder.path(), *kind, image)?));
+    let kinds = KINDS.iter().map(offers).collect::<Result<Vec<_>, anyhow::Error>>()?;
 
     let mut chapter = Chapter::new("Protocol features");
     chapter.paragraph(
@@ -45,50 +46,35 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
          driver decide which of the offered features they accept.",
     );
     chapter.heading("Virtio features of all devices");
-    let known = bits(names::RING);
-    let rows = names::RING
-        .iter()
-        .filter(|bit| (blk.features | blk.later | net.features | rng.features) & bit.1 != 0);
-    let rows: Vec<_> = rows
-        .map(|bit| {
-            let devices = [("blk", &blk), ("net", &net), ("rng", &rng)].map(|(name, device)| match bit.1 {
-                mask if device.features & mask != 0 => name.to_owned(),
-                mask if device.later & mask != 0 => format!("{name} (1)"),
-                _ => String::new(),
-            });
-            let devices: Vec<_> = devices.into_iter().filter(|name| !name.is_empty()).collect();
-            row(bit, &devices.join(", "))
-        })
-        .collect();
+    let rows = names::RING.iter().filter_map(|bit| {
+        let by = |(kind, offered): &(&dyn Kind, Offered)| match bit.1 {
+            mask if offered.features & mask != 0 => Some(kind.name().to_owned()),
+            mask if offered.later & mask != 0 => Some(format!("{} (1)", kind.name())),
+            _ => None,
+        };
+        let by: Vec<_> = kinds.iter().filter_map(by).collect();
+        (!by.is_empty()).then(|| row(bit, &by.join(", ")))
+    });
+    let rows: Vec<_> = rows.collect();
     chapter.table(&["Bit", "Feature", "Offered by", "Meaning"], &rows);
     chapter.paragraph("(1) After the VMM has accepted `BACKEND_REQ` and `REPLY_ACK`.");
-    for (heading, list, device) in [("disks", names::BLK, &blk), ("network cards", names::NET, &net)] {
-        chapter.heading(&format!("Virtio features of {heading}"));
-        let unknown = device.features & !(known | bits(list));
-        ensure!(unknown == 0, "{heading}: offered features without a name: {unknown:#x}");
-        let is_net = heading == "network cards";
-        let offered = |mask: u64| match mask {
-            mask if device.features & mask != 0 => "yes",
-            mask if is_net && names::TAP & mask != 0 => "on TAP devices",
-            mask if is_net && names::TAP_BY_KERNEL & mask != 0 => {
-                "on TAP devices, if the host's kernel has USO"
-            }
-            _ => "no",
-        };
-        let rows: Vec<_> = list.iter().map(|bit| row(bit, offered(bit.1))).collect();
-        chapter.table(&["Bit", "Feature", "Offered", "Meaning"], &rows);
+    for (kind, offered) in &kinds {
+        of_kind(&mut chapter, kind.features(), offered.features)?;
     }
-    chapter.paragraph("`--no-offloads` disables checksum and segmentation offloads.");
     chapter.heading("vhost-user protocol features");
-    let unknown = (blk.protocol | net.protocol | rng.protocol) & !bits(names::PROTOCOL);
+    let all = kinds.iter().fold(0, |all, (_, offered)| all | offered.protocol);
+    let unknown = all & !bits(names::PROTOCOL);
     ensure!(unknown == 0, "offered protocol features without a name: {unknown:#x}");
-    let offered_by = |mask: u64| match (blk.protocol & mask != 0, net.protocol & mask != 0) {
-        (true, true) => "all",
-        (true, false) => "blk",
-        (false, true) => "net",
-        (false, false) => "no",
+    let offered_by = |mask: u64| {
+        let by = kinds.iter().filter(|(_, offered)| offered.protocol & mask != 0);
+        let by: Vec<_> = by.map(|(kind, _)| kind.name()).collect();
+        match by.len() {
+            0 => "no".to_owned(),
+            count if count == kinds.len() => "all".to_owned(),
+            _ => by.join(", "),
+        }
     };
-    let rows: Vec<_> = names::PROTOCOL.iter().map(|bit| row(bit, offered_by(bit.1))).collect();
+    let rows: Vec<_> = names::PROTOCOL.iter().map(|bit| row(bit, &offered_by(bit.1))).collect();
     chapter.table(&["Bit", "Feature", "Offered by", "Meaning"], &rows);
     chapter.heading("Messages of the VMM");
     chapter.table(&["Number", "Message", "Meaning"], &messages(names::MESSAGES));
@@ -96,6 +82,28 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     chapter.heading("Messages of the daemon");
     chapter.table(&["Number", "Message", "Meaning"], &messages(names::BACK_END_MESSAGES));
     Ok(chapter.finish())
+}
+
+/// The table of a kind's own features.
+fn of_kind(chapter: &mut Chapter, of: &Features, offered: u64) -> Result<(), anyhow::Error> {
+    let Features { heading, bits: own, sometimes, remark, .. } = of;
+    let unknown = offered & !(bits(names::RING) | bits(own));
+    ensure!(unknown == 0, "{heading}: offered features without a name: {unknown:#x}");
+    if own.is_empty() {
+        return Ok(());
+    }
+    chapter.heading(&format!("Virtio features of {heading}"));
+    let offers = |mask: u64| match sometimes.iter().find(|(some, _)| some & mask != 0) {
+        _ if offered & mask != 0 => "yes",
+        Some((_, when)) => when,
+        None => "no",
+    };
+    let rows: Vec<_> = own.iter().map(|bit| row(bit, offers(bit.1))).collect();
+    chapter.table(&["Bit", "Feature", "Offered", "Meaning"], &rows);
+    if !remark.is_empty() {
+        chapter.paragraph(remark);
+    }
+    Ok(())
 }
 
 fn bits(list: &[Bit]) -> u64 {
@@ -111,6 +119,20 @@ fn messages(list: &[Message]) -> Vec<Vec<String>> {
         vec![number.to_string(), format!("`{name}`"), meaning.to_owned()]
     };
     list.iter().map(row).collect()
+}
+
+/// What the sample devices of a kind offer together.
+fn offered_by(folder: &Path, kind: &dyn Kind, image: &str) -> Result<Offered, anyhow::Error> {
+    let mut all = Offered::default();
+    for sample in kind.features().samples {
+        let options = sample.iter().map(|word| if *word == "IMAGE" { image } else { word });
+        let one = offered(folder, &std::iter::once(kind.name()).chain(options).collect::<Vec<_>>())?;
+        all.features |= one.features;
+        all.later |= one.later;
+        all.protocol |= one.protocol;
+    }
+    all.later &= !all.features;
+    Ok(all)
 }
 
 /// Serves a device and asks for its features.

@@ -1,9 +1,9 @@
 //! Names and meanings of feature bits and messages.
+use paravane_spec::feature;
 use paravane_spec::vhost_user::{self, back_end_request, protocol_feature as p, request as r};
-use paravane_spec::{blk, feature, net};
 
 /// A bit: name, mask, meaning.
-pub(super) type Bit = (&'static str, u64, &'static str);
+pub(crate) type Bit = (&'static str, u64, &'static str);
 
 /// Features of all devices.
 pub(super) const RING: &[Bit] = &[
@@ -28,54 +28,6 @@ pub(super) const RING: &[Bit] = &[
     ),
     ("VHOST_F_LOG_ALL", vhost_user::F_LOG_ALL, "Dirty log, for live migration."),
 ];
-
-/// Features of disks.
-pub(super) const BLK: &[Bit] = &[
-    ("VIRTIO_BLK_F_SIZE_MAX", blk::F_SIZE_MAX, "Maximum size of a segment."),
-    ("VIRTIO_BLK_F_SEG_MAX", blk::F_SEG_MAX, "Maximum number of segments of a request."),
-    ("VIRTIO_BLK_F_RO", blk::F_RO, "Read-only disk (--read-only)."),
-    ("VIRTIO_BLK_F_BLK_SIZE", blk::F_BLK_SIZE, "Block size."),
-    ("VIRTIO_BLK_F_FLUSH", blk::F_FLUSH, "Flush requests."),
-    ("VIRTIO_BLK_F_TOPOLOGY", blk::F_TOPOLOGY, "Physical block size and alignment."),
-    ("VIRTIO_BLK_F_CONFIG_WCE", blk::F_CONFIG_WCE, "Switch of the write cache."),
-    ("VIRTIO_BLK_F_MQ", blk::F_MQ, "Several queues (--queues)."),
-    ("VIRTIO_BLK_F_DISCARD", blk::F_DISCARD, "Discard requests; writable disks."),
-    ("VIRTIO_BLK_F_WRITE_ZEROES", blk::F_WRITE_ZEROES, "Write-zeroes requests; writable disks."),
-];
-
-/// Features of network cards.
-pub(super) const NET: &[Bit] = &[
-    ("VIRTIO_NET_F_CSUM", net::F_CSUM, "Checksums of transmitted frames are offloaded."),
-    ("VIRTIO_NET_F_GUEST_CSUM", net::F_GUEST_CSUM, "Received frames may lack checksums."),
-    ("VIRTIO_NET_F_CTRL_GUEST_OFFLOADS", net::F_CTRL_GUEST_OFFLOADS, "Offloads can be changed at run time."),
-    ("VIRTIO_NET_F_MTU", net::F_MTU, "MTU (--mtu)."),
-    ("VIRTIO_NET_F_MAC", net::F_MAC, "MAC address."),
-    ("VIRTIO_NET_F_GUEST_TSO4", net::F_GUEST_TSO4, "Large received TCP segments, IPv4."),
-    ("VIRTIO_NET_F_GUEST_TSO6", net::F_GUEST_TSO6, "Large received TCP segments, IPv6."),
-    ("VIRTIO_NET_F_GUEST_ECN", net::F_GUEST_ECN, "Large received TCP segments with ECN."),
-    ("VIRTIO_NET_F_HOST_TSO4", net::F_HOST_TSO4, "Segmentation of transmitted TCP, IPv4."),
-    ("VIRTIO_NET_F_HOST_TSO6", net::F_HOST_TSO6, "Segmentation of transmitted TCP, IPv6."),
-    ("VIRTIO_NET_F_HOST_ECN", net::F_HOST_ECN, "Segmentation of transmitted TCP with ECN."),
-    ("VIRTIO_NET_F_MRG_RXBUF", net::F_MRG_RXBUF, "Received frames may span buffers."),
-    ("VIRTIO_NET_F_STATUS", net::F_STATUS, "Link status."),
-    ("VIRTIO_NET_F_CTRL_VQ", net::F_CTRL_VQ, "Control queue."),
-    ("VIRTIO_NET_F_GUEST_ANNOUNCE", net::F_GUEST_ANNOUNCE, "The driver announces itself after a migration."),
-    ("VIRTIO_NET_F_MQ", net::F_MQ, "Several queue pairs (--queues)."),
-    ("VIRTIO_NET_F_GUEST_USO4", net::F_GUEST_USO4, "Large received UDP segments, IPv4."),
-    ("VIRTIO_NET_F_GUEST_USO6", net::F_GUEST_USO6, "Large received UDP segments, IPv6."),
-    ("VIRTIO_NET_F_HOST_USO", net::F_HOST_USO, "Segmentation of transmitted UDP."),
-];
-
-/// Offloads of cards on TAP devices, besides those of all cards.
-pub(super) const TAP: u64 = net::F_HOST_TSO4
-    | net::F_HOST_TSO6
-    | net::F_HOST_ECN
-    | net::F_GUEST_TSO4
-    | net::F_GUEST_TSO6
-    | net::F_GUEST_ECN;
-
-/// Offloads of cards on TAP devices if the host's kernel has them.
-pub(super) const TAP_BY_KERNEL: u64 = net::F_HOST_USO | net::F_GUEST_USO4 | net::F_GUEST_USO6;
 
 /// Protocol features of vhost-user.
 pub(super) const PROTOCOL: &[Bit] = &[

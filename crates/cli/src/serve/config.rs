@@ -1,16 +1,18 @@
 //! Reads the file of `paravane serve --config`.
 //!
 //! ```text
-//!  text --toml--> tables with spans --one table: options by the same names--> clap --> BlkArgs ... --> DeviceSpec
+//!  text --toml--> tables with spans --one table: options by the same names--> clap --> DeviceCommand --> DeviceSpec
 //!                        '------------- line of the table, of each key ----------------> the line of an error
 //! ```
 //! A key is an option of the command line without its dashes. So options and keys share one list,
 //! one validation and one manual. Unknown keys are errors.
-use super::args::{BlkArgs, DaemonArgs, DeviceCommand, NOT_IN_FILES, NetArgs, RngArgs};
+use super::args::DaemonArgs;
 use super::shelf::Place;
-use super::spec::{self, DeviceSpec, Endpoint, Kind};
+use super::spec::{self, DeviceSpec};
+use crate::kinds::endpoint::NOT_IN_FILES;
+use crate::kinds::{self, DeviceCommand, KINDS};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Args, Command};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -110,19 +112,19 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
     let mut config = Config::default();
     let mut tables = Vec::new();
     for (key, value) in document {
-        let read: fn(&Table<'_>) -> Result<DeviceCommand, Problem> = match key.get_ref().as_ref() {
-            "daemon" => {
-                config.daemon = from_table(value)?;
-                continue;
-            }
-            "blk" => |table| from_table::<BlkArgs>(table).map(DeviceCommand::Blk),
-            "net" => |table| from_table::<NetArgs>(table).map(DeviceCommand::Net),
-            "rng" => |table| from_table::<RngArgs>(table).map(DeviceCommand::Rng),
-            other => {
-                let what = format!("unknown table {other:?}: use [daemon], [[blk]], [[net]] or [[rng]]");
-                return Err(Problem::at(&key.span(), what));
-            }
+        let name = key.get_ref().as_ref();
+        if name == "daemon" {
+            let read = |matches: &ArgMatches| DaemonArgs::from_arg_matches(matches);
+            config.daemon = from_table(value, DaemonArgs::augment_args, read)?;
+            continue;
+        }
+        let Some(kind) = kinds::find(name) else {
+            let tables: Vec<_> = KINDS.iter().map(|kind| format!("[[{}]]", kind.name())).collect();
+            let (last, others) = tables.split_last().map_or(("", &[][..]), |(last, rest)| (last, rest));
+            let what = format!("unknown table {name:?}: use [daemon], {} or {last}", others.join(", "));
+            return Err(Problem::at(&key.span(), what));
         };
+        let read = |matches: &ArgMatches| DeviceCommand::parse(kind, matches);
         let DeValue::Array(list) = value.get_ref() else {
             return Err(Problem::at(
                 &key.span(),
@@ -130,7 +132,7 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
             ));
         };
         for table in list {
-            tables.push((table, read(table)?));
+            tables.push((table, from_table(table, |command| kind.options(command), read)?));
         }
     }
     // In the order of the file, across kinds.
@@ -140,7 +142,7 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
         if span_of(table, "name").is_none() {
             return Err(Problem::at(&table.span(), "missing key name"));
         }
-        absolute(&mut device, base);
+        device.resolve(base);
         config.devices.push(device);
     }
     spec::check_together(&config.devices)
@@ -152,16 +154,6 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
         *path = base.join(&path);
     }
     Ok(config)
-}
-
-fn absolute(device: &mut DeviceSpec, base: &Path) {
-    if let Endpoint::Listen(path) | Endpoint::Connect(path) = &mut device.endpoint {
-        *path = base.join(&path);
-    }
-    if let Kind::Blk(blk) = &mut device.kind {
-        blk.image.resolve(base);
-        blk.backing.iter_mut().for_each(|layer| layer.location.resolve(base));
-    }
 }
 
 /// A problem with an option, at its key; if that is missing, at its table's start.
@@ -176,12 +168,16 @@ fn span_of(table: &Table<'_>, option: &str) -> Option<Range<usize>> {
 }
 
 /// Parses one table as options of the command line.
-fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Problem> {
+fn from_table<T>(
+    table: &Table<'_>,
+    options: impl Fn(Command) -> Command,
+    read: impl Fn(&ArgMatches) -> Result<T, clap::Error>,
+) -> Result<T, Problem> {
     let DeValue::Table(entries) = table.get_ref() else {
         return Err(Problem::at(&table.span(), "not a table"));
     };
     let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
-    let command = T::augment_args(command);
+    let command = options(command);
     let mut words: Vec<OsString> = Vec::new();
     for (key, value) in entries {
         let name = key.get_ref().as_ref();
@@ -194,7 +190,7 @@ fn from_table<T: Args>(table: &Table<'_>) -> Result<T, Problem> {
         to_words(option, name, value, &mut words).map_err(|what| Problem::at(&key.span(), what))?;
     }
     let matches = command.try_get_matches_from(words).map_err(|error| explain(table, &error))?;
-    T::from_arg_matches(&matches).map_err(|error| explain(table, &error))
+    read(&matches).map_err(|error| explain(table, &error))
 }
 
 fn is_key(option: &Arg) -> bool {

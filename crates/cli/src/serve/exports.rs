@@ -41,8 +41,8 @@ pub(crate) use snapshots::{SnapshotBase, SnapshotTurn};
 
 use super::inspector::InspectorProcess;
 use super::network_events::Changed;
-use super::open::{LinkEnds, OpenContext, Opening};
 use super::report::{self, Report};
+use crate::kinds::opening::{LinkEnds, OpenContext, Opening};
 
 use super::shelf::{KeptSession, Shelf};
 use super::sockets::Sockets;
@@ -287,7 +287,7 @@ impl Exports {
             Changed::Named(names) => names.contains(tap),
             Changed::Unknown => true,
         };
-        for member in self.inner().served().filter(|member| member.spec.tap().is_some_and(concerns)) {
+        for member in self.inner().served().filter(|member| member.spec.kind.tap().is_some_and(concerns)) {
             member.refresh();
         }
     }

@@ -1,13 +1,23 @@
 //! Keys of a file of devices as data, for its manual page and the reference.
-use super::args::{BlkArgs, DaemonArgs, NOT_IN_FILES, NetArgs, RngArgs};
+use super::args::DaemonArgs;
+use crate::kinds::KINDS;
+use crate::kinds::endpoint::NOT_IN_FILES;
 use crate::options::{self, OptionText};
 use clap::{Args, Command};
 
 /// Paragraphs on the file as a whole.
-pub(crate) const INTRODUCTION: &[&str] = &[
-    "The file lists the devices that `paravane serve --config FILE` serves, in TOML. Each device is an element of an array \
-     of tables: [[blk]] is a disk, [[net]] a network card, [[rng]] an entropy source. The table [daemon] has options of \
-     the daemon; the command line overrides them.",
+pub(crate) fn introduction() -> Vec<String> {
+    let kinds: Vec<_> =
+        KINDS.iter().map(|kind| format!("[[{}]] is {}", kind.name(), kind.texts().noun)).collect();
+    let first = format!(
+        "The file lists the devices that `paravane serve --config FILE` serves, in TOML. Each device is an element of an \
+         array of tables: {}. The table [daemon] has options of the daemon; the command line overrides them.",
+        kinds.join(", ")
+    );
+    std::iter::once(first).chain(MORE.iter().map(|&text| text.to_owned())).collect()
+}
+
+const MORE: &[&str] = &[
     "Keys are the options of the command line without dashes. Unknown keys are errors. Relative paths are relative to \
      the directory of the file. The file may have up to 1 MiB.",
     "`paravane reload` and SIGHUP have the file read again. Devices whose tables are unchanged keep running. New devices \
@@ -19,29 +29,15 @@ pub(crate) const INTRODUCTION: &[&str] = &[
 ];
 
 /// A file with a device of each kind.
-pub(crate) const EXAMPLE: &str = "[daemon]
-metrics = \"127.0.0.1:9810\"
-
-[[blk]]
-name = \"vm0-disk\"
-image = \"/var/lib/paravane/vm0.img\"
-socket = \"/run/paravane/vm0-disk.sock\"
-queues = 4
-
-[[net]]
-name = \"vm0-net\"
-tap = \"tap0\"
-socket = \"/run/paravane/vm0-net.sock\"
-
-[[rng]]
-name = \"vm0-rng\"
-socket = \"/run/paravane/vm0-rng.sock\"
-";
+pub(crate) fn example() -> String {
+    let tables = KINDS.iter().map(|kind| format!("\n{}", kind.texts().example));
+    format!("[daemon]\nmetrics = \"127.0.0.1:9810\"\n{}", tables.collect::<String>())
+}
 
 /// One kind of table.
 pub(crate) struct TableText {
     /// As in the file: `[[blk]]`.
-    pub(crate) header: &'static str,
+    pub(crate) header: String,
     pub(crate) summary: &'static str,
     pub(crate) keys: Vec<OptionText>,
 }
@@ -70,27 +66,16 @@ impl TableText {
 }
 
 /// All tables, in the order of the manual.
-pub(crate) fn tables() -> [TableText; 4] {
-    [
-        table::<DaemonArgs>("[daemon]", "Options of the daemon."),
-        table::<BlkArgs>(
-            "[[blk]]",
-            "A disk. Needs name, image, and one of socket, connect and socket-activation.",
-        ),
-        table::<NetArgs>(
-            "[[net]]",
-            "A network card. Needs name, one of tap, link, echo, sink and source, and one of socket, connect and \
-             socket-activation.",
-        ),
-        table::<RngArgs>(
-            "[[rng]]",
-            "An entropy source. Needs name, and one of socket, connect and socket-activation.",
-        ),
-    ]
+pub(crate) fn tables() -> Vec<TableText> {
+    let daemon = table("[daemon]".to_owned(), "Options of the daemon.", &DaemonArgs::augment_args);
+    let kinds = KINDS.iter().map(|kind| {
+        table(format!("[[{}]]", kind.name()), kind.texts().table, &|command| kind.options(command))
+    });
+    std::iter::once(daemon).chain(kinds).collect()
 }
 
-fn table<T: Args>(header: &'static str, summary: &'static str) -> TableText {
-    let mut keys = options::of(&T::augment_args(Command::new("table")));
+fn table(header: String, summary: &'static str, options: &dyn Fn(Command) -> Command) -> TableText {
+    let mut keys = options::of(&options(Command::new("table")));
     keys.retain(|key| !NOT_IN_FILES.contains(&key.name.as_str()));
     TableText { header, summary, keys }
 }
@@ -103,12 +88,12 @@ mod tests {
 
     #[test]
     fn the_example_is_valid() {
-        assert_eq!(Config::parse(Path::new("devices.toml"), EXAMPLE).unwrap().devices.len(), 3);
+        assert_eq!(Config::parse(Path::new("devices.toml"), &example()).unwrap().devices.len(), KINDS.len());
     }
 
     #[test]
     fn options_in_texts_become_keys() {
-        let [_, blk, ..] = tables();
+        let blk = &tables()[1];
         assert_eq!(blk.words("see --no-lock; with --config"), "see no-lock; with --config");
     }
 }

@@ -170,7 +170,7 @@ fn serve(socket: &OwnedFd, file: &Path, broker: Option<&OwnedFd>) {
 
 /// Names the servers of a file to the broker, before the daemon can ask for them.
 fn allow(broker: &OwnedFd, config: &Config) {
-    let locations = config.devices.iter().flat_map(|device| device.locations());
+    let locations = config.devices.iter().flat_map(|device| device.kind.locations());
     for target in locations.filter_map(paravane_store::target) {
         // It may have ended.
         drop(send(broker, &Message::Allow((&target).into()), None));

@@ -1,14 +1,12 @@
 //! The daemon's report: JSON of the control socket and `paravane status --json`.
 //!
 //! Names are stable; fields may be added.
-use super::args::OnFull;
-use super::spec::{DeviceSpec, Kind};
 use paravane_device::RateLimit;
 use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
 use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -98,7 +96,7 @@ impl Reload {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub(crate) name: String,
-    /// "blk", "net", "rng".
+    /// Name of its subcommand: "blk", for example.
     pub(crate) kind: String,
     /// "listen PATH", "connect PATH" or "activated".
     pub(crate) endpoint: String,
@@ -208,29 +206,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn new(spec: &DeviceSpec) -> Self {
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let (limit, slow, on_full) = match &spec.kind {
-            Kind::Blk(blk) => (blk.limit, blk.slow, Some(blk.on_full)),
-            Kind::Net(net) => (net.limit, None, None),
-            Kind::Rng => (RateLimit::default(), None, None),
-        };
-        Self {
-            bytes_per_second: limit.bytes.map(|rate| rate.per_second.get()),
-            burst_bytes: limit.bytes.map(|rate| rate.burst),
-            ops_per_second: limit.ops.map(|rate| rate.per_second.get()),
-            burst_ops: limit.ops.map(|rate| rate.burst),
-            poll_us: micros(spec.longest_poll),
-            latencies: spec.latencies,
-            slow_us: slow.map(micros),
-            on_full: on_full.map(|on_full| {
-                let name = match on_full {
-                    OnFull::Wait => "wait",
-                    OnFull::Error => "error",
-                };
-                name.to_owned()
-            }),
-        }
+    /// Has these limits in it.
+    pub(crate) fn limit(&mut self, limit: RateLimit) {
+        self.bytes_per_second = limit.bytes.map(|rate| rate.per_second.get());
+        self.burst_bytes = limit.bytes.map(|rate| rate.burst);
+        self.ops_per_second = limit.ops.map(|rate| rate.per_second.get());
+        self.burst_ops = limit.ops.map(|rate| rate.burst);
     }
 }
 

@@ -1,7 +1,12 @@
 use super::*;
+use crate::kinds::blk::spec::Blk;
+use crate::kinds::endpoint::Endpoint;
+use crate::kinds::kind::Spec;
+use crate::kinds::net::spec::{Net, Network};
 use crate::serve::args::LogFormat;
-use crate::serve::spec::Network;
 use paravane_device::Rate;
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 const GOOD: &str = r#"
@@ -50,6 +55,11 @@ link = "cable"
 queues = 2
 "#;
 
+/// A device as one of its kind.
+fn of<T: Spec>(spec: &Arc<dyn Spec>) -> &T {
+    (&**spec as &dyn Any).downcast_ref().unwrap()
+}
+
 fn parse(text: &str) -> Result<Config, String> {
     Config::parse(Path::new("/etc/p/devices.toml"), text).map_err(|error| error.to_string())
 }
@@ -63,7 +73,7 @@ fn a_file_says_what_the_command_line_says() {
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["vm0-disk", "vm0-rng", "cd", "a", "b"], "in the order of the file");
     let [disk, rng, cd, a, b] = config.devices.as_slice() else { panic!("{names:?}") };
-    let Kind::Blk(blk) = &disk.kind else { panic!("{disk:?}") };
+    let blk: &Blk = of(&disk.kind);
     assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, Some(2), Some("0001")));
     let rate = |rate: Option<Rate>| rate.map(|rate| (rate.per_second.get(), rate.burst));
     assert_eq!(rate(blk.limit.bytes), Some((10 << 20, 1 << 20)));
@@ -73,7 +83,7 @@ fn a_file_says_what_the_command_line_says() {
     assert_eq!(rng.endpoint, Endpoint::Connect("/etc/p/vm0-rng.sock".into()));
     assert_eq!((cd.images(), &cd.endpoint), (vec![Path::new("/etc/p/cd.iso")], &Endpoint::Activated));
     assert_eq!((cd.packed, cd.longest_poll), (false, Duration::ZERO));
-    let (Kind::Net(a), Kind::Net(b)) = (&a.kind, &b.kind) else { panic!("{names:?}") };
+    let (a, b): (&Net, &Net) = (of(&a.kind), of(&b.kind));
     assert_eq!((&a.network, a.mac), (&Network::Link("cable".into()), [0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert!(a.mac != b.mac && b.mac.starts_with(&[0x52, 0x54, 0]));
     assert_eq!(parse("").unwrap(), Config::default());

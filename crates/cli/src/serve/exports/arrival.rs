@@ -6,9 +6,9 @@
 //!   old daemon:  Served --> Stopping (drained) --> its state is sent --> gone
 //! ```
 //! A session that a dead daemon had kept does not arrive: see [`super::begin`].
-use super::super::open::{self, Earlier, LinkEnds, OpenContext, Opening};
+use super::super::open;
 use super::super::report;
-use super::super::spec::{DeviceSpec, Kind};
+use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
 use super::super::told::Told;
 use super::group::{Group, Leaving, State, groups};
@@ -16,6 +16,7 @@ use super::lock_wait::LockWait;
 use super::served::{ServedDevice, Session, open_one, open_with};
 use super::{ExportContext, Exports, Start, all_failed};
 use crate::failure::one_line;
+use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use anyhow::Context;
 use paravane_device::LogDevice;
 use paravane_vhost::{Handover, MappingQuota, caught};
@@ -140,17 +141,19 @@ impl Exports {
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let ahead = matches!(opening, Opening::Ahead(_));
-        let is_disk = matches!(spec.kind, Kind::Blk(_));
-        let block = session.as_ref().filter(|_| is_disk).and_then(Session::block);
+        let told = session.as_ref().map_or_else(Told::default, |session| session.told(spec.kind.kind()));
         let mut opening = opening;
-        if let Some(block) = block {
-            opening.keep_block(block);
-        }
+        opening.keep(&told);
         let opening = match opening {
             Opening::Late(_) => {
                 let open = || {
                     let fds = session.as_ref().map_or_else(|| Ok(Vec::new()), Session::device_fds)?;
-                    open_with(spec, &mut LinkEnds::default(), &context.opening, Earlier { fds, block })
+                    open_with(
+                        spec,
+                        &mut LinkEnds::default(),
+                        &context.opening,
+                        Earlier { fds, told: told.clone() },
+                    )
                 };
                 let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.

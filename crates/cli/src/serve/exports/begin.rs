@@ -6,17 +6,17 @@
 //! ```
 //! A session is taken only when all devices of the group are open. So what keeps a device from being
 //! opened costs its client nothing but time.
-use super::super::open::{Earlier, LinkEnds, Opened, Opening};
 use super::super::report;
 use super::super::shelf::KeptSession;
-use super::super::spec::DeviceSpec;
-use super::super::take_over::OfferedImage;
+use super::super::spec::{DeviceSpec, told_recorded};
+use super::super::take_over::image::OfferedImage;
 use super::super::told::{self, Told};
 use super::group::State;
 use super::lock_wait::LockWait;
 use super::served::{ServedDevice, Session, open_with};
 use super::{Exports, Start};
 use crate::failure::one_line;
+use crate::kinds::opening::{Earlier, LinkEnds, Opened, Opening};
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
 use paravane_vhost::MappingQuota;
@@ -93,7 +93,7 @@ impl Exports {
         }
         let opening = match opening {
             Opening::Unlocked(mut disk) => {
-                disk.connect(spec, &context.opening)?;
+                disk.connect(&context.opening)?;
                 disk.lock()?
             }
             Opening::Ahead(disk) => disk.open()?.into(),
@@ -149,9 +149,9 @@ impl Exports {
 fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>, Earlier)> {
     // A record that cannot be read is refused when it is resumed.
     let known = session.kept.known_to_driver().ok().flatten();
-    let told = known.map(|known| Told::recorded(spec.kind.name(), &known));
-    let block = told.as_ref().and_then(Told::block);
-    Ok((told, Earlier { fds: session.kept.device_fds()?, block }))
+    let told = known.map(|known| told_recorded(spec.kind.kind(), &known));
+    let earlier = Earlier { fds: session.kept.device_fds()?, told: told.clone().unwrap_or_default() };
+    Ok((told, earlier))
 }
 
 /// The failures of all devices of a group, since one of them failed.

@@ -5,9 +5,8 @@
 //! | in place | it goes on, requests in flight included |
 //! | restart | it is opened again; its session goes on if the guest would find the same device |
 //! | restart, of what the guest is connected to | it is opened again, and its client has to reconnect |
-use super::super::spec::{Blk, DeviceSpec, Kind, Net, Network};
-use paravane_device::RateLimit;
-use paravane_store::Location;
+use super::super::spec::DeviceSpec;
+use crate::kinds::changes::{Differences, Effect};
 
 /// What changes of a device, by the names of options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,61 +23,21 @@ pub(crate) enum Change {
     },
 }
 
-/// When a setting takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Effect {
-    InPlace,
-    Restart,
-    /// The session ends.
-    Session,
-}
-
-/// Settings that differ.
-#[derive(Default)]
-struct Differences(Vec<(&'static str, Effect)>);
-
-impl Differences {
-    fn add(&mut self, key: &'static str, effect: Effect, differs: bool) {
-        if differs {
-            self.0.push((key, effect));
-        }
-    }
-
-    fn limit(&mut self, old: RateLimit, new: RateLimit) {
-        let RateLimit { bytes, ops } = old;
-        let keys = [
-            (bytes, new.bytes, "bytes-per-second", "burst-bytes"),
-            (ops, new.ops, "ops-per-second", "burst-ops"),
-        ];
-        for (old, new, rate, burst) in keys {
-            let (old, new) =
-                (old.map(|one| (one.per_second, one.burst)), new.map(|one| (one.per_second, one.burst)));
-            let is_rate = old.map(|(rate, _)| rate) != new.map(|(rate, _)| rate);
-            self.add(rate, Effect::InPlace, is_rate);
-            // The default follows the rate.
-            self.add(burst, Effect::InPlace, !is_rate && old != new);
-        }
-    }
-}
-
 impl Change {
     /// What becomes of a device that is `served` by a file that has it as `wanted`.
     pub(crate) fn between(served: &DeviceSpec, wanted: &DeviceSpec) -> Self {
-        let (served, wanted) = served.comparable(wanted);
         let mut all = Differences::default();
         // A new setting has to be named here.
-        let DeviceSpec { name, endpoint, workers, longest_poll, latencies, packed, kind } = &served;
+        let DeviceSpec { name, endpoint, workers, longest_poll, latencies, packed, kind } = served;
         all.add("name", Effect::Session, *name != wanted.name);
         all.add("socket", Effect::Session, *endpoint != wanted.endpoint);
         all.add("workers", Effect::Restart, *workers != wanted.workers);
         all.add("poll-us", Effect::InPlace, *longest_poll != wanted.longest_poll);
         all.add("latencies", Effect::InPlace, *latencies != wanted.latencies);
         all.add("no-packed", Effect::Restart, *packed != wanted.packed);
-        match (kind, &wanted.kind) {
-            (Kind::Blk(served), Kind::Blk(wanted)) => blk(&mut all, served, wanted),
-            (Kind::Net(served), Kind::Net(wanted)) => net(&mut all, served, wanted),
-            (Kind::Rng, Kind::Rng) => {}
-            _ => all.add("kind", Effect::Session, true),
+        match kind.name() == wanted.kind.name() {
+            true => kind.changes(&*wanted.kind, &mut all),
+            false => all.add("kind", Effect::Session, true),
         }
         let mut keys: Vec<_> = Vec::new();
         for (key, _) in &all.0 {
@@ -101,71 +60,6 @@ impl Change {
             Self::InPlace(keys) | Self::Restart { keys, .. } => keys,
         }
     }
-}
-
-fn blk(all: &mut Differences, served: &Blk, wanted: &Blk) {
-    use Effect::{InPlace, Restart, Session};
-    let Blk {
-        image,
-        format,
-        backing,
-        force_layers,
-        read_only,
-        lock,
-        direct,
-        block_size,
-        registered_buffers,
-        store_timeout,
-        polls,
-        serial,
-        told_serial,
-        queues,
-        queue_size,
-        engine,
-        on_full,
-        slow,
-        limit,
-    } = served;
-    let is_remote = |location: &Location| location.path().is_none();
-    all.add("image", Session, *image != wanted.image);
-    all.add("format", Session, *format != wanted.format);
-    all.add("backing", Session, *backing != wanted.backing);
-    all.add("force-layers", Restart, *force_layers != wanted.force_layers);
-    all.add("read-only", Restart, *read_only != wanted.read_only);
-    all.add("no-lock", Restart, *lock != wanted.lock);
-    all.add("direct", Restart, *direct != wanted.direct);
-    all.add("block-size", Restart, *block_size != wanted.block_size);
-    all.add("registered-buffers", Restart, *registered_buffers != wanted.registered_buffers);
-    all.add("store-timeout", Restart, *store_timeout != wanted.store_timeout);
-    // Threads of a connection to a server poll, too, or never do.
-    let remote = is_remote(image) || backing.iter().any(|layer| is_remote(&layer.location));
-    all.add("poll-us", if remote { Restart } else { InPlace }, *polls != wanted.polls);
-    all.add("serial", Restart, (serial, told_serial) != (&wanted.serial, &wanted.told_serial));
-    all.add("queues", Restart, *queues != wanted.queues);
-    all.add("queue-size", Restart, *queue_size != wanted.queue_size);
-    all.add("engine", Restart, *engine != wanted.engine);
-    all.add("on-full", InPlace, *on_full != wanted.on_full);
-    all.add("slow", InPlace, *slow != wanted.slow);
-    all.limit(*limit, wanted.limit);
-}
-
-fn net(all: &mut Differences, served: &Net, wanted: &Net) {
-    use Effect::{Restart, Session};
-    let Net { network, mac, queues, queue_size, mtu, offloads, limit } = served;
-    let network_key = match &wanted.network {
-        Network::Tap(_) => "tap",
-        Network::Link(_) => "link",
-        Network::Echo => "echo",
-        Network::Sink => "sink",
-        Network::Source(_) => "source",
-    };
-    all.add(network_key, Session, *network != wanted.network);
-    all.add("mac", Restart, *mac != wanted.mac);
-    all.add("queues", Restart, *queues != wanted.queues);
-    all.add("queue-size", Restart, *queue_size != wanted.queue_size);
-    all.add("mtu", Restart, *mtu != wanted.mtu);
-    all.add("no-offloads", Restart, *offloads != wanted.offloads);
-    all.limit(*limit, wanted.limit);
 }
 
 #[cfg(test)]

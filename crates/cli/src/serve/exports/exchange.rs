@@ -11,7 +11,6 @@
 //! ```
 //! What a holder keeps of a session stays through all of it: if the daemon dies, the next one resumes the
 //! session from the record of the old device or of the new one. Without either, it has ended.
-use super::super::open::{LinkEnds, Opening};
 use super::super::reload::messages::Outcome;
 use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
@@ -23,6 +22,7 @@ use super::plan::ends_session;
 use super::served::{ServedDevice, Session};
 use super::{Exports, Inner, Start, all_failed};
 use crate::failure::one_line;
+use crate::kinds::opening::{LinkEnds, Opening};
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
 use paravane_vhost::{Exchanged, MappingQuota, caught};

@@ -1,11 +1,11 @@
 //! Devices that start and stop together: one device, or the two cards of a link.
-use super::super::open::Opening;
 use super::super::report;
-use super::super::spec::{DeviceSpec, Kind};
+use super::super::spec::DeviceSpec;
 use super::lock_wait::LockWait;
 use super::next::{Handing, Next};
 use super::served::ServedDevice;
-use paravane_store::Location;
+use crate::kinds::kind::Claim;
+use crate::kinds::opening::Opening;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -159,7 +159,7 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
     let mut groups: Vec<Vec<DeviceSpec>> = Vec::new();
     let mut links: HashMap<String, usize> = HashMap::new();
     for device in devices {
-        match device.link().map(str::to_owned) {
+        match device.kind.link().map(str::to_owned) {
             Some(link) => match links.get(&link) {
                 Some(&group) => groups[group].push(device),
                 None => {
@@ -175,21 +175,11 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
 
 /// Whether two devices exclude each other.
 ///
-/// They do with the same name, socket, TAP device, or writable image.
+/// They do with the same name, or with something of the host that one of them changes.
 pub(super) fn collide(one: &DeviceSpec, other: &DeviceSpec) -> bool {
-    let images = one.locations();
-    let shares_image = images.iter().any(|image| other.locations().contains(image));
-    one.name == other.name
-        || (one.socket().is_some() && one.socket() == other.socket())
-        || (one.tap().is_some() && one.tap() == other.tap())
-        || (shares_image && (writes(one, other) || writes(other, one)))
-}
-
-/// Whether `one` writes to an image of `other`.
-fn writes(one: &DeviceSpec, other: &DeviceSpec) -> bool {
-    let image: Option<&Location> = match &one.kind {
-        Kind::Blk(blk) if !blk.read_only => Some(&blk.image),
-        _ => None,
+    let claims = other.claims();
+    let excludes = |claim: &Claim| {
+        claims.iter().any(|other| claim.resource == other.resource && (claim.writes || other.writes))
     };
-    image.is_some_and(|image| other.locations().contains(&image))
+    one.name == other.name || one.claims().iter().any(excludes)
 }

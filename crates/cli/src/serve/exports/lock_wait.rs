@@ -6,7 +6,7 @@
 //! ```
 //! io_uring requests outlive their process. The wait lasts as long as the storage takes: nothing
 //! else ends them, and a write that lands later would undo a newer one.
-use super::super::open::{Opened, Opening};
+use crate::kinds::opening::{Opened, Opening};
 use anyhow::anyhow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

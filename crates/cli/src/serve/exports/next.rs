@@ -1,6 +1,6 @@
 //! New settings of devices that are served, on their way; see [`super::exchange`].
-use super::super::open::Opening;
 use super::super::spec::DeviceSpec;
+use crate::kinds::opening::Opening;
 use paravane_vhost::Exchanged;
 use std::sync::mpsc::Sender;
 

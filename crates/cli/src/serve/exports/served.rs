@@ -1,19 +1,23 @@
 //! One served device.
-use super::super::open::{self, Earlier, Figures, LinkEnds, OpenContext, Opened, Opening};
+use super::super::open;
 use super::super::process::IoThread;
 use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::Inherited;
-use super::super::spec::{Blk, DeviceSpec, Endpoint, Kind};
+use super::super::spec::{DeviceSpec, told_recorded};
 use super::super::take_over::Offered;
 use super::super::told::Told;
 use super::super::trace::RequestTrace;
 use super::ExportContext;
 use crate::failure::one_line;
+use crate::kinds::Kind;
+use crate::kinds::endpoint::Endpoint;
+use crate::kinds::observe::Observe;
+use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opened, Opening};
 use anyhow::{Context, anyhow};
-use paravane_device::blk::{FileId, Resizer, Snapshot, Snapshots};
+use paravane_device::blk::{FileId, Snapshot, Snapshots};
 use paravane_store::Location;
 use paravane_vhost::{Exchanged, Export, ExportStatus, Handover, Kept, MappingQuota, Noter, Notifier};
 use std::io;
@@ -37,13 +41,8 @@ const ASKING: u8 = 2;
 pub(super) struct ServedDevice {
     pub(super) spec: DeviceSpec,
     pub(super) export: Export,
-    figures: Figures,
-    /// Reports the size of a disk.
-    ///
-    /// Dropped when the device stops, as it keeps the image open.
-    resizer: Option<Resizer>,
-    /// Takes snapshots of a disk; dropped as `resizer` is.
-    snapshots: Option<Arc<Snapshots>>,
+    /// Shows and changes what its kind has.
+    observer: Box<dyn Observe>,
     /// Snapshots that were taken.
     taken: SnapshotFigures,
     back_end: String,
@@ -79,15 +78,15 @@ pub(crate) enum Session {
 }
 
 impl Session {
-    /// Block of the disk in bytes, which its guest was told.
-    pub(super) fn block(&self) -> Option<u32> {
+    /// What the guest of a device of this kind was told; nothing if that is not known.
+    pub(super) fn told(&self, kind: &dyn Kind) -> Told {
         let known = match self {
             Self::Handed(session) => session.known_to_driver(),
             Self::Exchanged(session) => session.known_to_driver(),
             Self::Kept(kept) => kept.known_to_driver(),
         };
         // A record that cannot be read is refused when it is resumed.
-        Told::recorded("blk", &known.ok()??).block()
+        known.ok().flatten().map_or_else(Told::default, |known| told_recorded(kind, &known))
     }
 
     /// Copies of the descriptors of the device that are kept for it.
@@ -110,14 +109,13 @@ pub(super) enum Sessions {
 
 /// The trace of a disk whose latencies are measured.
 fn request_trace(spec: &DeviceSpec, export: &Export) -> Option<Arc<RequestTrace>> {
-    let is_disk = matches!(spec.kind, Kind::Blk(_));
-    (is_disk && spec.latencies).then(|| RequestTrace::new(export.queue_latencies(), slow_log(spec)))
+    (spec.kind.disk().is_some() && spec.latencies)
+        .then(|| RequestTrace::new(export.queue_latencies(), slow_log(spec)))
 }
 
 /// The slow-request log of a disk, if it has one.
 fn slow_log(spec: &DeviceSpec) -> Option<SlowLog> {
-    let Kind::Blk(blk) = &spec.kind else { return None };
-    blk.slow.map(|threshold| SlowLog::new(&spec.name, threshold))
+    spec.kind.disk()?.slow().map(|threshold| SlowLog::new(&spec.name, threshold))
 }
 
 /// Opens one device. An error names the sandbox if that may be the cause.
@@ -155,8 +153,8 @@ fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) ->
     };
     let Some(number) = cause(&error) else { return error };
     let mut wanted = AllowedPaths::default();
-    wanted.device(spec, false);
-    let why = match spec.tap() {
+    spec.allow(&mut wanted, false);
+    let why = match spec.kind.tap() {
         Some(_) if allowed.keeps_net_admin() => return error,
         Some(_) => {
             "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into()
@@ -166,6 +164,11 @@ fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) ->
         None => format!("the daemon is user {}", rustix::process::geteuid().as_raw()),
     };
     anyhow!("{} ({why})", one_line(&error))
+}
+
+/// Numbers of the file of a disk's image.
+fn image_file(observer: &dyn Observe) -> Option<FileId> {
+    observer.snapshots()?.image_id().file
 }
 
 /// The note of the image that a guest uses; empty for other devices than disks.
@@ -186,12 +189,11 @@ impl ServedDevice {
         ended: &Arc<Notifier>,
         session: Option<Session>,
     ) -> Result<Self, anyhow::Error> {
-        let Opened { device, figures, resizer, snapshots, back_end, hold: _ } = opened;
+        let Opened { device, observer, back_end, hold: _ } = opened;
         let ExportContext { sockets, shelf, threads: shared, inspector, .. } = context;
         let name = spec.name.clone();
         let shares = spec.workers.is_none() && !device.may_block();
-        let file = snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
-        let note = note(&spec, file);
+        let note = note(&spec, image_file(&*observer));
         let started = || {
             let endpoint = match &spec.endpoint {
                 Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
@@ -240,9 +242,7 @@ impl ServedDevice {
         Ok(Self {
             spec,
             export,
-            figures,
-            resizer,
-            snapshots,
+            observer,
             taken: SnapshotFigures::default(),
             back_end,
             threads,
@@ -259,24 +259,10 @@ impl ServedDevice {
     pub(super) fn change(&mut self, wanted: &DeviceSpec) {
         let DeviceSpec { longest_poll, latencies, .. } = *wanted;
         (self.spec.longest_poll, self.spec.latencies) = (longest_poll, latencies);
-        let limit = match (&mut self.spec.kind, &wanted.kind) {
-            (Kind::Blk(blk), Kind::Blk(wanted)) => {
-                let Blk { slow, on_full, limit, polls, .. } = **wanted;
-                (blk.slow, blk.on_full, blk.limit, blk.polls) = (slow, on_full, limit, polls);
-                Some(limit)
-            }
-            (Kind::Net(net), Kind::Net(wanted)) => {
-                net.limit = wanted.limit;
-                Some(wanted.limit)
-            }
-            _ => None,
-        };
-        if let Some(limit) = limit {
-            self.figures.limiters.iter().for_each(|limiter| limiter.set(limit));
+        if let Some(kind) = self.spec.kind.with_settings(&*wanted.kind) {
+            self.spec.kind = kind;
         }
-        if let (Kind::Blk(blk), Some(full)) = (&self.spec.kind, &self.figures.full) {
-            full.set_policy(open::on_full(blk.on_full));
-        }
+        self.spec.kind.apply(&*self.observer);
         self.export.poll_for(longest_poll);
         self.export.measure(latencies);
         self.export.renew();
@@ -302,8 +288,7 @@ impl ServedDevice {
     /// Gives up what a successor needs, but for the export.
     fn begin_release(&mut self) {
         (self.stopping, self.handing_over) = (Some(Instant::now()), true);
-        (self.resizer, self.snapshots) = (None, None);
-        self.figures.stores.clear();
+        self.observer.release();
         if let Some(trace) = &self.trace {
             trace.end();
         }
@@ -332,8 +317,7 @@ impl ServedDevice {
     pub(super) fn begin_stop(&mut self, sessions: Sessions) {
         tracing::info!(device = self.spec.name, "stopping device");
         self.stopping = Some(Instant::now());
-        (self.resizer, self.snapshots) = (None, None);
-        self.figures.stores.clear();
+        self.observer.release();
         if let Some(trace) = &self.trace {
             trace.end();
         }
@@ -369,7 +353,9 @@ impl ServedDevice {
         let name = &self.spec.name;
         match (&self.trace, &self.spec.kind) {
             (Some(trace), _) if self.spec.latencies => Ok(trace.clone()),
-            (_, Kind::Blk(_)) => Err(format!("device {name} measures no latencies: remove --latencies off")),
+            (_, kind) if kind.disk().is_some() => {
+                Err(format!("device {name} measures no latencies: remove --latencies off"))
+            }
             (_, kind) => Err(format!("device {name} is of kind {}: only disks are traced", kind.name())),
         }
     }
@@ -379,13 +365,13 @@ impl ServedDevice {
         let status = self.export.status();
         match status.sessions {
             0 => Told::default(),
-            _ => Told::running(&self.spec, self.resizer.as_ref().map(Resizer::geometry), status.features),
+            _ => self.spec.told_running(&*self.observer, status.features),
         }
     }
 
     /// Block of the disk in bytes.
     pub(super) fn block(&self) -> Option<u32> {
-        Some(self.resizer.as_ref()?.geometry().block)
+        self.observer.block()
     }
 
     /// What takes snapshots of it, and how it is started again.
@@ -394,26 +380,26 @@ impl ServedDevice {
     /// It has no snapshots.
     pub(super) fn snapshots(&self) -> Result<(Arc<Snapshots>, NextStart), String> {
         let name = &self.spec.name;
-        match (&self.snapshots, NextStart::of(&self.spec.keeping_block(self.block()))) {
-            (Some(snapshots), Ok(Some(start))) => Ok((snapshots.clone(), start)),
-            (_, Err(why)) => Err(format!("device {name}: {why}")),
-            (None, Ok(Some(_))) => Err(format!("device {name} is stopping")),
-            (_, Ok(None)) => {
-                Err(format!("device {name} is of kind {}: only disks have snapshots", self.spec.kind.name()))
-            }
-        }
+        let kind = self.spec.kind.name();
+        let disk = self
+            .spec
+            .kind
+            .disk()
+            .ok_or_else(|| format!("device {name} is of kind {kind}: only disks have snapshots"))?;
+        let start =
+            NextStart::of(&self.spec, disk, self.block()).map_err(|why| format!("device {name}: {why}"))?;
+        let snapshots = self.observer.snapshots().ok_or_else(|| format!("device {name} is stopping"))?;
+        Ok((Arc::clone(snapshots), start))
     }
 
     /// What must be the same for another daemon to take it over, and what its guest was told.
     pub(super) fn offered(&self) -> Offered {
-        let file = self.snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
-        Offered::new(&self.spec, file, self.told())
+        Offered::new(&self.spec, image_file(&*self.observer), self.told())
     }
 
     /// What changes the note of its image for the next daemon, and the present note.
     pub(super) fn noter(&self) -> (Noter, Vec<u8>) {
-        let file = self.snapshots.as_ref().and_then(|snapshots| snapshots.image_id().file);
-        (self.export.noter(), note(&self.spec, file))
+        (self.export.noter(), note(&self.spec, image_file(&*self.observer)))
     }
 
     /// Notes a snapshot: the disk writes to `overlay` now.
@@ -436,9 +422,7 @@ impl ServedDevice {
 
     /// Tries again what waits for room.
     pub(super) fn retry(&self) {
-        if let Some(full) = &self.figures.full {
-            full.retry();
-        }
+        self.observer.retry();
     }
 
     /// Has the device check the host's side again: a disk's size, for instance.
@@ -446,7 +430,7 @@ impl ServedDevice {
     /// Servers are asked first, in a thread of its own: they may not answer for seconds.
     pub(super) fn refresh(&self) {
         let refresher = self.export.refresher();
-        if self.figures.stores.is_empty() {
+        if self.observer.stores().is_empty() {
             return refresher.refresh();
         }
         // AcqRel: pairs with the thread's, so that it asks after what the caller has seen.
@@ -454,7 +438,7 @@ impl ServedDevice {
             return;
         }
         // A device that stops meanwhile closes its stores.
-        let stores: Vec<_> = self.figures.stores.iter().map(Arc::downgrade).collect();
+        let stores: Vec<_> = self.observer.stores().iter().map(Arc::downgrade).collect();
         let (device, asks) = (self.spec.name.clone(), Arc::clone(&self.asks_stores));
         let ask = move || {
             // A request that comes while the servers are asked may know of a size that they did not tell.
@@ -516,8 +500,6 @@ impl ServedDevice {
 
     pub(super) fn report(&self) -> report::Device {
         let status: ExportStatus = self.export.status();
-        let storage = self.figures.storage.as_ref().map(|errors| errors.totals());
-        let failures = |index: u16| storage.as_ref()?.queues.get(usize::from(index)).copied();
         let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
             index,
             enabled: queue.enabled,
@@ -529,24 +511,20 @@ impl ServedDevice {
             in_flight: queue.in_flight,
             interrupts: queue.interrupts,
             busy_s: queue.busy_ns as f64 * 1e-9,
-            storage_errors: failures(index).unwrap_or(0),
             error: queue.error.clone(),
             ..report::Queue::default()
         };
         let latencies = self.export.latencies();
         let queues = (0..).zip(&status.queues).map(queue).zip(&latencies);
-        report::Device {
+        let mut device = report::Device {
             name: self.spec.name.clone(),
             kind: self.spec.kind.name().to_owned(),
             endpoint: self.spec.endpoint.to_string(),
             back_end: self.back_end.clone(),
-            size: self.resizer.as_ref().map(Resizer::size),
-            serial: self.snapshots.as_ref().map(|snapshots| snapshots.serial()),
             workers: self.threads.len() as u16,
             threads: self.threads.iter().filter_map(IoThread::report).collect(),
             connected: status.connected,
             kept: status.kept,
-            not_kept: None,
             sessions: status.sessions,
             features: format!("{:#x}", status.features),
             protocol_features: format!("{:#x}", status.protocol_features),
@@ -556,44 +534,27 @@ impl ServedDevice {
             refused_connections: status.refused_connections,
             protocol_errors: status.protocol_errors,
             refused_translations: status.refused_translations,
-            last_error: status.last_error,
-            host_error: status.host_error,
-            failed: status.failed,
+            last_error: status.last_error.clone(),
+            host_error: status.host_error.clone(),
+            failed: status.failed.clone(),
             stopping: self.stopping.map(|since| report::Stopping {
                 seconds: since.elapsed().as_secs_f64(),
                 in_flight: status.queues.iter().map(|queue| queue.in_flight).sum(),
             }),
-            settings: report::Settings::new(&self.spec),
-            throttled: self.figures.limiters.iter().map(|limiter| limiter.times_held()).sum(),
-            storage_errors: storage.as_ref().map(report::StorageErrors::new),
-            rejected_requests: storage.as_ref().map(|totals| totals.rejected),
-            full: self
-                .figures
-                .full
-                .as_ref()
-                .and_then(|full| full.status())
-                .map(|full| report::Full::new(&full)),
-            full_times: self.figures.full.as_ref().map(|full| full.times()),
+            settings: self.settings(),
             snapshots: self.taken.count,
             last_snapshot: self.taken.last.clone(),
-            size_error: self.resizer.as_ref().and_then(Resizer::error),
-            stores: self.figures.stores.iter().map(|store| store.status().into()).collect(),
-            image_deleted: self.resizer.as_ref().is_some_and(Resizer::is_deleted),
-            net: self.figures.net.as_ref().map(|counters| {
-                let totals = counters.totals();
-                report::Net {
-                    transmitted_frames: totals.transmitted,
-                    transmitted_bytes: totals.transmitted_bytes,
-                    received_frames: totals.received,
-                    received_bytes: totals.received_bytes,
-                    dropped_frames: totals.malformed + totals.refused + totals.no_room,
-                    malformed_frames: totals.malformed,
-                    refused_frames: totals.refused,
-                    no_room_frames: totals.no_room,
-                    unusable_buffers: totals.unusable,
-                    link_up: status.link_is_up.unwrap_or_default(),
-                }
-            }),
-        }
+            ..report::Device::default()
+        };
+        self.observer.report(&mut device, &status);
+        device
+    }
+
+    fn settings(&self) -> report::Settings {
+        let DeviceSpec { longest_poll, latencies, kind, .. } = &self.spec;
+        let poll_us = u64::try_from(longest_poll.as_micros()).unwrap_or(u64::MAX);
+        let mut settings = report::Settings { poll_us, latencies: *latencies, ..report::Settings::default() };
+        kind.settings(&mut settings);
+        settings
     }
 }

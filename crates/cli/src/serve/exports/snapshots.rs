@@ -10,7 +10,7 @@
 use super::group::State;
 use super::{Exports, Inner};
 use crate::serve::snapshot::messages::NextStart;
-use crate::serve::take_over::OfferedImage;
+use crate::serve::take_over::image::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
 use paravane_vhost::Noter;
 use std::path::Path;

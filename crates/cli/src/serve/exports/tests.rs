@@ -1,6 +1,8 @@
-use super::super::open::{Figures, OpenContext, Opened};
-use super::super::spec::{Endpoint, Kind};
 use super::*;
+use crate::kinds::endpoint::Endpoint;
+use crate::kinds::observe::Unobserved;
+use crate::kinds::opening::{OpenContext, Opened};
+use crate::kinds::rng::RngSpec;
 use paravane_device::{Device, QueueHandler};
 use paravane_vhost::MappingLimits;
 use std::io;
@@ -40,7 +42,7 @@ fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
         longest_poll: Duration::ZERO,
         latencies: true,
         packed: true,
-        kind: Kind::Rng,
+        kind: Arc::new(RngSpec),
     };
     (spec, socket)
 }
@@ -77,14 +79,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
     let ((faulty, socket), (good, good_socket)) =
         (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
     let device = Box::new(Faulty);
-    let opened = Opened {
-        device,
-        figures: Figures::default(),
-        resizer: None,
-        snapshots: None,
-        back_end: "a mistake".into(),
-        hold: None,
-    };
+    let opened = Opened { device, observer: Box::new(Unobserved), back_end: "a mistake".into(), hold: None };
     let members = vec![
         (faulty.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
@@ -158,14 +153,7 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
     let ((slow, slow_socket), (good, good_socket)) = (spec(folder, "slow"), spec(folder, "good"));
     let storage = Storage::default();
     let device = Box::new(Slow(storage.clone()));
-    let opened = Opened {
-        device,
-        figures: Figures::default(),
-        resizer: None,
-        snapshots: None,
-        back_end: "slow".into(),
-        hold: None,
-    };
+    let opened = Opened { device, observer: Box::new(Unobserved), back_end: "slow".into(), hold: None };
     let members = vec![
         (slow.clone(), opened.into()),
         (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),

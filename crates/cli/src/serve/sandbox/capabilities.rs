@@ -13,7 +13,7 @@
 //! The daemon gains no capability, and with `--user` keeps none. It empties the bounding,
 //! inheritable and ambient sets.
 use super::error::SandboxError;
-use crate::serve::spec::{DeviceSpec, Kind};
+use crate::serve::spec::DeviceSpec;
 use rustix::io::Errno;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
@@ -23,16 +23,11 @@ use rustix::thread::{
 ///
 /// `reload`: SIGHUP or a take-over may open devices later.
 pub(crate) fn needed(devices: &[DeviceSpec], reload: bool) -> CapabilitySet {
-    let of = |device: &DeviceSpec| match &device.kind {
-        Kind::Net(_) if reload && device.tap().is_some() => CapabilitySet::NET_ADMIN,
-        Kind::Blk(blk) if blk.engine.may_be_io_uring() => CapabilitySet::IPC_LOCK,
-        _ => CapabilitySet::empty(),
-    };
     let always = match reload {
         true => CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK,
         false => CapabilitySet::DAC_OVERRIDE,
     };
-    devices.iter().map(of).fold(always, CapabilitySet::union)
+    devices.iter().map(|device| device.kind.capabilities(reload)).fold(always, CapabilitySet::union)
 }
 
 /// Empties the bounding set of the calling thread if it has CAP_SETPCAP.

@@ -4,14 +4,11 @@
 //! its images and sockets, so that SIGHUP can add devices there. Below /dev only named devices and
 //! /dev/net/tun are allowed.
 use super::error::SandboxError;
-use crate::serve::args::Format;
 use crate::serve::process::TASKS;
-use crate::serve::spec::{self, DeviceSpec, Kind};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use paravane_store::Location;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -89,37 +86,6 @@ impl Default for Ports {
 }
 
 impl AllowedPaths {
-    /// Allows what a device needs; with `beside`, what is in the directories of its images, too.
-    pub(crate) fn device(&mut self, device: &DeviceSpec, beside: bool) {
-        if let Some(socket) = device.socket() {
-            self.socket(socket);
-        }
-        match &device.kind {
-            Kind::Blk(blk) => {
-                let access = match (blk.read_only, blk.format) {
-                    (true, _) => ImageAccess::Read,
-                    (false, Format::Raw) => ImageAccess::Write,
-                    (false, Format::Qcow2) => ImageAccess::Grow,
-                };
-                if let Some(image) = blk.image.path() {
-                    self.image(image, access, beside);
-                }
-                for location in device.locations() {
-                    if let Location::Rbd(rbd) = location {
-                        self.ceph(rbd.conf.as_deref());
-                    }
-                }
-                let layers = blk.backing.iter().filter_map(|layer| layer.location.path());
-                layers.for_each(|layer| self.image(layer, ImageAccess::Read, beside));
-            }
-            Kind::Net(spec::Net { network: spec::Network::Tap(_), .. }) => {
-                self.taps();
-                self.net_admin = true;
-            }
-            _ => {}
-        }
-    }
-
     /// Whether the sandbox allows all that another one would allow.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -129,6 +95,11 @@ impl AllowedPaths {
             let above = rules.iter().filter(|(rule, _)| path.starts_with(rule));
             above.fold(BitFlags::EMPTY, |sum, (_, access)| sum | *access).contains(*access)
         })
+    }
+
+    /// A device needs CAP_NET_ADMIN, also later.
+    pub(crate) fn keep_net_admin(&mut self) {
+        self.net_admin = true;
     }
 
     /// Whether the daemon keeps CAP_NET_ADMIN, if it was started with it.

@@ -207,8 +207,10 @@ fn difference(offered: &[Offered], wanted: &[Offered]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::spec::{DeviceSpec, Endpoint, Kind};
-    use crate::serve::take_over::OfferedImage;
+    use crate::kinds::endpoint::Endpoint;
+    use crate::kinds::rng::RngSpec;
+    use crate::serve::spec::DeviceSpec;
+    use crate::serve::take_over::image::OfferedImage;
 
     #[test]
     fn the_devices_must_be_the_same() {
@@ -219,7 +221,7 @@ mod tests {
             longest_poll: Duration::ZERO,
             latencies: true,
             packed: true,
-            kind: Kind::Rng,
+            kind: Arc::new(RngSpec),
         };
         let [a, b, moved] = [spec("a", "/a"), spec("b", "/b"), spec("b", "/c")];
         let all = |specs: &[DeviceSpec]| {

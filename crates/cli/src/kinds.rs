@@ -1,0 +1,34 @@
+//! Kinds of devices: a file or folder each, and one line in [`KINDS`].
+//!
+//! Command line, files of devices, sandbox, doctor, status, manuals and reference ask the list. What
+//! a kind can say is in [`kind`].
+pub(crate) mod blk;
+pub(crate) mod changes;
+pub(crate) mod checked;
+pub(crate) mod command;
+pub(crate) mod endpoint;
+pub(crate) mod kind;
+mod limits;
+pub(crate) mod net;
+pub(crate) mod observe;
+pub(crate) mod opening;
+pub(crate) mod rng;
+pub(crate) mod texts;
+
+pub(crate) use command::DeviceCommand;
+pub(crate) use kind::Kind;
+
+/// All kinds, in the order of help and manuals.
+pub(crate) static KINDS: &[&dyn Kind] = &[&blk::BlkKind, &net::NetKind, &rng::RngKind];
+
+/// The kind of this name.
+pub(crate) fn find(name: &str) -> Option<&'static dyn Kind> {
+    KINDS.iter().find(|kind| kind.name() == name).copied()
+}
+
+/// All names as in a sentence: "blk, net or rng".
+pub(crate) fn names(last: &str) -> String {
+    let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
+    let (end, begin) = names.split_last().unwrap_or((&"", &[]));
+    format!("{} {last} {end}", begin.join(", "))
+}

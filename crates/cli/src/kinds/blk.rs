@@ -1,0 +1,247 @@
+//! Disks.
+pub(crate) mod args;
+mod changes;
+mod checks;
+mod doctor;
+mod next_start;
+mod observer;
+mod open;
+mod sandbox;
+pub(crate) mod spec;
+mod texts;
+mod told;
+
+use super::changes::Differences;
+use super::checked::{OptionError, real_location};
+use super::endpoint::{Endpoint, EndpointArgs};
+use super::kind::{
+    Arguments, Claim, DiskSpec, DiskStart, Features, IoUring, Kind, POLL_US, Resource, Spec, Texts,
+};
+use super::observe::Observe;
+use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::doctor::finding::Finding;
+use crate::doctor::negotiated::{Check, QueueUse};
+use crate::engine::Engine;
+use crate::images::{Backing, Format};
+use crate::serve::report::Settings;
+use crate::serve::sandbox::paths::AllowedPaths;
+use crate::serve::take_over::image::OfferedImage;
+use crate::serve::told::Told;
+use args::BlkArgs;
+use clap::{ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use observer::DiskObserver;
+use paravane_store::Location;
+use paravane_vhost::KnownToDriver;
+use rustix::thread::CapabilitySet;
+use spec::{Blk, STORE_FDS};
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// For an image in Ceph: threads of librbd need the processor that polling would take.
+const POLL_US_CEPH: u32 = 0;
+
+pub(crate) struct BlkKind;
+
+impl Kind for BlkKind {
+    fn name(&self) -> &'static str {
+        "blk"
+    }
+
+    fn options(&self, command: Command) -> Command {
+        BlkArgs::augment_args(command)
+    }
+
+    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
+        Ok(Box::new(BlkArgs::from_arg_matches(matches)?))
+    }
+
+    fn device_type(&self) -> &'static str {
+        "block"
+    }
+
+    fn capabilities(&self) -> &'static [&'static str] {
+        &["read-only", "blk-file"]
+    }
+
+    fn texts(&self) -> &'static Texts {
+        const { &texts::TEXTS }
+    }
+
+    fn features(&self) -> &'static Features {
+        const { &texts::FEATURES }
+    }
+
+    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
+        told::recorded(known, told);
+    }
+
+    fn checks(&self) -> &'static [Check] {
+        checks::CHECKS
+    }
+
+    fn queue_use(&self) -> QueueUse {
+        QueueUse::Queues
+    }
+}
+
+impl Arguments for BlkArgs {
+    fn endpoint(&self) -> &EndpointArgs {
+        &self.endpoint
+    }
+
+    fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
+        Ok(Arc::new(Blk::new(self)?))
+    }
+}
+
+impl Spec for Blk {
+    fn kind(&self) -> &'static dyn Kind {
+        &BlkKind
+    }
+
+    fn is(&self, other: &dyn Spec) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
+    }
+
+    fn default_poll(&self) -> u32 {
+        if matches!(self.image, Location::Rbd(_)) { POLL_US_CEPH } else { POLL_US }
+    }
+
+    fn resolved(&self, base: &Path) -> Option<Arc<dyn Spec>> {
+        let mut disk = self.clone();
+        disk.image.resolve(base);
+        disk.backing.iter_mut().for_each(|layer| layer.location.resolve(base));
+        Some(Arc::new(disk))
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let claim = |option, location: &Location, shares, writes| Claim {
+            option,
+            resource: Resource::Image(location.clone()),
+            shares,
+            writes,
+        };
+        let image = claim("image", &self.image, self.read_only || !self.lock, !self.read_only);
+        let layers = self.backing.iter().map(|layer| claim("backing", &layer.location, true, false));
+        std::iter::once(image).chain(layers).collect()
+    }
+
+    fn locations(&self) -> Vec<&Location> {
+        self.layers()
+    }
+
+    fn allow(&self, allowed: &mut AllowedPaths, beside: bool) {
+        sandbox::allow(self, allowed, beside);
+    }
+
+    fn capabilities(&self, _: bool) -> CapabilitySet {
+        match self.engine.may_be_io_uring() {
+            true => CapabilitySet::IPC_LOCK,
+            false => CapabilitySet::empty(),
+        }
+    }
+
+    fn descriptors(&self) -> (u64, u64) {
+        let queues = u64::from(self.queues);
+        let files = self.layers().into_iter().filter_map(Location::path).count() as u64;
+        let connections = if self.image.path().is_none() { STORE_FDS * queues } else { 0 };
+        // One for requests, one that says that the daemon lives.
+        (2 * files + connections, queues)
+    }
+
+    fn io_uring(&self) -> IoUring {
+        match self.engine {
+            Engine::IoUring => IoUring::Only,
+            engine if engine.may_be_io_uring() => IoUring::Maybe,
+            _ => IoUring::No,
+        }
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        doctor::memlock(self).into_iter().collect()
+    }
+
+    fn open(
+        &self,
+        name: &str,
+        context: &OpenContext,
+        _: &mut LinkEnds,
+        earlier: Earlier,
+    ) -> Result<Opening, anyhow::Error> {
+        open::disk(name, self, context, told::block(&earlier.told))
+    }
+
+    fn prepare(&self, name: &str, context: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
+        open::prepare(name, self, context).map(Some)
+    }
+
+    fn without_servers(&self, name: &str, changes_user: bool) -> Result<Option<Opening>, anyhow::Error> {
+        open::without_servers(name, self, changes_user)
+    }
+
+    fn told(&self, told: &mut Told) {
+        told::specified(self, told);
+    }
+
+    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+        if let Some(wanted) = (wanted as &dyn Any).downcast_ref() {
+            let (served, wanted) = self.comparable(wanted);
+            changes::changes(all, &served, &wanted);
+        }
+    }
+
+    fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {
+        let &Self { slow, on_full, limit, polls, .. } = (wanted as &dyn Any).downcast_ref()?;
+        Some(Arc::new(Self { slow, on_full, limit, polls, ..self.clone() }))
+    }
+
+    fn apply(&self, observer: &dyn Observe) {
+        if let Some(disk) = (observer as &dyn Any).downcast_ref::<DiskObserver>() {
+            disk.change(self);
+        }
+    }
+
+    fn settings(&self, settings: &mut Settings) {
+        settings.limit(self.limit);
+        settings.slow_us = self.slow.map(|slow| u64::try_from(slow.as_micros()).unwrap_or(u64::MAX));
+        settings.on_full = self.on_full.to_possible_value().map(|value| value.get_name().to_owned());
+    }
+
+    fn disk(&self) -> Option<&dyn DiskSpec> {
+        Some(self)
+    }
+}
+
+impl DiskSpec for Blk {
+    fn image(&self) -> OfferedImage {
+        let format = match self.format {
+            Format::Raw => "raw".to_owned(),
+            Format::Qcow2 => "qcow2".to_owned(),
+        };
+        OfferedImage { location: self.image.to_string(), format, file: None }
+    }
+
+    fn writable_image(&self) -> Option<Location> {
+        (!self.read_only).then(|| real_location(&self.image))
+    }
+
+    fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Arc<dyn Spec> {
+        let mut disk = self.keeping_block(block);
+        disk.told_serial = disk.serial.is_none().then(|| serial.to_owned());
+        let old = std::mem::replace(&mut disk.image, overlay.to_owned().into());
+        disk.backing.insert(0, Backing { format: disk.format, location: old });
+        disk.format = Format::Qcow2;
+        (disk.direct, disk.registered_buffers) = (false, false);
+        Arc::new(disk)
+    }
+
+    fn next_start(&self, block: Option<u32>) -> Result<DiskStart, String> {
+        next_start::of(&self.keeping_block(block))
+    }
+
+    fn slow(&self) -> Option<Duration> {
+        self.slow
+    }
+}

@@ -1,0 +1,357 @@
+//! What the program asks of a kind of device, of its specification, and of an open device.
+//!
+//! ```text
+//!   Kind --parse--> Arguments --check--> Spec --open--> Opening --> Opened: Device, Observe
+//!   (static)        (one device's        (validated,    (perhaps
+//!                   options)             not open)      waits)
+//! ```
+//! Each method but a few has a default: a kind says what is special about it.
+use super::changes::Differences;
+use super::checked::OptionError;
+use super::endpoint::{Endpoint, EndpointArgs};
+use super::observe::Observe;
+use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::doctor::finding::Finding;
+use crate::doctor::negotiated::{Check, QueueUse};
+use crate::reference::names::Bit;
+use crate::serve::report::Settings;
+use crate::serve::sandbox::paths::AllowedPaths;
+use crate::serve::snapshot::messages::{Layer, StartOption};
+use crate::serve::take_over::image::OfferedImage;
+use crate::serve::told::Told;
+use clap::{ArgMatches, Command};
+use paravane_command_line::sections::Sections;
+use paravane_store::Location;
+use paravane_vhost::KnownToDriver;
+use rustix::thread::CapabilitySet;
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Default of --poll-us, in microseconds.
+pub(crate) const POLL_US: u32 = 50;
+
+/// A kind of device.
+pub(crate) trait Kind: Sync {
+    /// Name of the subcommand, the table in a file, and the label of metrics.
+    fn name(&self) -> &'static str;
+
+    /// Adds its options.
+    fn options(&self, command: Command) -> Command;
+
+    /// Reads the options of one device.
+    ///
+    /// # Errors
+    /// An option is invalid.
+    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error>;
+
+    /// `type` of the schema docs/interop/vhost-user.json of QEMU.
+    fn device_type(&self) -> &'static str {
+        self.name()
+    }
+
+    /// Features of the schema; empty: the schema lists none for this type.
+    fn capabilities(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What help, manuals and the reference say of it.
+    fn texts(&self) -> &'static Texts;
+
+    /// Its own features in the reference, and devices that offer them.
+    fn features(&self) -> &'static Features;
+
+    /// Checks devices of this kind against each other; the numbers are theirs in the file.
+    ///
+    /// # Errors
+    /// A device conflicts with another one: its number, and why.
+    fn check_together(&self, devices: &[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)> {
+        let _ = devices;
+        Ok(())
+    }
+
+    /// What a driver has read from the configuration space.
+    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
+        let _ = (known, told);
+    }
+
+    /// What a driver uses of what may be offered or not, by the features that it has accepted.
+    fn accepted(&self, features: u64, told: &mut Told) {
+        let _ = (features, told);
+    }
+
+    /// Its own checks of what a VMM and a driver have negotiated.
+    fn checks(&self) -> &'static [Check] {
+        &[]
+    }
+
+    /// Whether it takes what a driver makes available in this queue at once.
+    fn takes_at_once(&self, queue: u16) -> bool {
+        let _ = queue;
+        true
+    }
+
+    /// What `paravane doctor --client` says of its queues.
+    fn queue_use(&self) -> QueueUse {
+        QueueUse::Fixed
+    }
+}
+
+/// Texts on a kind.
+pub(crate) struct Texts {
+    /// Sections of `paravane-serve-NAME(1)`.
+    pub(crate) sections: Sections,
+    /// "an entropy source".
+    pub(crate) noun: &'static str,
+    /// Summary of its table in a file.
+    pub(crate) table: &'static str,
+    /// A table for the example of a file.
+    pub(crate) example: &'static str,
+}
+
+/// Features of a kind, for the reference.
+pub(crate) struct Features {
+    /// "disks".
+    pub(crate) heading: &'static str,
+    /// Of its device type; empty: it has none.
+    pub(crate) bits: &'static [Bit],
+    /// Bits that some devices offer only, and which.
+    pub(crate) sometimes: &'static [(u64, &'static str)],
+    /// What is said below the table.
+    pub(crate) remark: &'static str,
+    /// Devices that together offer all that it can, by their options; IMAGE stands for a disk image.
+    pub(crate) samples: &'static [&'static [&'static str]],
+}
+
+/// The options of one device.
+pub(crate) trait Arguments: Debug {
+    fn endpoint(&self) -> &EndpointArgs;
+
+    /// Validates them without touching the host.
+    ///
+    /// # Errors
+    /// An option is invalid.
+    fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError>;
+}
+
+/// A validated device, not open: what its kind adds to the options of every device.
+pub(crate) trait Spec: Any + Debug + Send + Sync {
+    fn kind(&self) -> &'static dyn Kind;
+
+    /// Whether the other one is the same.
+    fn is(&self, other: &dyn Spec) -> bool;
+
+    /// Default of --poll-us, in microseconds.
+    fn default_poll(&self) -> u32 {
+        POLL_US
+    }
+
+    /// The same with paths relative to `base`; `None`: it has no paths.
+    fn resolved(&self, base: &Path) -> Option<Arc<dyn Spec>> {
+        let _ = base;
+        None
+    }
+
+    /// What of the host it keeps from other devices.
+    fn claims(&self) -> Vec<Claim> {
+        Vec::new()
+    }
+
+    /// Images and their layers.
+    fn locations(&self) -> Vec<&Location> {
+        Vec::new()
+    }
+
+    /// The interface of the host that it is connected to, which may go and come back.
+    fn tap(&self) -> Option<&str> {
+        None
+    }
+
+    /// Name of what connects it to other devices of the daemon: they start and stop together.
+    fn link(&self) -> Option<&str> {
+        None
+    }
+
+    /// Allows what it needs in the sandbox; with `beside`, what is beside its files, too.
+    fn allow(&self, allowed: &mut AllowedPaths, beside: bool) {
+        let _ = (allowed, beside);
+    }
+
+    /// Capabilities that it needs after it is open. `reload`: it may be opened again.
+    fn capabilities(&self, reload: bool) -> CapabilitySet {
+        let _ = reload;
+        CapabilitySet::empty()
+    }
+
+    /// Descriptors beside those of its endpoint and its queues, and the number of its queues.
+    fn descriptors(&self) -> (u64, u64);
+
+    /// Whether io_uring serves it.
+    fn io_uring(&self) -> IoUring {
+        IoUring::No
+    }
+
+    /// What `paravane doctor --config` finds about it on this host.
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    fn open(
+        &self,
+        name: &str,
+        context: &OpenContext,
+        link_ends: &mut LinkEnds,
+        earlier: Earlier,
+    ) -> Result<Opening, anyhow::Error>;
+
+    /// Opens what can be open in two daemons at once: images without their locks, and some stores.
+    ///
+    /// `None`: a device that holds nothing which another daemon could.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    fn prepare(&self, name: &str, context: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
+        let _ = (name, context);
+        Ok(None)
+    }
+
+    /// Opens what needs no server, for a device that others must not wait for.
+    ///
+    /// `None`: all of the device is to be opened now. `changes_user`: the process becomes another user later.
+    ///
+    /// # Errors
+    /// A file cannot be opened.
+    fn without_servers(&self, name: &str, changes_user: bool) -> Result<Option<Opening>, anyhow::Error> {
+        let _ = (name, changes_user);
+        Ok(None)
+    }
+
+    /// Whether it uses buffers in the order in which they were made available.
+    fn in_order(&self) -> bool {
+        false
+    }
+
+    /// What its guest is told.
+    fn told(&self, told: &mut Told) {
+        let _ = told;
+    }
+
+    /// What it does not offer, and others of its kind do.
+    fn missing(&self, told: &mut Told) {
+        let _ = told;
+    }
+
+    /// What `wanted`, of the same kind, changes.
+    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+        let _ = (wanted, all);
+    }
+
+    /// The same with the settings of `wanted` that change in place.
+    fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {
+        let _ = wanted;
+        None
+    }
+
+    /// Applies its settings that change in place to the device that is served.
+    fn apply(&self, observer: &dyn Observe) {
+        let _ = observer;
+    }
+
+    /// Its settings that change in place, in reports.
+    fn settings(&self, settings: &mut Settings) {
+        let _ = settings;
+    }
+
+    /// What only disks have.
+    fn disk(&self) -> Option<&dyn DiskSpec> {
+        None
+    }
+}
+
+impl Debug for dyn Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl dyn Spec {
+    /// Name of its kind.
+    pub(crate) fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+}
+
+impl PartialEq for dyn Spec {
+    fn eq(&self, other: &Self) -> bool {
+        self.is(other)
+    }
+}
+
+impl Eq for dyn Spec {}
+
+/// A disk's image: what snapshots and take-overs ask of it.
+pub(crate) trait DiskSpec {
+    /// The image without the numbers of its file.
+    fn image(&self) -> OfferedImage;
+
+    /// The image that it writes to, with a canonical path.
+    fn writable_image(&self) -> Option<Location>;
+
+    /// The disk after a snapshot: its image is `overlay`, on the old one.
+    ///
+    /// `serial` and `block`, in bytes: what guests are told, which stay.
+    fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Arc<dyn Spec>;
+
+    /// How it is started again, with this block in bytes.
+    ///
+    /// # Errors
+    /// A path is not UTF-8, as qcow2 and JSON demand.
+    fn next_start(&self, block: Option<u32>) -> Result<DiskStart, String>;
+
+    /// Threshold of its slow-request log.
+    fn slow(&self) -> Option<Duration>;
+}
+
+/// How a disk is started again.
+pub(crate) struct DiskStart {
+    pub(crate) image: Layer,
+    /// Its backing files, top first.
+    pub(crate) backing: Vec<Layer>,
+    /// Options that are not the defaults, but those of images and serial number.
+    pub(crate) options: Vec<StartOption>,
+}
+
+/// Whether a device is served by io_uring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IoUring {
+    No,
+    /// If the host has it.
+    Maybe,
+    /// Nothing else was asked for.
+    Only,
+}
+
+/// Something of the host that a device keeps from others.
+pub(crate) struct Claim {
+    /// The option that names it.
+    pub(crate) option: &'static str,
+    pub(crate) resource: Resource,
+    /// Others that share it, too, may have it at the same time.
+    pub(crate) shares: bool,
+    /// It changes what others would see.
+    pub(crate) writes: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Resource {
+    Image(Location),
+    Interface(String),
+    /// A socket or a file that is written to.
+    Path(PathBuf),
+}

@@ -1,0 +1,193 @@
+//! Network cards.
+pub(crate) mod args;
+mod changes;
+mod checks;
+mod doctor;
+mod open;
+pub(crate) mod spec;
+mod texts;
+mod together;
+mod told;
+
+use super::changes::Differences;
+use super::checked::OptionError;
+use super::endpoint::{Endpoint, EndpointArgs};
+use super::kind::{Arguments, Claim, Features, Kind, Resource, Spec, Texts};
+use super::observe::Observe;
+use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::doctor::finding::Finding;
+use crate::doctor::negotiated::{Check, QueueUse};
+use crate::serve::report::Settings;
+use crate::serve::sandbox::paths::AllowedPaths;
+use crate::serve::told::Told;
+use args::NetArgs;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use open::CardObserver;
+use paravane_vhost::KnownToDriver;
+use rustix::thread::CapabilitySet;
+use spec::{Net, Network};
+use std::any::Any;
+use std::sync::Arc;
+
+pub(crate) struct NetKind;
+
+impl Kind for NetKind {
+    fn name(&self) -> &'static str {
+        "net"
+    }
+
+    fn options(&self, command: Command) -> Command {
+        NetArgs::augment_args(command)
+    }
+
+    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
+        Ok(Box::new(NetArgs::from_arg_matches(matches)?))
+    }
+
+    fn texts(&self) -> &'static Texts {
+        const { &texts::TEXTS }
+    }
+
+    fn features(&self) -> &'static Features {
+        const { &texts::FEATURES }
+    }
+
+    fn check_together(&self, devices: &[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)> {
+        together::check(devices)
+    }
+
+    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
+        told::recorded(known, told);
+    }
+
+    fn accepted(&self, features: u64, told: &mut Told) {
+        told::accepted(features, told);
+    }
+
+    fn checks(&self) -> &'static [Check] {
+        checks::CHECKS
+    }
+
+    fn queue_use(&self) -> QueueUse {
+        QueueUse::Pairs
+    }
+
+    fn takes_at_once(&self, queue: u16) -> bool {
+        // Buffers for frames that have not come yet are left in the ring.
+        queue % 2 == 1
+    }
+}
+
+impl Arguments for NetArgs {
+    fn endpoint(&self) -> &EndpointArgs {
+        &self.endpoint
+    }
+
+    fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
+        Ok(Arc::new(Net::new(self, name, endpoint)?))
+    }
+}
+
+impl Spec for Net {
+    fn kind(&self) -> &'static dyn Kind {
+        &NetKind
+    }
+
+    fn is(&self, other: &dyn Spec) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let claim = |name: &str| Claim {
+            option: "tap",
+            resource: Resource::Interface(name.to_owned()),
+            shares: false,
+            writes: true,
+        };
+        self.tap().map(claim).into_iter().collect()
+    }
+
+    fn tap(&self) -> Option<&str> {
+        match &self.network {
+            Network::Tap(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    fn link(&self) -> Option<&str> {
+        match &self.network {
+            Network::Link(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    fn allow(&self, allowed: &mut AllowedPaths, _: bool) {
+        if self.tap().is_some() {
+            allowed.taps();
+            allowed.keep_net_admin();
+        }
+    }
+
+    fn capabilities(&self, reload: bool) -> CapabilitySet {
+        match reload && self.tap().is_some() {
+            true => CapabilitySet::NET_ADMIN,
+            false => CapabilitySet::empty(),
+        }
+    }
+
+    fn descriptors(&self) -> (u64, u64) {
+        (0, 2 * u64::from(self.queues) + 1)
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        self.tap().map(|tap| doctor::tap(tap, self.queues)).into_iter().collect()
+    }
+
+    fn open(
+        &self,
+        _: &str,
+        _: &OpenContext,
+        link_ends: &mut LinkEnds,
+        earlier: Earlier,
+    ) -> Result<Opening, anyhow::Error> {
+        open::card(self, link_ends, earlier.fds).map(Into::into)
+    }
+
+    fn prepare(&self, _: &str, _: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
+        // Claimed by the daemon that serves it.
+        Ok(self.tap().map(|_| Opening::Late(Told::default())))
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn told(&self, told: &mut Told) {
+        told::specified(self, told);
+    }
+
+    fn missing(&self, told: &mut Told) {
+        told::missing(self, told);
+    }
+
+    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+        if let Some(wanted) = (wanted as &dyn Any).downcast_ref() {
+            changes::changes(all, self, wanted);
+        }
+    }
+
+    fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {
+        let &Self { limit, .. } = (wanted as &dyn Any).downcast_ref()?;
+        Some(Arc::new(Self { limit, ..self.clone() }))
+    }
+
+    fn apply(&self, observer: &dyn Observe) {
+        if let Some(card) = (observer as &dyn Any).downcast_ref::<CardObserver>() {
+            card.change(self);
+        }
+    }
+
+    fn settings(&self, settings: &mut Settings) {
+        settings.limit(self.limit);
+    }
+}

@@ -1,0 +1,188 @@
+//! Devices that are open, or wait for something.
+use super::observe::Observe;
+use crate::serve::sandbox::paths::AllowedPaths;
+use crate::serve::told::Told;
+use anyhow::anyhow;
+use paravane_device::Device;
+use paravane_device::blk::FileId;
+use paravane_device::net::LinkEnd;
+use paravane_store::{CacheFolder, Connector, Direct, NamedFiles};
+use std::any::Any;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A device ready to be served.
+pub(crate) struct Opened {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) observer: Box<dyn Observe>,
+    /// Description of the back end, for `paravane status`.
+    pub(crate) back_end: String,
+    /// Dropped when all devices of its link are served, which wait for each other until then.
+    pub(crate) hold: Option<Box<dyn Any + Send>>,
+}
+
+/// A device, or one that waits for what another process has.
+pub(crate) enum Opening {
+    Device(Opened),
+    /// Its image is open and not locked: a dead process has requests in flight for it.
+    Unlocked(Box<dyn Unlocked>),
+    /// Its store is open, which the daemon that serves it still has, too.
+    Ahead(Box<dyn Ahead>),
+    /// Can be opened only when the daemon that serves it has closed it.
+    ///
+    /// With what its guest would be told, as far as that is known.
+    Late(Told),
+}
+
+/// A device whose image is open and not locked.
+pub(crate) trait Unlocked: Send {
+    /// Opens the stores of its layers, if that is still to be done.
+    ///
+    /// # Errors
+    /// A server does not answer, or has no such image.
+    fn connect(&mut self, context: &OpenContext) -> Result<(), anyhow::Error>;
+
+    /// Locks the image, unless the requests are still in flight.
+    ///
+    /// # Errors
+    /// The image cannot be locked, or not be used.
+    fn lock(self: Box<Self>) -> Result<Opening, anyhow::Error>;
+
+    /// Why it is not open, for a device that must not wait.
+    fn in_flight(&self) -> anyhow::Error;
+
+    fn file_id(&self) -> Option<FileId>;
+
+    /// Whether its image would show that a snapshot has replaced it.
+    fn has_marks(&self) -> bool;
+
+    /// Goes on as the device of which a guest was `told`, unless its specification says otherwise.
+    fn keep(&mut self, told: &Told);
+
+    /// What its guest would be told.
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error>;
+}
+
+/// A device whose store is open, and nothing was read from it.
+pub(crate) trait Ahead: Send {
+    /// Opens it. Reads and writes its store if a format needs that.
+    ///
+    /// # Errors
+    /// The image cannot be used.
+    fn open(self: Box<Self>) -> Result<Opened, anyhow::Error>;
+
+    /// As [`Unlocked::keep`].
+    fn keep(&mut self, told: &Told);
+
+    /// As [`Unlocked::told`].
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error>;
+}
+
+impl From<Opened> for Opening {
+    fn from(opened: Opened) -> Self {
+        Self::Device(opened)
+    }
+}
+
+impl Opening {
+    /// Takes what holds the device until others are served.
+    pub(crate) fn hold(&mut self) -> Option<Box<dyn Any + Send>> {
+        match self {
+            Self::Device(opened) => opened.hold.take(),
+            _ => None,
+        }
+    }
+
+    /// The device.
+    ///
+    /// # Errors
+    /// It waits for its image.
+    pub(crate) fn opened(self) -> Result<Opened, anyhow::Error> {
+        match self {
+            Self::Device(opened) => Ok(opened),
+            Self::Unlocked(disk) => Err(disk.in_flight()),
+            Self::Ahead(disk) => disk.open(),
+            Self::Late(_) => Err(anyhow!("internal error: the device is not open")),
+        }
+    }
+
+    /// Goes on as the device of which a guest was `told`, if that is not settled yet.
+    pub(crate) fn keep(&mut self, told: &Told) {
+        match self {
+            Self::Unlocked(disk) => disk.keep(told),
+            Self::Ahead(disk) => disk.keep(told),
+            Self::Device(_) | Self::Late(_) => {}
+        }
+    }
+
+    /// What the guest would be told of what is open.
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    pub(crate) fn told(&self, told: &mut Told) -> Result<(), anyhow::Error> {
+        match self {
+            Self::Device(opened) => opened.observer.told(told),
+            Self::Unlocked(disk) => disk.told(told)?,
+            Self::Ahead(disk) => disk.told(told)?,
+            Self::Late(known) => told.extend(known),
+        }
+        Ok(())
+    }
+
+    /// Numbers of the file of its image, if it is open.
+    pub(crate) fn file_id(&self) -> Option<FileId> {
+        match self {
+            Self::Unlocked(disk) => disk.file_id(),
+            Self::Device(opened) => opened.observer.snapshots()?.image_id().file,
+            _ => None,
+        }
+    }
+
+    /// Whether its image would show that a snapshot has replaced it.
+    pub(crate) fn has_marks(&self) -> bool {
+        match self {
+            Self::Unlocked(disk) => disk.has_marks(),
+            Self::Device(opened) => opened.observer.snapshots().is_none_or(|snapshots| snapshots.has_marks()),
+            _ => true,
+        }
+    }
+}
+
+/// What an earlier daemon had of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    /// Descriptors of the device.
+    pub(crate) fds: Vec<OwnedFd>,
+    /// What its guest was told.
+    pub(crate) told: Told,
+}
+
+/// What devices are opened with.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenContext {
+    /// `None`: no sandbox.
+    pub(crate) allowed: Option<Arc<AllowedPaths>>,
+    /// Connects to the servers of images.
+    pub(crate) connector: Arc<dyn Connector>,
+    /// Keeps chunks of objects.
+    pub(crate) cache: Option<CacheFolder>,
+    /// Files that locations name, read before the sandbox closed.
+    pub(crate) files: NamedFiles,
+}
+
+impl Default for OpenContext {
+    fn default() -> Self {
+        Self { allowed: None, connector: Arc::new(Direct), cache: None, files: NamedFiles::default() }
+    }
+}
+
+/// Unclaimed ends of links whose other end is in use, by link name.
+#[derive(Debug, Default)]
+pub(crate) struct LinkEnds(pub(crate) HashMap<String, LinkEnd>);
