@@ -144,8 +144,8 @@ fn metrics_chapter() -> String {
         "`paravane serve --metrics ADDRESS:PORT` serves these metrics at `/metrics`: as OpenMetrics 1.0 to clients that \
          accept it, else in the text format of Prometheus (0.0.4). A histogram has samples `_bucket` (label `le`), `_sum` and \
          `_count`. \
-         Counters start at 0 when their device starts. The label `device` is the name of the device, `kind` is blk, net \
-         or rng. Metrics without a value, for example sizes of network cards, are left out.",
+         Counters start at 0 when their device starts. The label `device` is the name of the device, `kind` that of its \
+         subcommand. Metrics without a value, for example sizes of network cards, are left out.",
     );
     let row = |metric: &families::MetricText| {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();

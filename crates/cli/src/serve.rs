@@ -22,6 +22,7 @@ pub(crate) mod metrics;
 mod network_events;
 pub(crate) mod open;
 mod places;
+pub(crate) mod private_socket;
 mod process;
 pub(crate) mod reader;
 pub(crate) mod reload;

@@ -7,10 +7,9 @@ use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Serve disks, network cards and entropy sources to VMMs over vhost-user
+/// Serve disks, network cards and other devices to VMMs over vhost-user
 ///
-/// Serves one device (blk, net or rng), or the devices of a file (--config, see
-/// paravane-devices.toml(5)).
+/// Serves one device, or the devices of a file (--config, see paravane-devices.toml(5)).
 ///
 /// The daemon stays in the foreground and logs to stderr. A VMM may disconnect and reconnect at any
 /// time. After opening its files the daemon enters a sandbox: Landlock, seccomp, no capabilities
@@ -22,8 +21,8 @@ pub(crate) struct ServeArgs {
     pub(crate) device: Option<DeviceCommand>,
     /// Serve the devices of this TOML file
     ///
-    /// SIGHUP reads the file again. Keys are options without dashes, in the tables daemon, blk, net
-    /// and rng: see paravane-devices.toml(5).
+    /// SIGHUP reads the file again. Keys are options without dashes, in a table for each device and
+    /// one for the daemon: see paravane-devices.toml(5).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Take the devices over from the running daemon, which then exits
@@ -246,7 +245,7 @@ pub(crate) struct ReloadArgs {
 pub(crate) enum SortKey {
     /// Name; vm2 before vm10
     Name,
-    /// blk, net, rng
+    /// Kind of the device
     Kind,
     /// Buffers returned to the driver per second
     Done,

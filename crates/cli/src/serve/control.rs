@@ -13,6 +13,7 @@
 use super::connections::{Client, ConnectionGuard, Connections, accept_until};
 use super::deadline::Until;
 use super::places::Places;
+use super::private_socket;
 use super::report::Report;
 use super::reporter::Reporter;
 use super::sandbox::user::Target;
@@ -20,16 +21,11 @@ use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
 use super::trace::stream::{self, Find, Give, Wanted};
 use crate::printable::printable_json;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use hyper::body::Bytes;
-use nix::sys::socket::getsockopt;
-use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
-use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -45,8 +41,6 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of connections.
 const CONNECTIONS: usize = 64;
-/// Most clients that wait to be accepted: as many as the kernel allows.
-const BACKLOG: i32 = 4096;
 /// Daemons that `paravane status` asks in parallel.
 const ASKED_AT_ONCE: usize = 32;
 /// Maximum length of a report in bytes.
@@ -104,7 +98,8 @@ impl Control {
                 }
             },
         };
-        let listener = bind(&path).with_context(|| format!("control socket {}", path.display()))?;
+        let listener =
+            private_socket::bind(&path).with_context(|| format!("control socket {}", path.display()))?;
         Ok(Some(Self { path, listener }))
     }
 
@@ -200,41 +195,6 @@ impl Drop for Control {
     fn drop(&mut self) {
         // May fail after a change of user. `paravane status` removes sockets without a listener.
         let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Listens with mode 0600. Replaces a socket that nobody will accept from.
-fn bind(path: &Path) -> Result<UnixListener, anyhow::Error> {
-    if UnixStream::connect(path).is_ok_and(|stream| !has_ended(&stream)) {
-        bail!("in use by another process");
-    }
-    if path.symlink_metadata().is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
-    {
-        std::fs::remove_file(path)?;
-    }
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The file gets the mode of the socket: there is no moment for others, and no path to follow.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// Whether the process that listens has ended.
-///
-/// Of a daemon that was killed while it started another program, that program has the socket until it runs.
-fn has_ended(stream: &UnixStream) -> bool {
-    // It names the process that called listen(2); 0 if that is in another name space.
-    let Ok(peer) = getsockopt(stream, PeerCredentials) else { return false };
-    let Some(pid) = Pid::from_raw(peer.pid()) else { return false };
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        // Readable: it has ended, and its parent has not looked yet.
-        Ok(process) => {
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-        }
-        Err(error) => error == Errno::SRCH,
     }
 }
 

@@ -6,6 +6,7 @@ use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
 use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 /// One daemon.
@@ -177,6 +178,9 @@ pub(crate) struct Device {
     /// Disks: the image was unlinked; its data are lost when the device stops.
     #[serde(default)]
     pub(crate) image_deleted: bool,
+    /// Figures of its kind, by name.
+    #[serde(default)]
+    pub(crate) figures: BTreeMap<String, u64>,
     /// Disks: image and backing files that are no files of this host, top first.
     #[serde(default)]
     pub(crate) stores: Vec<Store>,

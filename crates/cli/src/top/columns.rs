@@ -59,9 +59,9 @@ const COLUMNS: [Column; 16] = [
     Column { word: true, ..number("KIND", 4, 12, |row, _| row.kind.clone()) },
     number("PID", 7, 15, |row, _| row.pid.to_string()),
     Column { key: Some(TopKey::Done), ..number("DONE/s", 6, 0, |row, _| short(row.rates.completed_per_s)) },
-    number("MB/s", 5, 10, |row, _| match row.kind.as_str() {
-        "net" => short(row.rates.transmitted_mb_per_s + row.rates.received_mb_per_s),
-        _ => "-".to_owned(),
+    number("MB/s", 5, 10, |row, _| match row.has_traffic {
+        true => short(row.rates.transmitted_mb_per_s + row.rates.received_mb_per_s),
+        false => "-".to_owned(),
     }),
     Column {
         key: Some(TopKey::P50),

@@ -33,6 +33,9 @@ pub(super) struct Row {
     /// Time for which they could run and no CPU ran them, in the same unit.
     pub(super) wait_percent: f64,
     pub(super) errors: u64,
+    /// Its bytes are counted.
+    #[serde(skip)]
+    pub(super) has_traffic: bool,
     #[serde(skip)]
     pub(super) history: History,
 }
@@ -134,6 +137,7 @@ fn row(device: &Device, pid: u32, earlier: Option<(&Device, Duration)>, rates: R
     let mut row = Row {
         device: device.name.clone(),
         kind: device.kind.clone(),
+        has_traffic: device.net.is_some(),
         pid,
         connected: device.connected,
         problem: device.has_problem(),

@@ -278,6 +278,10 @@ const THREADS: [ThreadMetric; 2] = [
 const BUSY: (&str, &str) =
     ("paravane_device_busy_seconds", "Time for which shared I/O threads served the device");
 
+/// A gauge of each device whose kind has figures of its own, with a label for their names.
+const FIGURES: (&str, &str, &str) =
+    ("paravane_device_figure", "Figure of its kind; names that end in `_bytes` count bytes", "figure");
+
 /// A gauge of each disk.
 const LAST_ERROR: (&str, &str) =
     ("paravane_blk_last_error_timestamp_seconds", "Unix time of the last request that storage failed");
@@ -372,6 +376,12 @@ pub(crate) fn all() -> Vec<MetricText> {
         help,
     }));
     all.push(MetricText { name: BUSY.0, kind: Kind::Counter, labels: device(&[]), help: BUSY.1 });
+    all.push(MetricText {
+        name: FIGURES.0,
+        kind: Kind::Gauge,
+        labels: device(&[FIGURES.2]),
+        help: FIGURES.1,
+    });
     all.push(MetricText { name: LAST_ERROR.0, kind: Kind::Gauge, labels: device(&[]), help: LAST_ERROR.1 });
     all.extend(HISTOGRAMS.map(|(name, help, label, ..)| MetricText {
         name,
@@ -435,6 +445,12 @@ pub(super) fn exposition(report: &Report) -> Exposition {
     let mut family = all.begin(BUSY.0, Kind::Counter, BUSY.1);
     for (device, labels) in devices.iter().filter(|(device, _)| device.threads.is_empty()) {
         family.add(labels, device.queues.iter().map(|queue| queue.busy_s).sum());
+    }
+    let mut family = all.begin(FIGURES.0, Kind::Gauge, FIGURES.1);
+    for (device, prefix) in &devices {
+        for (name, value) in &device.figures {
+            family.add(&format!("{prefix},{}", labels(&[(FIGURES.2, name)])), *value as f64);
+        }
     }
     let mut family = all.begin(LAST_ERROR.0, Kind::Gauge, LAST_ERROR.1);
     for (device, labels) in &devices {

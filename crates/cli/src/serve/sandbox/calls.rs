@@ -166,11 +166,15 @@ const fn request(number: libc::Ioctl) -> u64 {
     number as u32 as u64
 }
 
-/// Allowed requests of ioctl(2): TAP and block devices, non-blocking descriptors.
+/// Allowed requests of ioctl(2): TAP and block devices, non-blocking descriptors, new pseudo-terminals.
 ///
-/// None for terminals.
+/// None puts input into a terminal.
 const IOCTLS: &[u64] = &[
     request(libc::FIONBIO),
+    request(libc::TIOCGPTN),
+    request(libc::TIOCSPTLCK),
+    request(libc::TCGETS2),
+    request(libc::TCSETS2),
     request(libc::TUNSETIFF),
     request(libc::TUNGETIFF),
     request(libc::TUNGETFEATURES),

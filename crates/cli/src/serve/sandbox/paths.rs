@@ -230,7 +230,8 @@ impl AllowedPaths {
         }
     }
 
-    fn allow(&mut self, path: &Path, access: BitFlags<AccessFs>) {
+    /// Allows this access to a path, and to what is below it.
+    pub(crate) fn allow(&mut self, path: &Path, access: BitFlags<AccessFs>) {
         *self.rules.entry(path.to_owned()).or_default() |= access;
     }
 
@@ -262,7 +263,8 @@ fn monitor_ports(conf: &str) -> Vec<u16> {
     addresses.filter_map(port).collect()
 }
 
-fn directory_of(path: &Path) -> &Path {
+/// Folder of a file.
+pub(crate) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

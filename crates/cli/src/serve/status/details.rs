@@ -36,6 +36,10 @@ pub(super) fn text(device: &Device) -> String {
                 writeln!(out, "  {name}  {what}: P50 {}, P99 {}, max {max}", counts.p50_ns, counts.p99_ns);
         }
     }
+    if !device.figures.is_empty() {
+        let figures: Vec<_> = device.figures.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let _ = writeln!(out, "  {name}  {}", figures.join(", "));
+    }
     let settings = settings(&device.settings);
     if !settings.is_empty() {
         let _ = writeln!(out, "  {name}  settings: {}", settings.join(", "));
