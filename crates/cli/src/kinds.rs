@@ -6,6 +6,7 @@ pub(crate) mod blk;
 pub(crate) mod changes;
 pub(crate) mod checked;
 pub(crate) mod command;
+mod console;
 pub(crate) mod endpoint;
 pub(crate) mod kind;
 mod limits;
@@ -19,7 +20,7 @@ pub(crate) use command::DeviceCommand;
 pub(crate) use kind::Kind;
 
 /// All kinds, in the order of help and manuals.
-pub(crate) static KINDS: &[&dyn Kind] = &[&blk::BlkKind, &net::NetKind, &rng::RngKind];
+pub(crate) static KINDS: &[&dyn Kind] = &[&blk::BlkKind, &net::NetKind, &rng::RngKind, &console::ConsoleKind];
 
 /// The kind of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Kind> {

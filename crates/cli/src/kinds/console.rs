@@ -1,0 +1,186 @@
+//! Consoles.
+mod args;
+mod open;
+mod texts;
+
+use super::changes::{Differences, Effect};
+use super::checked::OptionError;
+use super::endpoint::{Endpoint, EndpointArgs};
+use super::kind::{Arguments, Claim, Features, Kind, Resource, Spec, Texts};
+use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::serve::sandbox::paths::{AllowedPaths, directory_of};
+use crate::serve::told::Told;
+use args::{ConsoleArgs, WindowSize};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+use landlock::AccessFs;
+use paravane_device::console::{BUFFER, Window};
+use paravane_spec::console::{Config, F_SIZE, RECEIVE};
+use paravane_vhost::KnownToDriver;
+use std::any::Any;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Smallest and largest value of --buffer, in bytes.
+const BUFFERS: [u64; 2] = [4 << 10, 1 << 30];
+const WINDOW: &str = "window";
+
+/// A validated console.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Console {
+    terminal: Terminal,
+    window: Option<Window>,
+    /// Most bytes of output that wait.
+    buffer: usize,
+}
+
+/// The host's side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Terminal {
+    Socket(PathBuf),
+    Pty,
+    Log(PathBuf),
+}
+
+pub(crate) struct ConsoleKind;
+
+impl Kind for ConsoleKind {
+    fn name(&self) -> &'static str {
+        "console"
+    }
+
+    fn options(&self, command: Command) -> Command {
+        ConsoleArgs::augment_args(command)
+    }
+
+    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
+        Ok(Box::new(ConsoleArgs::from_arg_matches(matches)?))
+    }
+
+    fn texts(&self) -> &'static Texts {
+        const { &texts::TEXTS }
+    }
+
+    fn features(&self) -> &'static Features {
+        const { &texts::FEATURES }
+    }
+
+    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
+        let Ok((config, _)) = Config::read_from_prefix(&known.config) else { return };
+        if known.features & F_SIZE != 0 {
+            told.put(WINDOW, size(config.cols.get(), config.rows.get()));
+        }
+    }
+
+    fn takes_at_once(&self, queue: u16) -> bool {
+        // Buffers for input that has not come yet are left in the ring.
+        queue != RECEIVE
+    }
+}
+
+fn size(columns: u16, rows: u16) -> String {
+    format!("{columns}x{rows}")
+}
+
+impl Arguments for ConsoleArgs {
+    fn endpoint(&self) -> &EndpointArgs {
+        &self.endpoint
+    }
+
+    fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
+        let terminal = match (&self.terminal_socket, &self.log) {
+            (Some(path), _) => Terminal::Socket(path.clone()),
+            (None, Some(path)) => Terminal::Log(path.clone()),
+            (None, None) => Terminal::Pty,
+        };
+        let [least, most] = BUFFERS;
+        let buffer = match &self.buffer {
+            None => BUFFER,
+            Some(size) if (least..=most).contains(&size.0) => size.0 as usize,
+            Some(size) => return Err(("buffer", format!("{} bytes is out of range: use 4k to 1G", size.0))),
+        };
+        let window = self.window.map(|WindowSize(window)| window);
+        Ok(Arc::new(Console { terminal, window, buffer }))
+    }
+}
+
+impl Console {
+    /// The option that names its terminal, and its path.
+    fn path(&self) -> Option<(&'static str, &Path)> {
+        match &self.terminal {
+            Terminal::Socket(path) => Some(("terminal-socket", path)),
+            Terminal::Log(path) => Some(("log", path)),
+            Terminal::Pty => None,
+        }
+    }
+}
+
+impl Spec for Console {
+    fn kind(&self) -> &'static dyn Kind {
+        &ConsoleKind
+    }
+
+    fn is(&self, other: &dyn Spec) -> bool {
+        (other as &dyn Any).downcast_ref() == Some(self)
+    }
+
+    fn resolved(&self, base: &Path) -> Option<Arc<dyn Spec>> {
+        let terminal = match &self.terminal {
+            Terminal::Socket(path) => Terminal::Socket(base.join(path)),
+            Terminal::Log(path) => Terminal::Log(base.join(path)),
+            Terminal::Pty => return None,
+        };
+        Some(Arc::new(Self { terminal, ..self.clone() }))
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let claim = |(option, path): (_, &Path)| {
+            let resource = Resource::Path(path.to_owned());
+            Claim { option, resource, shares: false, writes: true }
+        };
+        self.path().map(claim).into_iter().collect()
+    }
+
+    fn allow(&self, allowed: &mut AllowedPaths, _: bool) {
+        let terminal = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+        match &self.terminal {
+            Terminal::Socket(path) => allowed.socket(path),
+            Terminal::Log(path) if path.exists() => allowed.allow(path, AccessFs::WriteFile.into()),
+            Terminal::Log(path) => {
+                allowed.allow(directory_of(path), AccessFs::MakeReg | AccessFs::WriteFile);
+            }
+            Terminal::Pty => ["/dev/ptmx", "/dev/pts"].map(Path::new).into_iter().for_each(|path| {
+                allowed.allow(path, terminal);
+            }),
+        }
+    }
+
+    fn descriptors(&self) -> (u64, u64) {
+        // The terminal and who has it open, and the events of the thread between.
+        (6, 2)
+    }
+
+    fn open(&self, _: &str, _: &OpenContext, _: &mut LinkEnds, _: Earlier) -> Result<Opening, anyhow::Error> {
+        open::open(self).map(Into::into)
+    }
+
+    fn prepare(&self, _: &str, _: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
+        // The running daemon has the terminal.
+        Ok(Some(Opening::Late(Told::default())))
+    }
+
+    fn told(&self, told: &mut Told) {
+        if let Some(Window { columns, rows }) = self.window {
+            told.put(WINDOW, size(columns, rows));
+        }
+    }
+
+    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+        let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
+        let Self { terminal, window, buffer } = self;
+        let key = wanted.path().map_or("pty", |(option, _)| option);
+        all.add(key, Effect::Restart, *terminal != wanted.terminal);
+        all.add("window", Effect::Restart, *window != wanted.window);
+        all.add("buffer", Effect::Restart, *buffer != wanted.buffer);
+    }
+}

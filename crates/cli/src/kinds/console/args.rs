@@ -1,0 +1,64 @@
+//! Options of consoles.
+use crate::kinds::endpoint::EndpointArgs;
+use crate::size::Size;
+use clap::{ArgGroup, Args};
+use paravane_device::console::Window;
+use std::path::PathBuf;
+
+/// Serve a console
+///
+/// Exactly one of --terminal-socket, --pty and --log selects the host's side. What the guest writes while
+/// nobody reads waits in a buffer, and the newest is kept. While somebody reads, the guest waits for a
+/// slow reader. Nothing is lost while the VMM disconnects and reconnects.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+#[command(group = ArgGroup::new("terminal").args(["terminal_socket", "pty", "log"]).required(true))]
+pub(super) struct ConsoleArgs {
+    /// Serve one terminal program at a time on this Unix socket, created with mode 0600
+    #[arg(long, value_name = "PATH")]
+    pub(super) terminal_socket: Option<PathBuf>,
+    /// Serve programs at a new pseudo-terminal, which `paravane status` and the log name
+    #[arg(long)]
+    pub(super) pty: bool,
+    /// Append what the guest writes to FILE, created with mode 0600; the guest gets no input
+    #[arg(long, value_name = "FILE")]
+    pub(super) log: Option<PathBuf>,
+    /// Size of the window that the guest sees, for example 80x25 [default: none, the guest decides]
+    #[arg(long, value_name = "COLUMNSxROWS")]
+    pub(super) window: Option<WindowSize>,
+    /// Maximum bytes that wait for a reader, from 4k to 1G [default: 1M]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) buffer: Option<Size>,
+    #[command(flatten)]
+    pub(super) endpoint: EndpointArgs,
+}
+
+/// "80x25".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowSize(pub(super) Window);
+
+impl std::str::FromStr for WindowSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = || {
+            let (columns, rows) = text.split_once('x')?;
+            let [columns, rows] =
+                [columns, rows].map(|number| number.parse().ok().filter(|number| *number > 0));
+            Some(Self(Window { columns: columns?, rows: rows? }))
+        };
+        parse().ok_or_else(|| "write columns and rows, as 80x25".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_has_columns_and_rows() {
+        assert_eq!("80x25".parse(), Ok(WindowSize(Window { columns: 80, rows: 25 })));
+        for text in ["", "80", "80x", "x25", "0x25", "80x25x1", "80X25", "70000x1"] {
+            assert!(text.parse::<WindowSize>().is_err(), "{text}");
+        }
+    }
+}
