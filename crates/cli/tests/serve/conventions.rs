@@ -15,8 +15,12 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const WISH: Wish = Wish { packed: false, event_idx: true, queues: 1, depth: 4 };
-const PROGRAMS: [(&str, &str, &str); 3] =
-    [("blk", "vhost-user-blk", "block"), ("net", "vhost-user-net", "net"), ("rng", "vhost-user-rng", "rng")];
+const PROGRAMS: [(&str, &str, &str); 4] = [
+    ("blk", "vhost-user-blk", "block"),
+    ("net", "vhost-user-net", "net"),
+    ("rng", "vhost-user-rng", "rng"),
+    ("console", "vhost-user-console", "console"),
+];
 
 /// The program under another name, as the package installs it.
 fn linked(folder: &Folder, name: &str) -> PathBuf {

@@ -9,6 +9,7 @@ mod activation;
 #[path = "../../../store/tests/nbd/certificates.rs"]
 mod certificates;
 mod client;
+mod console;
 mod conventions;
 mod daemon;
 mod descriptors;
