@@ -2,19 +2,19 @@
 use crate::hostile::{BASE, Rings};
 use arbitrary::{Result, Unstructured};
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
-use paravane_device::{Device, MappedQueue, QueueHandler, ServeError};
+use paravane_device::{Device, MappedQueue, QueueHandler, Rest, ServeError, WakeSet};
 use paravane_dma::{Access, Backing, Handle, Memory, Region, RegionConfig};
 use paravane_ring::{QueueAddresses, QueueError};
 use paravane_spec::blk::{self, RequestHeader};
 use paravane_spec::feature;
 use paravane_spec::split::{AVAIL_IDX, AVAIL_RING, DESC_F_NEXT, DESC_F_WRITE, DESC_SIZE};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of the image: a few sectors, so that requests run into its end.
 const IMAGE: usize = 16 * 1024;
@@ -245,16 +245,20 @@ impl Rig {
         while self.latched.is_none() {
             let before = (self.taken, self.completed);
             self.serve();
-            if self.latched.is_some() || (self.taken, self.completed) != before || self.handler.listen() {
+            if self.latched.is_some()
+                || (self.taken, self.completed) != before
+                || self.handler.rest(true) == Rest::Serve
+            {
                 continue;
             }
             if self.queue.queue().in_flight() == 0 {
                 return;
             }
-            let fd = self.handler.completion_fd().expect("requests in flight end some time");
+            let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor"));
+            self.handler.register(Some(&WakeSet::new(&set, 0))).expect("room in the set");
             let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
             // The timer of the fuzzer may interrupt.
-            let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
+            let ready = retry_on_intr(|| poll(&mut [PollFd::new(&set, PollFlags::IN)], Some(&patience)));
             assert_eq!(ready, Ok(1), "{} requests hang", self.queue.queue().in_flight());
         }
     }

@@ -61,7 +61,6 @@ mod snapshot;
 mod source;
 #[cfg(test)]
 mod tests;
-mod wake;
 mod whole_blocks;
 
 use crate::{Device, Limiter, QueueHandler};
@@ -84,7 +83,6 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
-use wake::Wake;
 use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
@@ -870,11 +868,10 @@ impl Device for Blk {
             image.guards.check(file)?;
         }
         let engine = Engine::new(&engine, &image, size, follower.event())?;
-        let wake = Wake::new(follower.event());
         let limiter = self.limiter.clone();
         let errors = (index, self.errors.clone());
-        let (follower, engine) = ((follower, image), (engine, wake));
-        Ok(Box::new(Handler::new(follower, self.serial.get(), engine, limiter, (size, features), errors)?))
+        let (follower, id) = ((follower, image), self.serial.get());
+        Ok(Box::new(Handler::new(follower, id, engine, limiter, (size, features), errors)?))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.

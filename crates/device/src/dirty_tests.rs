@@ -3,9 +3,9 @@
 //! While the driver stands still, only the device changes bytes, and their pages must be in the
 //! log.
 use crate::blk::{Blk, BlkConfig};
-use crate::rig::{BASE, DATA, Rig, SIZE, becomes_readable, segment};
+use crate::rig::{BASE, DATA, Rig, SIZE, becomes_readable, registered, segment};
 use crate::rng::Rng;
-use crate::{Device, ServeError};
+use crate::{Device, Rest, ServeError};
 use paravane_dma::{DirtyLog, DirtyPages, Segment};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::{blk, feature};
@@ -49,7 +49,7 @@ impl<D: Device> Rig<D> {
         loop {
             match self.serve() {
                 Ok(served) if served.taken > 0 || served.completed > 0 => continue,
-                Ok(_) if self.handler.listen() => continue,
+                Ok(_) if self.handler.rest(true) == Rest::Serve => continue,
                 Ok(_) => {}
                 Err(error) => {
                     self.handler.drain(&mut self.live, false);
@@ -60,8 +60,7 @@ impl<D: Device> Rig<D> {
             if self.live.queue().in_flight() == 0 {
                 break;
             }
-            let fd = self.handler.completion_fd().expect("nothing is in flight in the host");
-            assert!(becomes_readable(fd), "a request was lost");
+            assert!(becomes_readable(registered(&mut *self.handler)), "a request was lost");
         }
         if end.is_ok() {
             self.live.arm_kicks().unwrap();

@@ -6,12 +6,13 @@
 //!    v
 //! QueueHandler                              one for each live queue, owned by one I/O thread
 //!    serve(&mut MappedQueue)  pop what is available, start or do it, complete, publish once
-//!    has_news                 check for host events without a system call, for an owner that polls
-//!    listen                   before the owner sleeps: makes host events signal completion_fd
+//!    register                 adds the descriptors of host events to the owner's epoll instance
+//!    rest(false)              looks for host events without a system call, for an owner that polls
+//!    rest(true)               before the owner sleeps: makes host events signal the descriptors
 //!    drain                    wait until nothing is in flight (reset, stop)
 //! ```
-//! A handler never blocks in `serve`. Work that the host has not finished signals `completion_fd`
-//! later.
+//! A handler never blocks in `serve`. Work that the host has not finished signals a registered
+//! descriptor later.
 //!
 //! | Module | Device | Host side |
 //! |---|---|---|
@@ -118,11 +119,11 @@ mod rate;
 mod rig;
 pub mod rng;
 mod wakeup;
-mod watch;
 
 pub use log_device::LogDevice;
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
 pub use paravane_ring::device::{State, StateError};
+pub use paravane_store::{Rest, WakeSet, WakeSource};
 pub use rate::{Limiter, Rate, RateLimit};
 
 use net::{NetDevice, NetQueue};
@@ -130,8 +131,6 @@ use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::any::Any;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
@@ -268,9 +267,8 @@ pub trait Device: Send {
 /// Serves one queue, on one I/O thread.
 ///
 /// The owner calls [`serve`](QueueHandler::serve) until it neither pops nor completes anything. It
-/// then polls ([`has_news`](QueueHandler::has_news)) or sleeps ([`listen`](QueueHandler::listen))
-/// until a kick, or until [`completion_fd`](QueueHandler::completion_fd) becomes readable, which
-/// [`watch`](QueueHandler::watch) tells an epoll instance.
+/// then polls or sleeps, as [`rest`](QueueHandler::rest) says, until a kick or an event of the
+/// descriptors that the handler has [registered](QueueHandler::register).
 pub trait QueueHandler: Send {
     /// Pops chains, starts or does them, completes finished ones, and publishes once.
     ///
@@ -279,35 +277,24 @@ pub trait QueueHandler: Send {
     /// DEVICE_NEEDS_RESET where the transport has it.
     fn serve(&mut self, queue: &mut MappedQueue) -> Result<Served, ServeError>;
 
-    /// Becomes readable on a host event: a request is done, a frame is there \[none\].
+    /// Adds the descriptors that become readable on a host event to `wakes` \[there are none\]: a request is
+    /// done, a frame is there.
     ///
-    /// Reliable after [`QueueHandler::listen`]; it may become readable before. The owner watches it
-    /// edge-triggered and calls `serve` once for each edge. The handler clears it.
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// Has `epoll` tell, with `token` and edge-triggered, what [`QueueHandler::completion_fd`] tells, until
-    /// [`QueueHandler::unwatch`].
+    /// They leave an earlier set. `None`: they only leave it, which cannot fail. Later events wait.
     ///
-    /// For an owner that waits for many. A handler with several descriptors may have all of them told of.
+    /// Reliable after [`rest(true)`](QueueHandler::rest); they may become readable before. The owner calls
+    /// `serve` once for each event of the set. The handler clears the descriptors.
     ///
     /// # Errors
-    /// The host refuses; nothing has changed.
-    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        self.completion_fd().map_or(Ok(()), |fd| watch::add(epoll, fd, token))
-    }
-
-    /// Ends [`QueueHandler::watch`] with the same instance. Later events wait for the next one.
-    fn unwatch(&mut self, epoll: &OwnedFd) {
-        if let Some(fd) = self.completion_fd() {
-            watch::remove(epoll, fd);
-        }
+    /// The host refuses; `None` takes out what was added.
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        let _ = wakes;
+        Ok(())
     }
 
     /// Applies settings of the device that have changed: a rate limit, for example \[nothing\].
     ///
-    /// Called while nothing watches [`QueueHandler::completion_fd`], which may be another one afterwards.
+    /// Called while its descriptors are in no set; they may be others afterwards.
     /// The owner then serves the queue once.
     ///
     /// # Errors
@@ -316,36 +303,16 @@ pub trait QueueHandler: Send {
         Ok(())
     }
 
-    /// Makes host events signal [`QueueHandler::completion_fd`].
+    /// What is known of the next host event \[[`Rest::Ask`], with kicks\].
     ///
-    /// Called before the owner sleeps.
+    /// Called after a `serve` that did nothing. With `arm`, makes host events signal the registered
+    /// descriptors; the owner sleeps now, unless the answer is [`Rest::Serve`]. Without, makes no system
+    /// call.
     ///
-    /// Called after a `serve` that did nothing. `true` if an event is there already: do not sleep,
-    /// serve.
-    fn listen(&mut self) -> bool {
-        false
-    }
-
-    /// Whether a host event seems to be there, found out without a system call.
-    ///
-    /// Called after a `serve` that did nothing. `None` if only the descriptor tells [`None`].
-    fn has_news(&mut self) -> Option<bool> {
-        None
-    }
-
-    /// Whether a thread that keeps looking, instead of sleeping, ends what is in flight sooner [`true`].
-    ///
-    /// Called after a `serve` that did nothing. If `false`, the owner sleeps until an event.
-    fn is_worth_polling(&self) -> bool {
-        true
-    }
-
-    /// Whether the handler waits for available buffers [`true`].
-    ///
-    /// Called after a `serve` that did nothing. If `false`, the owner leaves kicks off, and buffers
-    /// may stay available.
-    fn wants_kicks(&self) -> bool {
-        true
+    /// Without kicks, the owner leaves them off, and buffers may stay available.
+    fn rest(&mut self, arm: bool) -> Rest {
+        let _ = arm;
+        Rest::Ask { kicks: true }
     }
 
     /// Whether the handler keeps guest memory beyond requests in flight [`false`].

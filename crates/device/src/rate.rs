@@ -15,14 +15,14 @@
 //!
 //! A limit may change while queues use it ([`Limiter::set`]). A queue without a limit has no [`Brake`],
 //! and asks no limiter: it is told of a new one ([`QueueHandler::renew`](crate::QueueHandler::renew)).
-use rustix::event::epoll;
+use crate::Rest;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
     timerfd_create, timerfd_settime,
 };
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -188,23 +188,17 @@ pub(crate) struct Brake {
     limiter: Arc<Limiter>,
     /// Time until which the queue is held.
     held: Option<Time>,
-    timer: OwnedFd,
+    timer: Arc<OwnedFd>,
     /// The timer has been set since it was last cleared.
     armed: bool,
-    /// Readable when the timer or the other descriptor is.
-    both: OwnedFd,
 }
 
 impl Brake {
-    /// For a queue that `other` wakes, too.
-    pub(crate) fn new(limiter: Arc<Limiter>, other: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+    /// For a queue of a device with a limit.
+    pub(crate) fn new(limiter: Arc<Limiter>) -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for fd in other.into_iter().chain([timer.as_fd()]) {
-            epoll::add(&both, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        }
-        Ok(Self { limiter, held: None, timer, armed: false, both })
+        Ok(Self { limiter, held: None, timer: Arc::new(timer), armed: false })
     }
 
     /// Whether a request may begin. If not, the queue is held.
@@ -242,22 +236,21 @@ impl Brake {
         self.held.is_none_or(|until| until <= now())
     }
 
-    /// Becomes readable when the wait is over, and when the other descriptor does.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.both.as_fd()
+    /// Becomes readable when the wait is over.
+    pub(crate) fn timer(&self) -> &Arc<OwnedFd> {
+        &self.timer
     }
 
-    /// Includes the other descriptor in [`Brake::fd`], or excludes it.
-    pub(crate) fn hear(&self, other: BorrowedFd<'_>, hear: bool) -> io::Result<()> {
-        let mut flags = epoll::EventFlags::empty();
-        flags.set(epoll::EventFlags::IN, hear);
-        Ok(epoll::modify(&self.both, other, epoll::EventData::new_u64(0), flags)?)
+    /// See [`QueueHandler::rest`](crate::QueueHandler::rest): a held queue waits for no kicks.
+    pub(crate) fn rest(&mut self, arm: bool) -> Rest {
+        let over = if arm { self.listen() } else { self.holds() && self.is_over() };
+        Rest::serve_if(over).with_kicks(!self.holds())
     }
 
     /// Sets the timer of a held queue; clears it for one that is not held.
     ///
     /// `true` if the wait is over already.
-    pub(crate) fn listen(&mut self) -> bool {
+    fn listen(&mut self) -> bool {
         let Some(until) = self.held else {
             if self.armed {
                 // EAGAIN: it was not readable, which is fine. It may signal once more, without
@@ -426,7 +419,7 @@ mod tests {
         let start = now();
         limiter.charge(start, 1_000_000);
         assert!(limiter.free_at() >= start + 1_000_000 * SECOND);
-        let mut brake = Brake::new(limiter.clone(), None).unwrap();
+        let mut brake = Brake::new(limiter.clone()).unwrap();
         assert!(!brake.lets_go(start + SECOND));
         let limit = RateLimit { bytes: Some(rate(1 << 30, 0)), ops: Some(rate(1000, 0)) };
         limiter.set(limit);
@@ -458,34 +451,20 @@ mod tests {
     #[test]
     fn a_brake_holds_until_its_time_and_wakes_then() {
         let (limiter, start) = (limiter(None, Some(rate(100, 0))), now());
-        let mut brake = Brake::new(limiter.clone(), None).unwrap();
+        let mut brake = Brake::new(limiter.clone()).unwrap();
         assert!(brake.lets_go(start) && !brake.holds() && !brake.listen() && brake.is_over());
         brake.charge(start, 0);
         assert!(!brake.lets_go(start) && brake.holds());
         assert!(!brake.lets_go(start + SECOND / 100 - 1));
         // On a busy host it may be over before the test listens.
         if !brake.listen() {
-            assert!(becomes_readable(brake.fd()));
+            assert!(becomes_readable(brake.timer()));
         }
         assert!(now() >= start + SECOND / 100 && brake.is_over());
         assert!(brake.lets_go(now()) && !brake.holds());
-        assert!(!brake.listen() && !readable(brake.fd()), "what is over wakes nobody");
+        assert!(!brake.listen() && !readable(brake.timer()), "what is over wakes nobody");
         // Another queue is faster.
         limiter.charge(now() + 3600 * SECOND, 0);
         assert!(!brake.lets_go(now()) && !brake.is_over());
-    }
-
-    #[test]
-    fn a_held_queue_hears_the_other_descriptor_if_it_wants_to() {
-        let flags = rustix::event::EventfdFlags::NONBLOCK;
-        let other = rustix::event::eventfd(0, flags).unwrap();
-        let brake = Brake::new(limiter(None, None), Some(other.as_fd())).unwrap();
-        assert!(!readable(brake.fd()));
-        rustix::io::write(&other, &1_u64.to_ne_bytes()).unwrap();
-        assert!(readable(brake.fd()));
-        brake.hear(other.as_fd(), false).unwrap();
-        assert!(!readable(brake.fd()));
-        brake.hear(other.as_fd(), true).unwrap();
-        assert!(readable(brake.fd()));
     }
 }

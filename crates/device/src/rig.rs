@@ -4,12 +4,12 @@
 //! I/O thread would call it.
 pub(crate) mod allocations;
 
-use crate::{Device, MappedQueue, QueueHandler, ServeError, Served, latency};
+use crate::{Device, MappedQueue, QueueHandler, Rest, ServeError, Served, WakeSet, latency};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::BorrowedFd;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,29 +105,35 @@ impl<D: Device> Rig<D> {
             while let Some(used) = self.driver.pop_used().unwrap() {
                 all.push(used);
             }
-            if served.taken > 0 || served.completed > 0 || self.handler.listen() {
+            if served.taken > 0 || served.completed > 0 || self.handler.rest(true) == Rest::Serve {
                 continue;
             }
             if self.driver.in_flight() == 0 {
                 return Ok(all);
             }
-            let fd = self.handler.completion_fd().expect("nothing is in flight in the host");
-            assert!(becomes_readable(fd), "a request was lost");
+            assert!(becomes_readable(registered(&mut *self.handler)), "a request was lost");
         }
     }
 }
 
+/// A set that the handler wakes, instead of an earlier one.
+pub(crate) fn registered(handler: &mut dyn QueueHandler) -> Arc<OwnedFd> {
+    let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+    handler.register(Some(&WakeSet::new(&set, 0))).unwrap();
+    set
+}
+
 /// Whether `fd` is readable now.
-pub(crate) fn readable(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn readable(fd: impl AsFd) -> bool {
     readable_within(fd, Duration::ZERO)
 }
 
 /// Waits until `fd` is readable. Returns `false` if that does not happen.
-pub(crate) fn becomes_readable(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn becomes_readable(fd: impl AsFd) -> bool {
     readable_within(fd, paravane_test_support::patience())
 }
 
-fn readable_within(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+fn readable_within(fd: impl AsFd, limit: Duration) -> bool {
     let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }

@@ -6,19 +6,20 @@
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that is written only while a thread waits for it.
 #[derive(Debug)]
 pub(crate) struct Wakeup {
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
     armed: AtomicBool,
 }
 
 impl Wakeup {
     pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { event, armed: AtomicBool::new(false) })
+        Ok(Self { event: Arc::new(event), armed: AtomicBool::new(false) })
     }
 
     /// Makes the next [`Wakeup::wake`] signal the descriptor.
@@ -32,6 +33,11 @@ impl Wakeup {
         // sleeper's check sees the change. If it is this one, the waker reads `true` and writes the
         // eventfd.
         self.armed.swap(true, Ordering::Acquire);
+    }
+
+    /// Its descriptor.
+    pub(crate) fn event(&self) -> &Arc<OwnedFd> {
+        &self.event
     }
 
     /// Wakes the sleeper, if there is one. Change what it checks before.

@@ -14,7 +14,9 @@
 //! [`IoThread::put_on`]: super::IoThread::put_on
 use crate::resting::{RestingQueue, ResumeError};
 use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
-use paravane_device::{LogDevice, MappedQueue, QueueHandler, ServeError, Served, State, StateError};
+use paravane_device::{
+    LogDevice, MappedQueue, QueueHandler, Rest, ServeError, Served, State, StateError, WakeSet,
+};
 use paravane_notify::NotifyError;
 use rustix::event::epoll;
 use std::io;
@@ -143,11 +145,7 @@ impl HostQueue {
     /// Events may have been missed before: the queue is to be served once now.
     pub(super) fn listen(&mut self, poll: &Arc<OwnedFd>, kicks: u64, news: u64) -> std::io::Result<()> {
         epoll::add(poll, self.kicks.fd(), epoll::EventData::new_u64(kicks), self.kicks.events())?;
-        if let Err(error) = self.handler.watch(poll, news) {
-            epoll::delete(poll, self.kicks.fd())?;
-            return Err(error);
-        }
-        Ok(())
+        self.handler.register(Some(&WakeSet::new(poll, news))).inspect_err(|_| self.ignore(poll))
     }
 
     /// Undoes [`HostQueue::listen`]. Later events wait in their descriptors.
@@ -155,7 +153,8 @@ impl HostQueue {
         if let Err(error) = epoll::delete(poll, self.kicks.fd()) {
             tracing::error!("cannot remove a descriptor from epoll: {error}");
         }
-        self.handler.unwatch(poll);
+        // Cannot fail.
+        let _ = self.handler.register(None);
     }
 
     /// Takes the signals that have arrived, and reports those that are kicks.
@@ -257,7 +256,11 @@ impl HostQueue {
 
     /// Whether polling can find work, after a [`HostQueue::serve`] that ran dry.
     pub(super) fn can_poll(&mut self) -> bool {
-        self.handler.is_worth_polling() && (self.handler.wants_kicks() || self.handler.has_news().is_some())
+        match self.handler.rest(false) {
+            Rest::Serve | Rest::Poll { .. } => true,
+            Rest::Ask { kicks } => kicks,
+            Rest::Sleep { .. } => false,
+        }
     }
 
     /// Whether there seems to be work, after a [`HostQueue::serve`] that ran dry.
@@ -265,10 +268,12 @@ impl HostQueue {
     /// Makes no system call, and asks for no wake-up. `None`: only its descriptor tells, and the
     /// driver likely waits for that.
     pub(super) fn has_work(&mut self) -> Option<bool> {
-        if self.handler.wants_kicks() && self.live.has_available() {
-            return Some(true);
+        match self.handler.rest(false) {
+            Rest::Serve => Some(true),
+            rest if rest.kicks() && self.live.has_available() => Some(true),
+            Rest::Poll { .. } => Some(false),
+            Rest::Ask { .. } | Rest::Sleep { .. } => (self.live.queue().in_flight() > FEW).then_some(false),
         }
-        self.handler.has_news().or_else(|| (self.live.queue().in_flight() > FEW).then_some(false))
     }
 
     /// See [`QueueHandler::preferred_batch`].
@@ -314,10 +319,10 @@ impl HostQueue {
     /// # Errors
     /// The queue cannot go on.
     pub(super) fn renew_within(&mut self, poll: &Arc<OwnedFd>, news: u64) -> io::Result<()> {
-        self.handler.unwatch(poll);
+        self.handler.register(None)?;
         let renewed = self.renew();
         // Whoever ends it expects it there.
-        self.handler.watch(poll, news)?;
+        self.handler.register(Some(&WakeSet::new(poll, news)))?;
         renewed
     }
 
@@ -475,5 +480,8 @@ impl std::fmt::Debug for HostQueue {
 
 /// See [`HostQueue::arm`].
 fn wake_ups(live: &mut MappedQueue, handler: &mut dyn QueueHandler) -> Result<bool, ServeError> {
-    Ok(handler.listen() || (handler.wants_kicks() && live.arm_kicks()?))
+    match handler.rest(true) {
+        Rest::Serve => Ok(true),
+        rest => Ok(rest.kicks() && live.arm_kicks()?),
+    }
 }

@@ -1,6 +1,6 @@
 //! Queues whose handlers do nothing but count.
 use crate::{ForeignKicks, HostQueue, IoThread, IoThreadFigures, Kicks, QueueEvents, QueueKey};
-use paravane_device::{MappedQueue, QueueHandler, ServeError, Served};
+use paravane_device::{MappedQueue, QueueHandler, Rest, ServeError, Served};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_notify::{HostNotifier, NoIoEventFds};
 use paravane_spec::feature;
@@ -104,12 +104,8 @@ impl QueueHandler for Fed {
         self.preferred_batch
     }
 
-    fn listen(&mut self) -> bool {
-        self.has_news() == Some(true)
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        Some(self.fed.load(Ordering::Relaxed) > 0)
+    fn rest(&mut self, _arm: bool) -> Rest {
+        Rest::serve_if(self.fed.load(Ordering::Relaxed) > 0)
     }
 
     fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {

@@ -5,7 +5,7 @@
 //! FILE has the same bytes, and its pages are in memory. Prints nanoseconds of this thread's CPU
 //! time for each read: medians of interleaved rounds.
 use paravane_dma::HostSlice;
-use paravane_store::{CacheConfig, Direct, Job, Object, ObjectOptions, Pieces, Store, StoreQueue};
+use paravane_store::{CacheConfig, Direct, Job, Object, ObjectOptions, Pieces, Rest, Store, StoreQueue};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::error::Error;
@@ -91,7 +91,7 @@ fn read(
     unsafe { queue.push(0, Job::Read { pieces, offset }).expect("room") };
     queue.submit().expect("a queue");
     while outcomes.is_empty() {
-        if queue.has_news() != Some(true) {
+        if queue.rest(false) != Rest::Serve {
             queue.wait().expect("a queue");
         }
         queue.reap(outcomes);

@@ -5,16 +5,17 @@
 //!                                      | queue
 //!                                      v
 //!   push(head, Job)* -> submit ->  StoreQueue, one for each virtqueue  -> reap: Outcome*
-//!                                      '-- fd(): readable when jobs have ended
+//!                                      '-- register: descriptors that wake its owner when jobs have ended
 //! ```
 //! A store takes reads, writes, flushes, discards and zeroes for memory in pieces, and completes
-//! them through a descriptor that an I/O thread polls or sleeps on. It knows nothing of virtqueues
+//! them in a queue that an I/O thread polls or sleeps on. It knows nothing of virtqueues
 //! or formats: a disk image is a format over a store. The server is not trusted: what it sends is
 //! checked, and an error of it is an error of the jobs.
 //!
 //! | file | content |
 //! |---|---|
 //! | `store` | [`Store`] and [`StoreQueue`]: the cut |
+//! | `rest` | [`Rest`] and [`WakeSet`]: how a queue sleeps |
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
@@ -36,6 +37,7 @@ mod object;
 mod open;
 #[cfg(feature = "rbd")]
 pub mod rbd;
+mod rest;
 mod store;
 
 #[cfg(feature = "http")]
@@ -50,4 +52,5 @@ pub use named_files::NamedFiles;
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};
 pub use open::{CacheFolder, OpenOptions, StoreError, open, open_ahead, target};
+pub use rest::{Rest, WakeSet, WakeSource};
 pub use store::{CacheStatus, Link, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};

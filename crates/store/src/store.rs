@@ -1,21 +1,8 @@
 //! The cut between images and where their bytes lie.
-use crate::{Job, Outcome};
-use rustix::event::epoll;
+use crate::{Job, Outcome, Rest, WakeSet};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-
-/// How threads watch descriptors of stores.
-pub(crate) const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
-
-/// Has a thread watch a descriptor no more.
-pub(crate) fn unwatch(epoll: &OwnedFd, fd: impl AsFd) {
-    if let Err(error) = epoll::delete(epoll, fd) {
-        tracing::error!("cannot remove a descriptor from epoll: {error}");
-    }
-}
 
 /// An open store: bytes from 0 to its size.
 ///
@@ -91,41 +78,24 @@ pub trait Store: Debug + Send + Sync {
 ///
 /// ```text
 ///   push(head, job)*  ->  submit  ->  ... store ...  ->  reap: (head, result)*
-///   listen() before the owner sleeps on fd()
+///   rest(true) before the owner sleeps
 /// ```
 pub trait StoreQueue: Debug + Send {
-    /// Becomes readable when there is something to reap, after [`StoreQueue::listen`].
-    fn fd(&self) -> BorrowedFd<'_>;
-
-    /// Prepares for sleep on [`StoreQueue::fd`]. `true` if there is something to do already.
-    fn listen(&mut self) -> bool;
-
-    /// Has `epoll` tell, with `token` and edge-triggered, what [`StoreQueue::fd`] tells, until
-    /// [`StoreQueue::unwatch`].
+    /// Adds the descriptors that become readable when there is something to reap to `wakes`.
     ///
-    /// For a thread that waits for many. A store whose descriptor stands for several has those told of
-    /// directly: an epoll instance within another costs whoever makes it readable.
+    /// They leave an earlier set. `None`: they only leave it, which cannot fail. Later events wait.
+    ///
+    /// A store with several adds each: an epoll instance within another costs whoever makes it readable.
     ///
     /// # Errors
-    /// The host refuses; nothing has changed.
-    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        Ok(epoll::add(epoll, self.fd(), epoll::EventData::new_u64(token), EDGE)?)
-    }
+    /// The host refuses; `None` takes out what was added.
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()>;
 
-    /// Ends [`StoreQueue::watch`] with the same instance. Later events wait for the next one.
-    fn unwatch(&mut self, epoll: &OwnedFd) {
-        unwatch(epoll, self.fd());
-    }
-
-    /// Whether there is something to reap or submit. `None` if only a system call can tell.
-    fn has_news(&mut self) -> Option<bool>;
-
-    /// Whether a thread that keeps looking, instead of sleeping, ends the jobs in flight sooner \[`true`\].
+    /// What is known of the next event, after a call that did nothing. Waits for kicks.
     ///
-    /// `true` if there are none.
-    fn is_worth_polling(&self) -> bool {
-        true
-    }
+    /// With `arm`, makes events wake the owner, which sleeps now unless the answer is [`Rest::Serve`].
+    /// Without, makes no system call.
+    fn rest(&mut self, arm: bool) -> Rest;
 
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///

@@ -1,12 +1,12 @@
 //! A driver and a served disk, without a virtual machine.
 use super::stamp::SECTOR;
 use paravane_device::blk::Blk;
-use paravane_device::{Device, MappedQueue, QueueHandler, ServeError};
+use paravane_device::{Device, MappedQueue, QueueHandler, Rest, ServeError, WakeSet};
 use paravane_dma::{Access, Backing, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{BufferId, DriverConfig, Queue};
 use paravane_ring::{Area, DmaArea};
 use paravane_spec::blk::{self, DiscardRange, RequestHeader};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::retry_on_intr;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -137,15 +137,16 @@ impl Machine {
                 let (request, data) = self.take(used.id)?;
                 done(request, &data)?;
             }
-            if served.taken > 0 || served.completed > 0 || self.handler.listen() {
+            if served.taken > 0 || served.completed > 0 || self.handler.rest(true) == Rest::Serve {
                 continue;
             }
             if self.driver.in_flight() == 0 {
                 return Ok(());
             }
-            let fd = self.handler.completion_fd().ok_or("a request is lost")?;
+            let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor"));
+            self.handler.register(Some(&WakeSet::new(&set, 0))).expect("room in the set");
             let patience = Timespec { tv_sec: PATIENCE, tv_nsec: 0 };
-            let ready = retry_on_intr(|| poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)));
+            let ready = retry_on_intr(|| poll(&mut [PollFd::new(&set, PollFlags::IN)], Some(&patience)));
             if ready != Ok(1) {
                 return Err("a request hangs".into());
             }

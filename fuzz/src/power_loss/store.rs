@@ -3,12 +3,14 @@
 //! It stands for each place where the bytes of an image can lie. A file, a block device, an NBD
 //! export and a Ceph image do the same jobs: a format is over either.
 use super::log::{Action, Change, Clock, Event, Kept};
-use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
+use paravane_store::{
+    Job, Outcome, Pieces, Rest, Store, StoreLimits, StoreQueue, StoreStatus, WakeSet, WakeSource,
+};
 use paravane_test_support::Random;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How a store behaves.
@@ -165,7 +167,8 @@ impl Store for RecordedStore {
             random: Random::new(self.behaviour.seed),
             jobs: Vec::new(),
             done: Vec::new(),
-            event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            event: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?),
+            wakes: None,
         }))
     }
 
@@ -213,21 +216,20 @@ struct RecordedQueue {
     /// Jobs with the ticks at which they were pushed.
     jobs: Vec<(u16, Job, u64)>,
     done: Vec<(u16, i32, Option<usize>)>,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
+    wakes: Option<WakeSource>,
 }
 
 impl StoreQueue for RecordedQueue {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, &self.event, wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        !self.done.is_empty()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        Some(!self.done.is_empty())
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        Rest::serve_if(!self.done.is_empty())
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
-//!   quiet() at the start of a serve, listen() before the owner sleeps: no signals in between
+//!   quiet() at the start of a serve, rest(true) before the owner sleeps: no signals in between
 //! ```
 mod beside;
 mod clusters;
@@ -27,10 +27,10 @@ pub(super) use uring::probe;
 use super::image::Image;
 use crate::MappedQueue;
 use beside::Beside;
-use paravane_store::{Store, StoreQueue};
+use paravane_store::{Rest, Store, StoreQueue, WakeSet};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// The engine of a disk, chosen when it is opened.
@@ -81,7 +81,7 @@ pub(super) enum Engine {
 impl Engine {
     /// Creates an engine with room for `jobs` jobs in flight.
     ///
-    /// An engine for files signals `event` when there is something to reap, after [`Engine::listen`].
+    /// An engine for files signals `event` when there is something to reap, after `rest(true)`.
     pub(super) fn new(
         kind: &EngineKind,
         image: &Arc<Image>,
@@ -149,43 +149,21 @@ impl Engine {
         }
     }
 
-    /// A descriptor of its own, signalled as the event of [`Engine::new`] is by others.
-    pub(super) fn own_fd(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => None,
-            Self::Store(queue) => Some(queue.fd()),
-            Self::Clusters(clusters) => clusters.own_fd(),
-            #[cfg(test)]
-            Self::Held(held) => Some(held.fd()),
-        }
-    }
-
-    /// Has `epoll` tell what [`Engine::own_fd`] tells, until [`Engine::unwatch`].
+    /// Adds the descriptors that completions signal, apart from the event of [`Engine::new`].
     ///
     /// # Errors
-    /// The host refuses; nothing has changed.
-    pub(super) fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+    /// See [`StoreQueue::register`].
+    pub(super) fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
         match self {
             Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => Ok(()),
-            Self::Store(queue) => queue.watch(epoll, token),
-            Self::Clusters(clusters) => clusters.below_mut().watch(epoll, token),
+            Self::Store(queue) => queue.register(wakes),
+            Self::Clusters(clusters) => clusters.below_mut().register(wakes),
             #[cfg(test)]
-            Self::Held(held) => held.watch(epoll, token),
+            Self::Held(held) => held.register(wakes),
         }
     }
 
-    /// Ends [`Engine::watch`] with the same instance.
-    pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
-        match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => {}
-            Self::Store(queue) => queue.unwatch(epoll),
-            Self::Clusters(clusters) => clusters.below_mut().unwatch(epoll),
-            #[cfg(test)]
-            Self::Held(held) => held.unwatch(epoll),
-        }
-    }
-
-    /// Turns signals of completions off, until [`Engine::listen`].
+    /// Turns signals of completions off, until `rest(true)`.
     pub(super) fn quiet(&mut self) {
         match self {
             Self::Uring(uring) => uring.quiet(),
@@ -197,47 +175,17 @@ impl Engine {
         }
     }
 
-    /// Makes completions signal the descriptor.
-    ///
-    /// `true` if there is something to do already.
-    pub(super) fn listen(&mut self) -> bool {
+    /// See [`StoreQueue::rest`].
+    pub(super) fn rest(&mut self, arm: bool) -> Rest {
         match self {
-            Self::Uring(uring) => uring.listen(),
-            Self::Immediate(immediate) => immediate.has_news(),
-            Self::Threads(threads) => threads.listen(),
-            Self::Store(queue) => queue.listen(),
-            Self::Clusters(clusters) => clusters.listen(),
-            Self::WholeBlocks(blocks) => blocks.listen(),
+            Self::Uring(uring) => uring.rest(arm),
+            Self::Immediate(immediate) => Rest::serve_if(immediate.has_work()),
+            Self::Threads(threads) => threads.rest(arm),
+            Self::Store(queue) => queue.rest(arm),
+            Self::Clusters(clusters) => clusters.rest(arm),
+            Self::WholeBlocks(blocks) => blocks.rest(arm),
             #[cfg(test)]
-            Self::Held(held) => held.listen(),
-        }
-    }
-
-    /// Whether there is something to reap or submit.
-    ///
-    /// `None` if only a lock or a system call can tell.
-    pub(super) fn has_news(&mut self) -> Option<bool> {
-        match self {
-            Self::Uring(uring) => Some(uring.has_news()),
-            Self::Immediate(immediate) => Some(immediate.has_news()),
-            Self::Threads(threads) => threads.has_news(),
-            Self::Store(queue) => queue.has_news(),
-            Self::Clusters(clusters) => clusters.has_news(),
-            Self::WholeBlocks(blocks) => blocks.has_news(),
-            #[cfg(test)]
-            Self::Held(_) => None,
-        }
-    }
-
-    /// Whether a thread that keeps looking ends the jobs in flight sooner.
-    pub(super) fn is_worth_polling(&self) -> bool {
-        match self {
-            Self::Store(queue) => queue.is_worth_polling(),
-            Self::Clusters(clusters) => clusters.below().is_worth_polling(),
-            Self::WholeBlocks(blocks) => blocks.below().is_worth_polling(),
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) => true,
-            #[cfg(test)]
-            Self::Held(_) => true,
+            Self::Held(held) => held.rest(arm),
         }
     }
 

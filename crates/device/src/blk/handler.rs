@@ -24,10 +24,11 @@ use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
 use super::request::{self, ByteRange, Command, Limits};
-use super::wake::Wake;
 use crate::latency::{LatencyRecorder, Operation, Request, Taken};
 use crate::rate::{self, Brake};
-use crate::{Limiter, MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served, watch};
+use crate::{
+    Limiter, MappedQueue, QueueBatch, QueueGuard, QueueHandler, Rest, ServeError, Served, WakeSet, WakeSource,
+};
 use at_once::ChainParts;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
@@ -35,7 +36,6 @@ use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -43,7 +43,8 @@ pub(super) struct Handler {
     /// The image in use, as far as this queue knows.
     image: Arc<Image>,
     follower: Follower,
-    wake: Wake,
+    /// The set of its thread, with the follower's event, which engines signal too, and a limit's timer.
+    wakes: Option<(WakeSet, WakeSource, Option<WakeSource>)>,
     /// Heads of requests that wait for room, in order.
     waiting: VecDeque<u16>,
     /// A write without room does not wait.
@@ -94,7 +95,7 @@ impl Handler {
     pub(super) fn new(
         (follower, image): (Follower, Arc<Image>),
         id: [u8; blk::ID_LEN],
-        (engine, wake): (Engine, Wake),
+        engine: Engine,
         limiter: Option<Arc<Limiter>>,
         (size, features): (u16, u64),
         (queue, errors): (u16, Arc<StorageErrors>),
@@ -109,7 +110,7 @@ impl Handler {
         let mut handler = Self {
             image,
             follower,
-            wake,
+            wakes: None,
             waiting: VecDeque::new(),
             hurries: false,
             id,
@@ -128,14 +129,13 @@ impl Handler {
         Ok(handler)
     }
 
-    /// Sees whether there is a limit. Called while nothing watches the descriptors.
+    /// Sees whether there is a limit. Called while the descriptors are in no set.
     fn look_at_limit(&mut self) -> io::Result<()> {
         match (self.limiter.as_ref().filter(|limiter| limiter.is_on()), &mut self.limit) {
             (None, limit) => *limit = None,
             (Some(_), Some(limited)) => limited.brake.release(),
             (Some(limiter), limit) => {
-                let brake = Brake::new(limiter.clone(), Some(self.wake.fd(&self.engine)?))?;
-                *limit = Some(Limited::new(brake));
+                *limit = Some(Limited::new(Brake::new(limiter.clone())?));
             }
         }
         Ok(())
@@ -361,7 +361,10 @@ impl Handler {
                 Some(engine) => engine,
                 None => Engine::new(&attached.engine, &attached.image, jobs, self.follower.event())?,
             };
-            self.wake.change(&mut self.engine, &mut engine)?;
+            if let Some((wakes, ..)) = &self.wakes {
+                self.engine.register(None)?;
+                engine.register(Some(wakes))?;
+            }
             self.follower.retire(std::mem::replace(&mut self.engine, engine));
             self.image = attached.image;
         }
@@ -494,61 +497,36 @@ impl QueueHandler for Handler {
         }
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.limit {
-            // Without it the queue could not be woken.
-            None => match self.wake.fd(&self.engine) {
-                Ok(fd) => Some(fd),
-                Err(error) => {
-                    tracing::error!(%error, "the host refuses a descriptor that tells of completions");
-                    None
-                }
-            },
-            Some(limited) => Some(limited.brake.fd()),
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.wakes = None;
+        if let Some(wakes) = wakes {
+            let event = wakes.add(self.follower.event())?;
+            let timer = self.limit.as_ref().map(|limited| wakes.add(limited.brake.timer())).transpose()?;
+            self.wakes = Some((wakes.clone(), event, timer));
         }
-    }
-
-    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        match &self.limit {
-            None => self.wake.watch(&mut self.engine, epoll, token),
-            Some(limited) => watch::add(epoll, limited.brake.fd(), token),
-        }
-    }
-
-    fn unwatch(&mut self, epoll: &OwnedFd) {
-        match &self.limit {
-            None => self.wake.unwatch(&mut self.engine, epoll),
-            Some(limited) => watch::remove(epoll, limited.brake.fd()),
-        }
+        self.engine.register(wakes)
     }
 
     fn renew(&mut self) -> io::Result<()> {
         self.look_at_limit()
     }
 
-    fn listen(&mut self) -> bool {
-        let more = self.engine.listen() || self.limit.as_mut().is_some_and(|limited| limited.brake.listen());
+    fn rest(&mut self, arm: bool) -> Rest {
+        let mut rest = self.engine.rest(arm);
+        // Available requests wait for the limit, or for another image, not for a kick.
+        let mut kicks = !self.follower.is_held();
+        if let Some(Limited { brake, .. }) = &mut self.limit
+            && rest != Rest::Serve
+        {
+            rest = rest.max(brake.rest(arm));
+            kicks &= !brake.holds();
+        }
         // After the event was cleared: a change from here on signals it.
-        more || self.follower.has_changed()
-    }
-
-    fn wants_kicks(&self) -> bool {
-        // Available requests wait for the limit, not for a kick.
-        !self.follower.is_held() && !self.limit.as_ref().is_some_and(|limited| limited.brake.holds())
+        if self.follower.has_changed() { Rest::Serve } else { rest.with_kicks(kicks) }
     }
 
     fn keeps_memory(&self) -> bool {
         self.engine.registers()
-    }
-
-    fn is_worth_polling(&self) -> bool {
-        self.engine.is_worth_polling()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        let over = self.limit.as_ref().is_some_and(|Limited { brake, .. }| brake.holds() && brake.is_over());
-        let over = over || self.follower.has_changed();
-        self.engine.has_news().map(|news| news || over)
     }
 
     fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {

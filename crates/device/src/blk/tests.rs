@@ -26,7 +26,6 @@ use super::current::Attached;
 use super::engine::Engine;
 use super::engine::held::{Held, Orders};
 use super::handler::Handler;
-use super::wake::Wake;
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;
 use crate::rig::{DATA, Rig, segment, skipped};
@@ -143,9 +142,8 @@ fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
 fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handler {
     let (follower, Attached { image, .. }) = disk.current.join(256).unwrap();
     let engine = Engine::Held(Held::new(image.clone(), orders));
-    let wake = Wake::new(follower.event());
     let errors = (0, disk.errors());
-    Handler::new((follower, image), disk.serial.get(), (engine, wake), None, (256, features), errors).unwrap()
+    Handler::new((follower, image), disk.serial.get(), engine, None, (256, features), errors).unwrap()
 }
 
 /// An answered request.

@@ -2,11 +2,11 @@
 //!
 //! Buffers are popped only when there is input for them, so a waiting queue has nothing in flight.
 use super::port::Port;
-use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
+use crate::{MappedQueue, QueueBatch, QueueHandler, Rest, ServeError, Served, WakeSet, WakeSource};
 use paravane_dma::Access;
 use paravane_ring::QueueError;
 use paravane_ring::device::Batch;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
 use std::sync::Arc;
 
 /// Most buffers of one turn.
@@ -19,12 +19,13 @@ pub(super) struct Receive {
     buffer: Batch,
     /// Input waits for buffers.
     starved: bool,
+    wakes: Option<WakeSource>,
     bytes: Box<[u8; CHUNK]>,
 }
 
 impl Receive {
     pub(super) fn new(port: Arc<Port>) -> Self {
-        Self { port, buffer: Batch::new(1), starved: false, bytes: Box::new([0; CHUNK]) }
+        Self { port, buffer: Batch::new(1), starved: false, wakes: None, bytes: Box::new([0; CHUNK]) }
     }
 
     fn serve_batch(&mut self, batch: QueueBatch<'_>) -> Result<Served, ServeError> {
@@ -71,24 +72,18 @@ impl QueueHandler for Receive {
         }
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.port.arrived.as_fd())
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.port.arrived.event(), wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        if self.starved {
-            return false;
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm && !self.starved {
+            self.port.arrived.arm();
+            if self.port.has_input() {
+                return Rest::Serve;
+            }
         }
-        self.port.arrived.arm();
-        self.port.has_input()
-    }
-
-    fn is_worth_polling(&self) -> bool {
-        false
-    }
-
-    fn wants_kicks(&self) -> bool {
-        self.starved
+        Rest::Sleep { kicks: self.starved }
     }
 
     fn drain(&mut self, _queue: &mut MappedQueue, _complete: bool) -> Served {

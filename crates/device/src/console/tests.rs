@@ -1,7 +1,7 @@
 use super::*;
 use crate::rig::{BASE, DATA, Rig, SIZE, segment};
 use crate::rng::Rng;
-use crate::{ServeError, Served};
+use crate::{Rest, ServeError, Served};
 use paravane_ring::QueueError;
 use paravane_test_support::{patience, wait_until};
 use std::fs::OpenOptions;
@@ -111,7 +111,7 @@ fn a_guest_waits_for_a_slow_reader() {
     scene.begin_write(&numbered(LEN, 0));
     wait_until("the buffers are full", || {
         scene.transmit.serve().unwrap();
-        scene.carried().waiting == 4096 && !scene.transmit.handler.listen()
+        scene.carried().waiting == 4096 && scene.transmit.handler.rest(true) != Rest::Serve
     });
     assert_eq!(scene.transmit.driver.pop_used().unwrap(), None);
     let all = std::thread::spawn(move || read_exact(&mut reader, LEN));
@@ -141,7 +141,7 @@ fn a_reader_that_leaves_lets_the_guest_go_on() {
     scene.begin_write(&numbered(2 << 20, 0));
     wait_until("the buffers are full", || {
         scene.transmit.serve().unwrap();
-        scene.carried().waiting == 4096 && !scene.transmit.handler.listen()
+        scene.carried().waiting == 4096 && scene.transmit.handler.rest(true) != Rest::Serve
     });
     drop(reader);
     assert_eq!(scene.transmit.run().unwrap().len(), 1);
@@ -192,7 +192,7 @@ fn a_stop_takes_the_rest_of_the_output() {
     scene.begin_write(&all);
     wait_until("the buffers are full", || {
         scene.transmit.serve().unwrap();
-        scene.carried().waiting == 4096 && !scene.transmit.handler.listen()
+        scene.carried().waiting == 4096 && scene.transmit.handler.rest(true) != Rest::Serve
     });
     assert!(!scene.transmit.handler.at_rest());
     let sent = scene.carried().output as usize;

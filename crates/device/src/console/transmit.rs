@@ -3,11 +3,13 @@
 //! A chain that the port has no room for stays in flight with the number of its bytes that are taken, and no
 //! other is popped before it is done.
 use super::port::Port;
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use crate::{
+    MappedQueue, QueueBatch, QueueGuard, QueueHandler, Rest, ServeError, Served, WakeSet, WakeSource,
+};
 use paravane_dma::Access;
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
 use std::sync::Arc;
 
 /// Most chains of one turn.
@@ -25,6 +27,7 @@ pub(super) struct Transmit {
     taken: Option<u64>,
     /// The turn was over before the output was.
     more: bool,
+    wakes: Option<WakeSource>,
     bytes: Box<[u8; CHUNK]>,
 }
 
@@ -38,7 +41,8 @@ enum Left {
 
 impl Transmit {
     pub(super) fn new(port: Arc<Port>) -> Self {
-        Self { port, chain: Batch::new(1), taken: None, more: false, bytes: Box::new([0; CHUNK]) }
+        let bytes = Box::new([0; CHUNK]);
+        Self { port, chain: Batch::new(1), taken: None, more: false, wakes: None, bytes }
     }
 
     /// Takes the rest of the chain, at most `left` bytes.
@@ -112,24 +116,18 @@ impl QueueHandler for Transmit {
         }
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.port.room.as_fd())
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.port.room.event(), wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        if self.taken.is_none() {
-            return false;
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm && self.taken.is_some() {
+            self.port.room.arm();
+            if self.more || self.port.has_room() {
+                return Rest::Serve;
+            }
         }
-        self.port.room.arm();
-        self.more || self.port.has_room()
-    }
-
-    fn is_worth_polling(&self) -> bool {
-        false
-    }
-
-    fn wants_kicks(&self) -> bool {
-        self.taken.is_none()
+        Rest::Sleep { kicks: self.taken.is_none() }
     }
 
     fn at_rest(&self) -> bool {

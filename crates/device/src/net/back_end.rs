@@ -1,12 +1,12 @@
 //! The network behind a card: a sender and a receiver for each pair of queues.
 //!
 //! ```text
-//!   transmit queue --frame--> Sender    Sent; Refused (dropped, counted); Full: retry when `fd` is readable
+//!   transmit queue --frame--> Sender    Sent; Refused (dropped, counted); Full: retry when what it registers is readable
 //!   receive queue <--frames-- Receiver  `fetch` gets some, `done` releases them
 //! ```
 //! Handlers are generic over the ends, so that no frame costs a virtual call.
 use super::header::EncodedHeader;
-use crate::{HostSide, ServeError};
+use crate::{HostSide, Rest, ServeError, WakeSet};
 use paravane_dma::{Access, AccessGuard, ReadSpan, Segment};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -137,7 +137,7 @@ pub enum Sent {
     Sent,
     /// The frame was dropped: there is no receiver, or the host refuses it.
     Refused,
-    /// There is no room. Retry the frame when [`Sender::fd`] is readable.
+    /// There is no room. Retry the frame when there is some ([`Sender::rest`]).
     Full,
 }
 
@@ -152,18 +152,12 @@ pub trait Sender: Send {
     /// Ends a batch: wakes the receiver of its frames.
     fn flush(&mut self) {}
 
-    /// Makes room signal [`Sender::fd`], after [`Sent::Full`].
+    /// Whether there is room, after [`Sent::Full`] \[[`Rest::Ask`]\]. Kicks do not count.
     ///
-    /// `true` if there is room already.
-    fn listen(&mut self) -> bool {
-        false
-    }
-
-    /// Whether there is room, after [`Sent::Full`].
-    ///
-    /// `None` if only a system call can tell.
-    fn has_room(&self) -> Option<bool> {
-        None
+    /// With `arm`, makes room signal what [`Sender::register`] added.
+    fn rest(&mut self, arm: bool) -> Rest {
+        let _ = arm;
+        Rest::Ask { kicks: false }
     }
 
     /// Whether a rate limit refused the frame, after [`Sent::Full`].
@@ -171,12 +165,16 @@ pub trait Sender: Send {
         false
     }
 
-    /// Becomes readable when there is room again. `None` if the sender is never full.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    /// Adds what becomes readable when there is room again \[the sender is never full\].
+    ///
+    /// # Errors
+    /// See [`QueueHandler::register`](crate::QueueHandler::register).
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        let _ = wakes;
+        Ok(())
     }
 
-    /// Applies a rate limit that was set or taken away. Its descriptor may be another one afterwards.
+    /// Applies a rate limit that was set or taken away. Register it again afterwards.
     ///
     /// # Errors
     /// The process has no file descriptors left.
@@ -218,14 +216,12 @@ pub trait Receiver: Send {
     /// Ends a batch: wakes senders that wait for room.
     fn flush(&mut self) {}
 
-    /// Makes frames signal [`Receiver::fd`]. `true` if there is one already.
-    fn listen(&mut self) -> bool {
-        false
-    }
-
-    /// Whether there is a frame. `None` if only a system call can tell.
-    fn has_frame(&self) -> Option<bool> {
-        None
+    /// Whether there is a frame \[[`Rest::Ask`]\]. Kicks do not count.
+    ///
+    /// With `arm`, makes frames signal what [`Receiver::register`] added.
+    fn rest(&mut self, arm: bool) -> Rest {
+        let _ = arm;
+        Rest::Ask { kicks: false }
     }
 
     /// Whether a rate limit holds frames back, after an empty [`Receiver::fetch`].
@@ -233,10 +229,16 @@ pub trait Receiver: Send {
         false
     }
 
-    /// Becomes readable when a frame arrives.
-    fn fd(&self) -> BorrowedFd<'_>;
+    /// Adds what becomes readable when a frame arrives \[frames are there at once or never\].
+    ///
+    /// # Errors
+    /// See [`QueueHandler::register`](crate::QueueHandler::register).
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        let _ = wakes;
+        Ok(())
+    }
 
-    /// Applies a rate limit that was set or taken away. Its descriptor may be another one afterwards.
+    /// Applies a rate limit that was set or taken away. Register it again afterwards.
     ///
     /// # Errors
     /// The process has no file descriptors left.

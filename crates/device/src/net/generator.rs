@@ -6,9 +6,7 @@ use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header::EncodedHeader;
 use crate::ServeError;
 use paravane_spec::net::{ETH_HEADER, MAX_FRAME};
-use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Offset of a frame's number: 64 bits, little endian.
 const NUMBER_AT: usize = ETH_HEADER;
@@ -71,11 +69,10 @@ impl BackEnd for Generator {
     }
 
     fn receiver(&self, _pair: u16) -> io::Result<Source> {
-        let idle = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let count = (STORAGE / self.len).clamp(2, MOST);
         let frames: Box<[Box<[u8]>]> =
             (0..count).map(|_| (0..self.len).map(|at| at as u8).collect()).collect();
-        let mut source = Source { left: self.frames, number: 0, frames, at: 0, at_hand: 0, idle };
+        let mut source = Source { left: self.frames, number: 0, frames, at: 0, at_hand: 0 };
         (0..count).for_each(|at| source.write_number(at, at as u64));
         Ok(source)
     }
@@ -109,8 +106,6 @@ pub struct Source {
     at: usize,
     /// Number of frames at hand.
     at_hand: usize,
-    /// Never readable: a frame is available at once or never.
-    idle: OwnedFd,
 }
 
 impl Source {
@@ -148,9 +143,5 @@ impl Receiver for Source {
         self.at_hand -= count;
         self.number += count as u64;
         self.left -= count as u64;
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.idle.as_fd()
     }
 }

@@ -9,7 +9,7 @@
 //! [`Receiver::renew`] on.
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use crate::rate::{self, Brake};
-use crate::{HostSide, Limiter, ServeError};
+use crate::{HostSide, Limiter, Rest, ServeError, WakeSet, WakeSource};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -81,33 +81,36 @@ impl<B: BackEnd> BackEnd for Limited<B> {
 
     fn sender(&self, pair: u16) -> io::Result<Self::Sender> {
         let (inner, limiter) = (self.inner.sender(pair)?, self.transmit.clone());
-        let mut sender = LimitedSender { inner, limiter, brake: None, full: false };
+        let mut sender = LimitedSender { inner, limiter, brake: None, timer: None, full: false };
         sender.renew()?;
         Ok(sender)
     }
 
     fn receiver(&self, pair: u16) -> io::Result<Self::Receiver> {
         let (inner, limiter) = (self.inner.receiver(pair)?, self.receive.clone());
-        let mut receiver = LimitedReceiver { inner, limiter, brake: None, at_hand: false, deaf: false };
+        let (at_hand, deaf) = (false, false);
+        let mut receiver =
+            LimitedReceiver { inner, limiter, brake: None, wakes: None, timer: None, at_hand, deaf };
         receiver.renew()?;
         Ok(receiver)
     }
 }
 
 /// The brake of a queue whose limit may have changed; `None`: there is no limit.
-fn renewed(
-    brake: Option<Brake>,
-    limiter: &Arc<Limiter>,
-    other: Option<BorrowedFd<'_>>,
-) -> io::Result<Option<Brake>> {
+fn renewed(brake: Option<Brake>, limiter: &Arc<Limiter>) -> io::Result<Option<Brake>> {
     Ok(match brake {
         _ if !limiter.is_on() => None,
-        None => Some(Brake::new(limiter.clone(), other)?),
+        None => Some(Brake::new(limiter.clone())?),
         Some(mut brake) => {
             brake.release();
             Some(brake)
         }
     })
+}
+
+/// Adds the timer of a limit, if there is one.
+fn timer(brake: &Option<Brake>, wakes: Option<&WakeSet>) -> io::Result<Option<WakeSource>> {
+    brake.as_ref().zip(wakes).map(|(brake, wakes)| wakes.add(brake.timer())).transpose()
 }
 
 /// See [`Limited`].
@@ -117,6 +120,7 @@ pub struct LimitedSender<S> {
     limiter: Arc<Limiter>,
     /// `None`: no limit.
     brake: Option<Brake>,
+    timer: Option<WakeSource>,
     /// The inner back end has no room.
     full: bool,
 }
@@ -153,30 +157,25 @@ impl<S: Sender> Sender for LimitedSender<S> {
         self.inner.flush();
     }
 
-    fn listen(&mut self) -> bool {
-        let Some(brake) = &mut self.brake else { return self.inner.listen() };
-        // Always: it also clears a timer that has expired.
-        let over = brake.listen();
-        if self.full { self.inner.listen() } else { over }
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.timer = None;
+        self.timer = timer(&self.brake, wakes)?;
+        self.inner.register(wakes)
     }
 
-    fn has_room(&self) -> Option<bool> {
-        match &self.brake {
-            Some(brake) if !self.full => Some(brake.is_over()),
-            _ => self.inner.has_room(),
-        }
+    fn rest(&mut self, arm: bool) -> Rest {
+        let Some(brake) = &mut self.brake else { return self.inner.rest(arm) };
+        // Always: it also clears a timer that has expired.
+        let over = brake.rest(arm);
+        if self.full { self.inner.rest(arm) } else { over }
     }
 
     fn is_held(&self) -> bool {
         !self.full && self.brake.as_ref().is_some_and(Brake::holds)
     }
 
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.brake.as_ref().map_or_else(|| self.inner.fd(), |brake| Some(brake.fd()))
-    }
-
     fn renew(&mut self) -> io::Result<()> {
-        self.brake = renewed(self.brake.take(), &self.limiter, self.inner.fd())?;
+        self.brake = renewed(self.brake.take(), &self.limiter)?;
         Ok(())
     }
 
@@ -193,9 +192,11 @@ pub struct LimitedReceiver<R> {
     limiter: Arc<Limiter>,
     /// `None`: no limit.
     brake: Option<Brake>,
+    wakes: Option<WakeSet>,
+    timer: Option<WakeSource>,
     /// There is a frame that has passed the limit.
     at_hand: bool,
-    /// Frames do not signal the descriptor.
+    /// Frames do not wake the thread.
     deaf: bool,
 }
 
@@ -233,42 +234,35 @@ impl<R: Receiver> Receiver for LimitedReceiver<R> {
         self.inner.flush();
     }
 
-    fn listen(&mut self) -> bool {
-        let Some(brake) = &mut self.brake else { return self.inner.listen() };
-        // Frames that the limit holds must not wake the thread.
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        (self.wakes, self.timer, self.deaf) = (wakes.cloned(), None, false);
+        self.timer = timer(&self.brake, wakes)?;
+        self.inner.register(wakes)
+    }
+
+    fn rest(&mut self, arm: bool) -> Rest {
+        let Some(brake) = &mut self.brake else { return self.inner.rest(arm) };
         let deaf = brake.holds();
-        if deaf != self.deaf {
-            match brake.hear(self.inner.fd(), !deaf) {
+        if arm && deaf != self.deaf {
+            // Frames that the limit holds must not wake the thread.
+            match self.inner.register(self.wakes.as_ref().filter(|_| !deaf)) {
                 Ok(()) => self.deaf = deaf,
                 Err(error) => tracing::debug!(%error, "cannot change the wait set of a rate-limited queue"),
             }
         }
         // Always: it also clears a timer that has expired.
-        let over = brake.listen();
-        if deaf { over } else { self.inner.listen() }
-    }
-
-    fn has_frame(&self) -> Option<bool> {
-        match &self.brake {
-            Some(brake) if brake.holds() => Some(brake.is_over()),
-            _ => self.inner.has_frame(),
-        }
+        let over = brake.rest(arm);
+        if deaf { over } else { self.inner.rest(arm) }
     }
 
     fn is_held(&self) -> bool {
         self.brake.as_ref().is_some_and(Brake::holds)
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.brake.as_ref().map_or_else(|| self.inner.fd(), Brake::fd)
-    }
-
     fn renew(&mut self) -> io::Result<()> {
         let is_new = self.brake.is_none();
-        self.brake = renewed(self.brake.take(), &self.limiter, Some(self.inner.fd()))?;
-        if is_new {
-            (self.at_hand, self.deaf) = (false, false);
-        }
+        self.brake = renewed(self.brake.take(), &self.limiter)?;
+        self.at_hand &= !is_new;
         Ok(())
     }
 

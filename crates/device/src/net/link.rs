@@ -18,10 +18,9 @@ use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::echo_peer::EchoPeer;
 use super::header::{EncodedHeader, complete_checksum};
 use super::lane::{Buffer, LANE, Lane, Port};
-use crate::ServeError;
+use crate::{Rest, ServeError, WakeSet, WakeSource};
 use paravane_spec::net::{ETH_HEADER, F_CSUM, F_GUEST_CSUM, MAX_FRAME};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -183,7 +182,8 @@ impl BackEnd for LinkEnd {
 
     fn sender(&self, pair: u16) -> io::Result<LinkSender> {
         let (far, buffers) = (Arc::clone(&self.far), Vec::with_capacity(LANE));
-        Ok(LinkSender { far, pair, echo: self.echo, lane: None, finish: Finish::Nothing, buffers, filled: 0 })
+        let (echo, finish) = (self.echo, Finish::Nothing);
+        Ok(LinkSender { far, pair, echo, lane: None, finish, buffers, filled: 0, wakes: None })
     }
 
     fn receiver(&self, pair: u16) -> io::Result<LinkReceiver> {
@@ -196,7 +196,7 @@ impl BackEnd for LinkEnd {
         port.wake_for_room();
         self.far.tell_carrier_change();
         let far = Arc::clone(&self.far);
-        Ok(LinkReceiver { port, far, lane, buffers: Vec::with_capacity(LANE), done: 0 })
+        Ok(LinkReceiver { port, far, lane, buffers: Vec::with_capacity(LANE), done: 0, wakes: None })
     }
 }
 
@@ -228,6 +228,7 @@ pub struct LinkSender {
     buffers: Vec<Buffer>,
     /// Number of frames in it.
     filled: usize,
+    wakes: Option<WakeSource>,
 }
 
 impl LinkSender {
@@ -310,17 +311,15 @@ impl Sender for LinkSender {
         lane.free.push_all(&mut self.buffers);
     }
 
-    fn listen(&mut self) -> bool {
-        self.far.room[usize::from(self.pair)].arm();
-        self.room()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.far.room[usize::from(self.pair)].event(), wakes)
     }
 
-    fn has_room(&self) -> Option<bool> {
-        Some(self.room())
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.far.room[usize::from(self.pair)].as_fd())
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            self.far.room[usize::from(self.pair)].arm();
+        }
+        Rest::serve_if(self.room())
     }
 }
 
@@ -341,6 +340,7 @@ pub struct LinkReceiver {
     buffers: Vec<Buffer>,
     /// Number of frames that are done. The senders get their buffers at the end of a batch.
     done: usize,
+    wakes: Option<WakeSource>,
 }
 
 impl LinkReceiver {
@@ -387,17 +387,15 @@ impl Receiver for LinkReceiver {
         }
     }
 
-    fn listen(&mut self) -> bool {
-        self.lane().arrived.arm();
-        self.has_some()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.port.lanes[self.lane].arrived.event(), wakes)
     }
 
-    fn has_frame(&self) -> Option<bool> {
-        Some(self.has_some())
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.lane().arrived.as_fd()
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            self.lane().arrived.arm();
+        }
+        Rest::serve_if(self.has_some())
     }
 }
 

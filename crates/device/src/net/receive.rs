@@ -16,7 +16,7 @@ use super::extension::NetQueue;
 use super::header::{HEADER, header_len, to_driver};
 use crate::ahead::ahead;
 use crate::latency::Operation;
-use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served};
+use crate::{MappedQueue, QueueBatch, QueueHandler, Rest, ServeError, Served, WakeSet};
 use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, WriteSpan};
 use paravane_ring::Segment;
@@ -297,24 +297,19 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         }
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.receiver.fd())
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.receiver.register(wakes)
     }
 
     fn renew(&mut self) -> io::Result<()> {
         self.receiver.renew()
     }
 
-    fn listen(&mut self) -> bool {
-        !self.waits_for_buffers && self.receiver.listen()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        if self.waits_for_buffers { Some(false) } else { self.receiver.has_frame() }
-    }
-
-    fn wants_kicks(&self) -> bool {
-        self.waits_for_buffers
+    fn rest(&mut self, arm: bool) -> Rest {
+        if self.waits_for_buffers {
+            return Rest::Poll { kicks: true };
+        }
+        self.receiver.rest(arm).with_kicks(false)
     }
 
     fn net(&self) -> Option<&dyn NetQueue> {

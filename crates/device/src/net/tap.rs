@@ -18,7 +18,7 @@ mod lost;
 
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header::HEADER;
-use crate::{HostSide, ServeError};
+use crate::{HostSide, ServeError, WakeSet, WakeSource};
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
@@ -98,12 +98,12 @@ pub enum TapError {
 /// One queue of the device.
 #[derive(Debug)]
 struct Queue {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     /// With several queues, an epoll set of `fd` alone, to wait for in its place.
     ///
     /// A queue can be added to a set only while it is attached, but then stays in it when it is
     /// detached. So it is added at the start.
-    wait: Option<OwnedFd>,
+    wait: Option<Arc<OwnedFd>>,
     /// State that the device shares with its queues.
     shared: Arc<Shared>,
     number: u16,
@@ -211,8 +211,8 @@ impl Tap {
         let uso = set_value(first, libc::TUNSETOFFLOAD, with_uso).is_ok();
         set_value(first, libc::TUNSETOFFLOAD, 0).map_err(set("TUNSETOFFLOAD"))?;
         let queue = |(number, fd): (u16, OwnedFd)| {
-            let wait = if count > 1 { Some(waiting_for(&fd)?) } else { None };
-            Ok(Arc::new(Queue { fd, wait, shared: Arc::clone(&shared), number }))
+            let wait = if count > 1 { Some(waiting_for(&fd)?.into()) } else { None };
+            Ok(Arc::new(Queue { fd: fd.into(), wait, shared: Arc::clone(&shared), number }))
         };
         let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("epoll"))?;
         let (features, changing) = (AtomicU64::new(0), Mutex::new(()));
@@ -339,7 +339,8 @@ impl BackEnd for Tap {
 
     fn receiver(&self, pair: u16) -> io::Result<TapReceiver> {
         let queue = Arc::clone(&self.queues[usize::from(pair)]);
-        Ok(TapReceiver { queue, buffer: vec![0; HEADER + MAX_FRAME].into_boxed_slice(), filled: 0 })
+        let buffer = vec![0; HEADER + MAX_FRAME].into_boxed_slice();
+        Ok(TapReceiver { queue, buffer, filled: 0, wakes: None })
     }
 }
 
@@ -410,6 +411,7 @@ pub struct TapReceiver {
     buffer: Box<[u8]>,
     /// Bytes in the buffer; 0 if no frame is at hand.
     filled: usize,
+    wakes: Option<WakeSource>,
 }
 
 impl TapReceiver {
@@ -453,8 +455,9 @@ impl Receiver for TapReceiver {
         }
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.queue.wait.as_ref().unwrap_or(&self.queue.fd).as_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        let fd = self.queue.wait.as_ref().unwrap_or(&self.queue.fd);
+        WakeSource::register(&mut self.wakes, fd, wakes)
     }
 
     fn tap(&self) -> Option<BorrowedFd<'_>> {

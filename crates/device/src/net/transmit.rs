@@ -17,7 +17,7 @@ use super::extension::NetQueue;
 use super::header::{EncodedHeader, HEADER, Rules};
 use crate::ahead::ahead;
 use crate::latency::{Operation, Taken};
-use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, ServeError, Served};
+use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Rest, ServeError, Served, WakeSet};
 use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, ReadSpan};
 use paravane_ring::Segment;
@@ -254,25 +254,17 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         }
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.sender.fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.sender.register(wakes)
     }
 
     fn renew(&mut self) -> io::Result<()> {
         self.sender.renew()
     }
 
-    fn listen(&mut self) -> bool {
-        self.full && self.sender.listen()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        if self.full { self.sender.has_room() } else { Some(false) }
-    }
-
-    fn wants_kicks(&self) -> bool {
+    fn rest(&mut self, arm: bool) -> Rest {
         // While the back end is full, more frames are of no use.
-        !self.full
+        if self.full { self.sender.rest(arm).with_kicks(false) } else { Rest::Poll { kicks: true } }
     }
 
     fn preferred_batch(&self, size: u16) -> u32 {

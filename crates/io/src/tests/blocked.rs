@@ -80,8 +80,11 @@ impl QueueHandler for Passes {
         }
     }
 
-    fn has_news(&mut self) -> Option<bool> {
-        self.used(self.looks, |this| this.fed.has_news())
+    fn rest(&mut self, arm: bool) -> Rest {
+        match arm {
+            true => Rest::Ask { kicks: true },
+            false => self.used(self.looks, |this| this.fed.rest(false)),
+        }
     }
 
     fn renew(&mut self) -> std::io::Result<()> {

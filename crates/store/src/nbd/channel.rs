@@ -19,7 +19,7 @@ use super::socket::timespec;
 use super::task::{Tasks, Work};
 use super::watched::Watched;
 use super::wire::Wire;
-use crate::{Link, Outcome};
+use crate::{Link, Outcome, WakeSet};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
@@ -56,14 +56,14 @@ pub(super) enum Begin {
 pub(super) struct Fds {
     /// Holds the others, also while a thread watches them itself: readable when there is something to do.
     pub(super) epoll: OwnedFd,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
 }
 
 /// A user of the connection.
 #[derive(Debug)]
 struct Member {
     fds: Arc<Fds>,
-    /// Its part in the epoll instance of a thread.
+    /// Its part in the set of a thread.
     watched: Option<Watched>,
     /// Jobs that it may have.
     jobs: usize,
@@ -171,7 +171,7 @@ impl Channel {
         if let Some(session) = &state.session {
             epoll::add(&epoll, &session.wire, EventData::new_u64(0), awaited(state.awaits_room))?;
         }
-        let fds = Arc::new(Fds { epoll, event });
+        let fds = Arc::new(Fds { epoll, event: Arc::new(event) });
         let new = Member {
             fds: fds.clone(),
             watched: None,
@@ -225,7 +225,7 @@ impl Channel {
         self.finish(&mut state, None);
         let state = &mut *state;
         let left = &mut state.members[usize::from(member)];
-        left.unwatch();
+        left.watched = None;
         left.is_used = false;
         left.outcomes.clear();
         if let Some(session) = &state.session {
@@ -233,26 +233,19 @@ impl Channel {
         }
     }
 
-    /// See [`StoreQueue::watch`](crate::StoreQueue::watch).
-    pub(super) fn watch(&self, member: u16, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
+    /// See [`StoreQueue::register`](crate::StoreQueue::register).
+    pub(super) fn register(&self, member: u16, wakes: Option<&WakeSet>) -> io::Result<()> {
         let mut state = lock(&self.state);
         let State { members, session, timer, awaits_room, .. } = &mut *state;
         let member = &mut members[usize::from(member)];
-        member.unwatch();
-        let mut watched = Watched::new((epoll, token), &member.fds.event, timer)?;
-        if let Some(session) = session
-            && let Err(error) = watched.connect(&session.wire, awaited(*awaits_room))
-        {
-            watched.end(&member.fds.event);
-            return Err(error);
+        member.watched = None;
+        let Some(wakes) = wakes else { return Ok(()) };
+        let mut watched = Watched::new(wakes, &member.fds.event, timer)?;
+        if let Some(session) = session {
+            watched.connect(&session.wire, awaited(*awaits_room))?;
         }
         member.watched = Some(watched);
         Ok(())
-    }
-
-    /// See [`StoreQueue::unwatch`](crate::StoreQueue::unwatch).
-    pub(super) fn unwatch(&self, member: u16) {
-        lock(&self.state).members[usize::from(member)].unwatch();
     }
 
     /// Takes jobs over, and sends what can be sent.
@@ -629,12 +622,6 @@ fn awaited(room: bool) -> EventFlags {
 }
 
 impl Member {
-    fn unwatch(&mut self) {
-        if let Some(watched) = self.watched.take() {
-            watched.end(&self.fds.event);
-        }
-    }
-
     fn signal(&mut self) {
         if !self.is_signaled {
             self.is_signaled = true;

@@ -1,11 +1,10 @@
 //! The jobs of one virtqueue on a connection.
 use super::channel::{Channel, Fds};
 use super::task::Work;
-use crate::{Job, Outcome, StoreQueue};
+use crate::{Job, Outcome, Rest, StoreQueue, WakeSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// A queue of a store behind NBD.
@@ -83,33 +82,20 @@ impl NbdQueue {
 }
 
 impl StoreQueue for NbdQueue {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.fds.as_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.channel.register(self.member, wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        !self.pushed.is_empty() || self.channel.has_news(self.member)
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        match (self.pushed.is_empty(), self.in_flight) {
-            (false, _) => Some(true),
-            (true, 0) => Some(false),
-            (true, _) => None,
+    fn rest(&mut self, arm: bool) -> Rest {
+        if !self.pushed.is_empty() || arm && self.channel.has_news(self.member) {
+            return Rest::Serve;
         }
-    }
-
-    fn is_worth_polling(&self) -> bool {
-        // Without a job in flight, it is the driver's next request that is looked for.
-        self.in_flight == 0 || !self.is_bulk
-    }
-
-    fn watch(&mut self, epoll: &Arc<OwnedFd>, token: u64) -> io::Result<()> {
-        self.channel.watch(self.member, epoll, token)
-    }
-
-    fn unwatch(&mut self, _epoll: &OwnedFd) {
-        self.channel.unwatch(self.member);
+        match self.in_flight {
+            // It is the driver's next request that is looked for.
+            0 => Rest::Poll { kicks: true },
+            _ if self.is_bulk => Rest::Sleep { kicks: true },
+            _ => Rest::Ask { kicks: true },
+        }
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {

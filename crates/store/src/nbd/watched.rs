@@ -1,4 +1,4 @@
-//! A member's part in the epoll instance of the thread that serves it.
+//! A member's part in the wake set of the thread that serves it.
 //!
 //! ```text
 //!   thread's epoll <- the member's event
@@ -11,8 +11,8 @@
 //!
 //! Duplicates, because an instance takes a descriptor once, and a thread may serve several members.
 use super::wire::Wire;
-use crate::store::{EDGE, unwatch};
-use rustix::event::epoll::{self, EventData, EventFlags};
+use crate::{WakeSet, WakeSource};
+use rustix::event::epoll::EventFlags;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,59 +20,33 @@ use std::sync::Arc;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Watched {
-    epoll: Arc<OwnedFd>,
-    token: u64,
-    timer: OwnedFd,
-    socket: Option<OwnedFd>,
+    wakes: WakeSet,
+    _timer: WakeSource,
+    _event: WakeSource,
+    socket: Option<WakeSource>,
 }
 
 impl Watched {
-    /// Has `epoll` tell of a member's event and of the timer.
-    pub(super) fn new(
-        (epoll, token): (&Arc<OwnedFd>, u64),
-        event: &OwnedFd,
-        timer: &OwnedFd,
-    ) -> io::Result<Self> {
-        let watched = Self { epoll: epoll.clone(), token, timer: timer.try_clone()?, socket: None };
-        watched.add(&watched.timer, EDGE)?;
-        // On an error, the duplicate of the timer is closed. The timer itself stays open, and so would
-        // the entry.
-        watched.add(event, EDGE).inspect_err(|_| unwatch(epoll, &watched.timer))?;
-        Ok(watched)
+    /// Adds a member's event and the timer.
+    pub(super) fn new(wakes: &WakeSet, event: &Arc<OwnedFd>, timer: &OwnedFd) -> io::Result<Self> {
+        let timer = wakes.add(&Arc::new(timer.try_clone()?))?;
+        Ok(Self { wakes: wakes.clone(), _timer: timer, _event: wakes.add(event)?, socket: None })
     }
 
-    /// Has it tell of a connection, by flags as for the member's own instance.
+    /// Adds a connection, with flags as for the member's own instance.
     pub(super) fn connect(&mut self, wire: &Wire, flags: EventFlags) -> io::Result<()> {
         self.disconnect();
-        let socket = wire.as_fd().try_clone_to_owned()?;
-        self.add(&socket, EDGE | flags)?;
-        self.socket = Some(socket);
+        self.socket = Some(self.wakes.add_for(&Arc::new(wire.as_fd().try_clone_to_owned()?), flags)?);
         Ok(())
     }
 
-    /// Changes what it tells of a connection.
+    /// Changes the events of a connection.
     pub(super) fn modify(&self, flags: EventFlags) -> io::Result<()> {
-        if let Some(socket) = &self.socket {
-            epoll::modify(&self.epoll, socket, EventData::new_u64(self.token), EDGE | flags)?;
-        }
-        Ok(())
+        self.socket.as_ref().map_or(Ok(()), |socket| socket.modify(flags))
     }
 
     /// The connection is lost.
     pub(super) fn disconnect(&mut self) {
-        if let Some(socket) = self.socket.take() {
-            unwatch(&self.epoll, &socket);
-        }
-    }
-
-    /// Nothing is told of any more.
-    pub(super) fn end(mut self, event: &OwnedFd) {
-        self.disconnect();
-        unwatch(&self.epoll, &self.timer);
-        unwatch(&self.epoll, event);
-    }
-
-    fn add(&self, fd: &OwnedFd, flags: EventFlags) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(self.token), flags)?)
+        self.socket = None;
     }
 }

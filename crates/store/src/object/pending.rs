@@ -6,7 +6,7 @@ use crate::{Outcome, Pieces};
 use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -67,7 +67,7 @@ pub(super) struct Completions {
     count: AtomicUsize,
     /// The owner sleeps, or is about to: it wants a signal.
     sleeps: AtomicBool,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
 }
 
 impl Completions {
@@ -81,13 +81,13 @@ impl Completions {
             outcomes: Mutex::default(),
             count: AtomicUsize::new(0),
             sleeps: AtomicBool::new(false),
-            event,
+            event: Arc::new(event),
         })
     }
 
     /// Readable when the owner sleeps and there is an outcome.
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    pub(super) fn event(&self) -> &Arc<OwnedFd> {
+        &self.event
     }
 
     /// Whether there are outcomes.

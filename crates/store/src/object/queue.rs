@@ -2,11 +2,10 @@
 use super::pending::{Completions, End, PendingJob};
 use super::shared::Shared;
 use crate::cache::{Batch, Found, Layout, Read};
-use crate::{Job, Outcome, Pieces, StoreQueue};
+use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,6 +47,7 @@ pub(super) struct ObjectQueue {
     /// Reads of what is in the folder, by the latest that is known.
     batch: Batch,
     begun: Begun,
+    wakes: Option<WakeSource>,
 }
 
 /// Jobs that have ended, or wait for chunks.
@@ -77,7 +77,7 @@ impl ObjectQueue {
             ready: VecDeque::with_capacity(jobs.into()),
             pushed: Vec::with_capacity(jobs.into()),
         };
-        Ok(Self { shared, batch: Batch::default(), begun })
+        Ok(Self { shared, batch: Batch::default(), begun, wakes: None })
     }
 
     /// What others see of it.
@@ -161,16 +161,14 @@ impl Begun {
 }
 
 impl StoreQueue for ObjectQueue {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.begun.lane.completions.fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.begun.lane.completions.event(), wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        self.begun.lane.completions.listen() || self.has_own_news()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        Some(self.has_own_news() || self.begun.lane.completions.has_some())
+    fn rest(&mut self, arm: bool) -> Rest {
+        let completions = &self.begun.lane.completions;
+        let has_some = if arm { completions.listen() } else { completions.has_some() };
+        Rest::serve_if(has_some || self.has_own_news())
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
@@ -212,8 +210,8 @@ impl StoreQueue for ObjectQueue {
 
     fn wait(&mut self) -> io::Result<()> {
         self.submit()?;
-        while !self.listen() {
-            match poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], None) {
+        while self.rest(true) != Rest::Serve {
+            match poll(&mut [PollFd::new(self.begun.lane.completions.event(), PollFlags::IN)], None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }

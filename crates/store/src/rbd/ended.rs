@@ -5,9 +5,9 @@
 //! writes the eventfd for each request, also to an owner that polls.)
 use rustix::event::EventfdFlags;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Requests `R` of one queue that have ended, and when those in flight began.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Ended<R> {
     count: AtomicUsize,
     /// The owner sleeps, or is about to.
     asleep: AtomicBool,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
     /// For each slot the second in which its job began, counted from 1; 0 if it has none.
     began: Box<[AtomicU32]>,
 }
@@ -44,7 +44,7 @@ impl<R> Ended<R> {
             list: Mutex::new(List { requests: Vec::with_capacity(slots), abandoned: false }),
             count: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
-            event: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
             began: (0..slots).map(|_| AtomicU32::new(0)).collect(),
         })
     }
@@ -91,6 +91,11 @@ impl<R> Ended<R> {
         self.count.load(Ordering::Relaxed) != 0
     }
 
+    /// Readable when the owner sleeps and a request has ended.
+    pub(super) fn event(&self) -> &Arc<OwnedFd> {
+        &self.event
+    }
+
     /// Prepares for sleep on the descriptor. `true` if the list has requests already.
     pub(super) fn listen(&self) -> bool {
         // What signalled before has been seen, or is in the list.
@@ -122,21 +127,14 @@ impl<R> Ended<R> {
     }
 }
 
-impl<R> AsFd for Ended<R> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use std::sync::Arc;
 
     fn is_readable(ended: &Ended<u32>) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&now)).unwrap() == 1
+        poll(&mut [PollFd::new(&ended.event, PollFlags::IN)], Some(&now)).unwrap() == 1
     }
 
     #[test]
@@ -172,7 +170,7 @@ mod tests {
             let mut left = seen.len();
             while left > 0 {
                 if !ended.listen() {
-                    poll(&mut [PollFd::new(&*ended, PollFlags::IN)], None).unwrap();
+                    poll(&mut [PollFd::new(&ended.event, PollFlags::IN)], None).unwrap();
                 }
                 ended.take(&mut taken);
                 for number in taken.drain(..) {

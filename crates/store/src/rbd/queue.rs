@@ -12,11 +12,10 @@ use super::ended::Ended;
 use super::flight::{Flight, Request};
 use super::session::Session;
 use super::transfer::{gather, scatter, total};
-use crate::{Job, Outcome, StoreQueue};
+use crate::{Job, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Longest transfer of one request.
@@ -66,6 +65,7 @@ pub(super) struct RbdQueue {
     spare: Vec<Flight>,
     /// Empty between calls.
     taken: Vec<Flight>,
+    wakes: Option<WakeSource>,
 }
 
 impl RbdQueue {
@@ -86,6 +86,7 @@ impl RbdQueue {
             bytes: 0,
             spare: (0..slots).map(|_| Flight::new(library)).collect(),
             taken: Vec::with_capacity(slots),
+            wakes: None,
         })
     }
 
@@ -266,10 +267,10 @@ impl RbdQueue {
 
     /// Sleeps until librbd has ended a request.
     fn sleep(&mut self) -> io::Result<()> {
-        if self.listen() {
+        if self.rest(true) == Rest::Serve {
             return Ok(());
         }
-        match poll(&mut [PollFd::new(&self.ended.as_fd(), PollFlags::IN)], None) {
+        match poll(&mut [PollFd::new(self.ended.event(), PollFlags::IN)], None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -277,16 +278,13 @@ impl RbdQueue {
 }
 
 impl StoreQueue for RbdQueue {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.ended.as_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, self.ended.event(), wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        self.ended.listen() || self.has_own_news()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        Some(self.ended.has_some() || self.has_own_news())
+    fn rest(&mut self, arm: bool) -> Rest {
+        let has_some = if arm { self.ended.listen() } else { self.ended.has_some() };
+        Rest::serve_if(has_some || self.has_own_news())
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {

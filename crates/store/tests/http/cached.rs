@@ -1,7 +1,7 @@
 //! The cache: shared, bounded, kept over a restart, and no obstacle when it cannot be written.
 use crate::reader::{CHUNK, Memory, Reader, at_once, cache, content, open};
 use crate::server::{Answer, Server};
-use paravane_store::{CacheConfig, Link, Object, Outcome, Store};
+use paravane_store::{CacheConfig, Link, Object, Outcome, Rest, Store};
 use paravane_test_support::{Random, skip};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -91,7 +91,7 @@ fn reads_that_were_not_submitted_are_cancelled() {
     reader.read(0, 8).unwrap();
     let mut memory = Memory::new(200);
     reader.push(3, &mut memory, 0);
-    assert_eq!(reader.0.has_news(), Some(true));
+    assert_eq!(reader.0.rest(false), Rest::Serve);
     reader.0.cancel();
     let outcome = reader.outcome();
     assert_eq!((outcome.head(), outcome.result()), (3, -libc::ECANCELED));

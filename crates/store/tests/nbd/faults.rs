@@ -5,7 +5,7 @@ use crate::script::{Asked, FUA, MULTI_CONN, Peer, READ_ONLY, Said, Scripted, Sty
 use crate::servers::{Server, has};
 use paravane_dma::HostSlice;
 use paravane_store::nbd::{Nbd, NbdError, NbdOptions};
-use paravane_store::{Job, Link, Outcome, Pieces, Store, StoreQueue, StoreStatus};
+use paravane_store::{Job, Link, Outcome, Pieces, Rest, Store, StoreQueue, StoreStatus, WakeSet};
 use paravane_test_support::patience;
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
@@ -527,7 +527,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
     let mut queues = [store.queue(4).unwrap(), store.queue(4).unwrap()];
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
     for (token, queue) in (0..).zip(&mut queues) {
-        queue.watch(&epoll, token).unwrap();
+        queue.register(Some(&WakeSet::new(&epoll, token))).unwrap();
     }
     let start = Instant::now();
     for round in 0..6_u64 {
@@ -542,7 +542,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
             assert!(start.elapsed() < patience(), "nothing tells of the outcome of write {round}");
             let mut told = Vec::with_capacity(8);
             let patience = Timespec { tv_sec: patience().as_secs() as i64, tv_nsec: 0 };
-            if !queues[at].listen() {
+            if queues[at].rest(true) != Rest::Serve {
                 epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&patience)).unwrap();
                 assert!(!told.is_empty(), "the thread slept for long in write {round}");
             }
@@ -553,7 +553,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
         assert_eq!(jobs.outcomes[0].result(), 4096);
     }
     for queue in &mut queues {
-        queue.unwatch(&epoll);
+        queue.register(None).unwrap();
     }
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut told = Vec::with_capacity(8);
@@ -561,7 +561,7 @@ fn a_thread_that_watches_queues_is_told_of_each_connection() {
     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&at_once)).unwrap();
     assert!(told.is_empty(), "{} events", told.len());
     // One that ends is watched no more.
-    queues[0].watch(&epoll, 0).unwrap();
+    queues[0].register(Some(&WakeSet::new(&epoll, 0))).unwrap();
     drop(queues);
     told.clear();
     epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut told), Some(&at_once)).unwrap();

@@ -5,7 +5,7 @@ use crate::model::Model;
 use crate::open;
 use crate::servers::{Running, Server, free_port, has};
 use paravane_store::nbd::{NbdError, NbdOptions};
-use paravane_store::{Job, Link, Store, StoreQueue};
+use paravane_store::{Job, Link, Rest, Store, StoreQueue, WakeSet};
 use paravane_test_support::{wait_for, wait_until};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// A folder with some of the files, under the names that both sides expect.
@@ -52,9 +53,8 @@ fn tls_url(server: &Server, files: &Path, name: &str) -> String {
 
 /// Waits as an I/O thread does: for each time that the queue's descriptor becomes readable.
 fn finish(queue: &mut dyn StoreQueue, jobs: usize) {
-    let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&poll, queue.fd(), epoll::EventData::new_u64(0), flags).unwrap();
+    let poll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+    queue.register(Some(&WakeSet::new(&poll, 0))).unwrap();
     let (mut outcomes, mut events) = (VecDeque::new(), Vec::with_capacity(1));
     queue.submit().unwrap();
     loop {
@@ -65,7 +65,7 @@ fn finish(queue: &mut dyn StoreQueue, jobs: usize) {
         if outcomes.len() == jobs {
             break;
         }
-        if outcomes.len() == before && !queue.listen() {
+        if outcomes.len() == before && queue.rest(true) != Rest::Serve {
             let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
             epoll::wait(&poll, spare_capacity(&mut events), Some(&patience)).unwrap();
             assert!(!events.is_empty(), "{} of {jobs} jobs have ended, and nothing wakes", outcomes.len());

@@ -2,7 +2,7 @@
 use crate::cluster::Cluster;
 use crate::disk::{Load, Memory, perform, read, write};
 use paravane_store::rbd::RbdOptions;
-use paravane_store::{Job, Link, Store};
+use paravane_store::{Job, Link, Rest, Store};
 use std::collections::VecDeque;
 
 /// Random requests on an image that is made with options, compared with a model.
@@ -113,14 +113,15 @@ fn a_queue_that_is_full_or_cancelled() {
     let image = cluster.image("full", "1M", &[]);
     let store = image.open();
     let mut queue = store.queue(2).expect("a queue");
-    assert!(!queue.listen() && queue.has_news() == Some(false));
+    let kicks = true;
+    assert_eq!([queue.rest(true), queue.rest(false)], [Rest::Poll { kicks }; 2]);
     // SAFETY: no memory.
     unsafe {
         queue.push(7, Job::Flush).expect("push");
         queue.push(9, Job::Flush).expect("push");
         queue.push(11, Job::Flush).expect_err("it is full");
     }
-    assert_eq!(queue.has_news(), Some(true));
+    assert_eq!(queue.rest(false), Rest::Serve);
     queue.cancel();
     let mut outcomes = VecDeque::new();
     queue.reap(&mut outcomes);

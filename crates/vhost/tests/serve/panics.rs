@@ -3,12 +3,11 @@ use crate::driver::Random;
 use crate::raw::{Machine, Raw};
 use crate::rig::{self, DISK, Rig};
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::{Device, MappedQueue, QueueHandler, ServeError, Served};
+use paravane_device::{Device, MappedQueue, QueueHandler, Rest, ServeError, Served, WakeSet};
 use paravane_spec::vhost_user::{ConfigAccess, request};
 use paravane_test_support::wait_until;
 use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError, ExportStatus};
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -82,20 +81,12 @@ impl QueueHandler for FaultyQueue {
         Ok(served)
     }
 
-    fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.completion_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.queue.register(wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        self.queue.listen()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        self.queue.has_news()
-    }
-
-    fn wants_kicks(&self) -> bool {
-        self.queue.wants_kicks()
+    fn rest(&mut self, arm: bool) -> Rest {
+        self.queue.rest(arm)
     }
 
     fn at_rest(&self) -> bool {

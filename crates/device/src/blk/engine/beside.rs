@@ -7,10 +7,10 @@
 //! ```
 use super::threads::{Pool, Threads};
 use super::{Engine, EngineKind, Image, Job, Outcome};
-use crate::MappedQueue;
+use crate::{MappedQueue, Rest};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Which jobs are the engine's, and which the workers'.
@@ -72,31 +72,18 @@ impl<R: Rule> Beside<R> {
         self.below.follow(queue);
     }
 
-    pub(super) fn own_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.below.own_fd()
-    }
-
     pub(super) fn quiet(&mut self) {
         self.below.quiet();
     }
 
-    pub(super) fn listen(&mut self) -> bool {
+    pub(super) fn rest(&mut self, arm: bool) -> Rest {
         // Both, so that both signal.
-        let below = self.below.listen();
-        let workers = match self.below.own_fd() {
-            Some(_) => self.workers.listen(),
-            // `below` has cleared the event.
-            None => self.workers.has_outcomes(),
-        };
-        below || workers
-    }
-
-    pub(super) fn has_news(&mut self) -> Option<bool> {
-        match (self.below.has_news(), self.workers.has_news()) {
-            (Some(true), _) | (_, Some(true)) => Some(true),
-            (Some(false), Some(false)) => Some(false),
-            _ => None,
-        }
+        let below = self.below.rest(arm);
+        below.max(match *self.below {
+            // It has cleared the event.
+            Engine::Uring(_) => self.workers.rest_cleared(arm),
+            _ => self.workers.rest(arm),
+        })
     }
 
     /// # Safety

@@ -1,9 +1,10 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
 use super::{Image, Job, Outcome, Pieces, threads};
+use crate::{Rest, WakeSet, WakeSource};
 use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -28,25 +29,18 @@ pub(in crate::blk) struct Held {
     orders: Arc<Mutex<Orders>>,
     jobs: VecDeque<(u16, Job)>,
     done: Vec<Outcome>,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
+    wakes: Option<WakeSource>,
 }
 
 impl Held {
     pub(in crate::blk) fn new(image: Arc<Image>, orders: Arc<Mutex<Orders>>) -> Self {
-        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event }
+        let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event, wakes: None }
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    pub(super) fn watch(&mut self, epoll: &OwnedFd, token: u64) -> std::io::Result<()> {
-        crate::watch::add(epoll, &self.event, token)
-    }
-
-    pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
-        crate::watch::remove(epoll, &self.event);
+    pub(super) fn register(&mut self, wakes: Option<&WakeSet>) -> std::io::Result<()> {
+        WakeSource::register(&mut self.wakes, &self.event, wakes)
     }
 
     pub(super) fn push(&mut self, head: u16, job: Job) {
@@ -82,9 +76,14 @@ impl Held {
         }));
     }
 
-    pub(super) fn listen(&mut self) -> bool {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        !self.done.is_empty()
+    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        match arm && !self.done.is_empty() {
+            true => Rest::Serve,
+            false => Rest::Ask { kicks: true },
+        }
     }
 
     pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {

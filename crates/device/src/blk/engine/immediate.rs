@@ -56,7 +56,8 @@ impl Immediate {
         }
     }
 
-    pub(super) fn has_news(&self) -> bool {
+    /// Whether there is something to reap or submit.
+    pub(super) fn has_work(&self) -> bool {
         !self.done.is_empty() || !self.pushed.is_empty()
     }
 

@@ -14,6 +14,7 @@
 //! be waited for.
 use super::{Image, Job, Mapped, Outcome};
 use crate::LogDevice;
+use paravane_store::Rest;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -221,7 +222,16 @@ impl Threads {
         matches!(self.pool.at_once, AtOnce::InFile(_))
     }
 
-    pub(super) fn listen(&mut self) -> bool {
+    /// Whether there is something to reap.
+    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            self.clear();
+        }
+        self.rest_cleared(arm)
+    }
+
+    /// Clears the event, before the owner sleeps.
+    fn clear(&mut self) {
         if self.handed_out > 0 || self.signals > 0 {
             let mut count = [0; 8];
             // EAGAIN: it was not readable, which is fine. Cleared before the list is checked:
@@ -231,20 +241,16 @@ impl Threads {
                 self.signals -= i64::from_ne_bytes(count);
             }
         }
-        self.has_outcomes()
     }
 
-    /// Whether there is something to reap. For an owner that has cleared the event.
-    pub(super) fn has_outcomes(&self) -> bool {
-        !self.done.is_empty() || self.handed_out > 0 && !lock(&self.shared.outcomes).is_empty()
-    }
-
-    /// Whether there is something to reap; `None` if only the list of the workers' outcomes tells.
-    pub(super) fn has_news(&self) -> Option<bool> {
-        match (self.done.is_empty(), self.handed_out) {
-            (false, _) => Some(true),
-            (true, 0) => Some(false),
-            (true, _) => None,
+    /// As [`Threads::rest`], for an owner that has cleared the event.
+    pub(super) fn rest_cleared(&self, arm: bool) -> Rest {
+        match self.handed_out {
+            _ if !self.done.is_empty() => Rest::Serve,
+            0 => Rest::Poll { kicks: true },
+            // Without a lock, only the event tells.
+            _ if arm && !lock(&self.shared.outcomes).is_empty() => Rest::Serve,
+            _ => Rest::Ask { kicks: true },
         }
     }
 

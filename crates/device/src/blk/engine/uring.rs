@@ -5,12 +5,13 @@
 //!                                                    | listening: eventfd
 //! ```
 //! The completion queue and the "disabled" flag of the eventfd form a Dekker pattern with the
-//! kernel, see [`Uring::listen`].
+//! kernel, see [`Uring::rest`].
 use super::super::source::fallocate_mode;
 use super::registered::Registered;
 use super::{Job, Outcome, Pieces};
 use crate::MappedQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
+use paravane_store::Rest;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -140,21 +141,19 @@ impl Uring {
         self.ring.completion().disable_eventfd();
     }
 
-    pub(super) fn listen(&mut self) -> bool {
-        // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        self.ring.completion().enable_eventfd();
-        // Orders our store of the flag before the load of the completion queue's tail below. Pairs
-        // with the kernel's barrier between its store of the tail and its load of the flag
-        // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the
-        // kernel sees that we listen.
-        fence(Ordering::SeqCst);
-        self.has_news()
-    }
-
     /// Whether there is something to reap, or to submit again.
-    pub(super) fn has_news(&mut self) -> bool {
-        !self.ring.completion().is_empty() || !self.ring.submission().is_empty()
+    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.ring.completion().enable_eventfd();
+            // Orders our store of the flag before the load of the completion queue's tail below. Pairs
+            // with the kernel's barrier between its store of the tail and its load of the flag
+            // (io_cqring_wake comes before io_eventfd_signal): either we see the completion, or the
+            // kernel sees that we listen.
+            fence(Ordering::SeqCst);
+        }
+        Rest::serve_if(!self.ring.completion().is_empty() || !self.ring.submission().is_empty())
     }
 
     /// # Safety
@@ -187,7 +186,7 @@ impl Uring {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The kernel is short of memory, or wants completions reaped first. The rest stays
-                // in the submission queue, and `has_news` reports it.
+                // in the submission queue, and `rest` reports it.
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }

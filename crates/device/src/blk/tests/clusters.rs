@@ -2,8 +2,9 @@
 use super::qcow2::{check, create, disk as local, folder};
 use super::stores::{LIMITS, TestStore};
 use super::*;
+use crate::Rest;
 use crate::blk::Format;
-use crate::rig::becomes_readable;
+use crate::rig::{becomes_readable, registered};
 use paravane_ring::driver::BufferId;
 use paravane_store::StoreLimits;
 use proptest::prelude::*;
@@ -70,8 +71,8 @@ impl Known {
                 assert_eq!(used.id, id, "the others are held");
                 return self.rig.peek(STATUS, 1)[0];
             }
-            if !self.rig.handler.listen() {
-                assert!(becomes_readable(self.rig.handler.completion_fd().unwrap()), "a request was lost");
+            if self.rig.handler.rest(true) != Rest::Serve {
+                assert!(becomes_readable(registered(&mut *self.rig.handler)), "a request was lost");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Writes for which the host has no room.
 use super::*;
-use crate::Device;
 use crate::blk::{Full, OnFull};
+use crate::{Device, Rest};
 use std::sync::MutexGuard;
 use std::sync::atomic::AtomicBool;
 
@@ -71,7 +71,7 @@ fn writes_wait_for_room_and_reads_do_not() {
     // A quota is the same.
     it.orders().results = [-libc::EDQUOT].into();
     it.full.retry();
-    assert!(it.rig.handler.listen(), "there is something to do");
+    assert_eq!(it.rig.handler.rest(true), Rest::Serve, "there is something to do");
     assert_eq!(it.rig.serve().unwrap().completed, 1);
     assert_eq!(it.waiting(), 1);
     it.full.retry();

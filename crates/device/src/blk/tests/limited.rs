@@ -1,7 +1,7 @@
 //! A disk that may use no more than its limit.
 use super::*;
-use crate::rig::becomes_readable;
-use crate::{Limiter, Rate, RateLimit};
+use crate::rig::{becomes_readable, registered};
+use crate::{Limiter, Rate, RateLimit, Rest};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ fn read_all(rig: &mut Rig<Blk>, count: u64) -> (Duration, u32) {
             continue;
         }
         idle += 1;
-        if done < count && !rig.handler.listen() {
-            assert!(becomes_readable(rig.handler.completion_fd().unwrap()), "nothing wakes the queue");
+        if done < count && rig.handler.rest(true) != Rest::Serve {
+            assert!(becomes_readable(registered(&mut *rig.handler)), "nothing wakes the queue");
         }
     }
     (start.elapsed(), idle)
@@ -65,14 +65,17 @@ fn a_queue_that_is_held_wants_no_kicks_and_goes_on_by_itself() {
         Blk::open(BlkConfig { limiter: Some(limiter), ..config(&file, EngineChoice::Auto) }).unwrap(),
     );
     assert_eq!(rig.serve().unwrap().taken, 0);
-    assert!(rig.handler.wants_kicks(), "there was nothing to take");
+    assert!(rig.handler.rest(false).kicks(), "there was nothing to take");
     let start = Instant::now();
     read_all(&mut rig, 1);
     // The next one comes too early, unless a busy host has taken the second.
     rig.poke(HEADER, &header(blk::T_IN, 1));
     rig.add(&[segment(HEADER, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]);
     let taken = rig.serve().unwrap().taken;
-    assert!(taken == 0 && !rig.handler.wants_kicks() || start.elapsed() >= Duration::from_secs(1), "{taken}");
+    assert!(
+        taken == 0 && !rig.handler.rest(false).kicks() || start.elapsed() >= Duration::from_secs(1),
+        "{taken}"
+    );
     assert_eq!(rig.run().unwrap().len(), 1);
     assert_eq!(rig.peek(ROOM, 512), pattern(64 * 512, 1)[512..1024]);
 }
@@ -123,7 +126,7 @@ fn a_limit_is_put_on_changed_and_taken_off_a_live_queue() {
         rig.poke(HEADER, &header(blk::T_IN, 1));
         rig.add(&[segment(HEADER, 16)], &[segment(ROOM, 512), segment(STATUS, 1)]);
         assert_eq!(rig.serve().unwrap().taken, 0);
-        assert!(!rig.handler.wants_kicks() && limiter.times_held() == 1);
+        assert!(!rig.handler.rest(false).kicks() && limiter.times_held() == 1);
         // It owes an hour; another limit forgives that, and lets one request go.
         limiter.set(RateLimit { bytes: rate(2, 0), ops: None });
         rig.handler.renew().unwrap();
@@ -133,7 +136,7 @@ fn a_limit_is_put_on_changed_and_taken_off_a_live_queue() {
         limiter.set(RateLimit::default());
         rig.handler.renew().unwrap();
         assert_eq!(rig.run().unwrap().len(), 1);
-        assert!(rig.handler.wants_kicks());
+        assert!(rig.handler.rest(false).kicks());
         read_all(&mut rig, 8);
         assert_eq!(limiter.times_held(), 2);
     }

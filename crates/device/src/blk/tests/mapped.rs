@@ -1,8 +1,8 @@
 //! Images in memory, copied without system calls where possible.
 use super::*;
-use crate::Device as _;
 use crate::blk::engine::{Engine, Job, Pieces};
 use crate::rig::{BASE, SIZE};
+use crate::{Device as _, Rest};
 use paravane_dma::{Alarm, FileRange, HostSlice, MappingQuota, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -64,15 +64,15 @@ fn jobs_are_done_when_they_are_submitted_or_given_up_before() {
         outcomes.iter().map(|outcome| (outcome.head(), outcome.result())).collect::<Vec<_>>()
     };
     push(&mut engine, 1);
-    assert_eq!((engine.has_news(), reaped(&mut engine)), (Some(true), vec![]));
+    assert_eq!((engine.rest(false), reaped(&mut engine)), (Rest::Serve, vec![]));
     engine.cancel();
-    assert_eq!((engine.has_news(), taken(&memory)), (Some(true), 0), "nothing was written");
+    assert_eq!((engine.rest(false), taken(&memory)), (Rest::Serve, 0), "nothing was written");
     assert_eq!(reaped(&mut engine), [(0, -libc::ECANCELED)]);
     push(&mut engine, 2);
     engine.submit().unwrap();
     engine.cancel();
     assert_eq!(reaped(&mut engine), [(1, 512), (2, 512)]);
-    assert_eq!(engine.has_news(), Some(false));
+    assert_ne!(engine.rest(false), Rest::Serve);
     let mut written = vec![0; 3 * 512];
     memory.read_exact_at(&mut written, 0).unwrap();
     data[..512].fill(0);

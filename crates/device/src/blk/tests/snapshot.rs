@@ -35,7 +35,7 @@ fn take(rig: &mut Rig<Blk>, snapshots: &Snapshots, path: &Path) -> Result<Snapsh
         let taking = scope.spawn(|| snapshots.take(overlay, base.id, PATIENCE));
         while !taking.is_finished() {
             rig.serve().unwrap();
-            rig.handler.listen();
+            rig.handler.rest(true);
             std::thread::yield_now();
         }
         taking.join().unwrap()
@@ -222,7 +222,7 @@ fn requests_in_flight_are_waited_for_and_a_timeout_changes_nothing() {
     let snapshot = std::thread::scope(|scope| {
         let taking = scope.spawn(|| snapshots.take(next, snapshots.image_id(), PATIENCE));
         // Held: what is available stays so.
-        while rig.handler.wants_kicks() {
+        while rig.handler.rest(false).kicks() {
             rig.serve().unwrap();
         }
         write(&mut rig, 2);

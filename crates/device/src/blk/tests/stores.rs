@@ -6,12 +6,13 @@ use crate::blk::source::perform_on;
 use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
 use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
+use paravane_store::{Rest, WakeSet, WakeSource};
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A store on a file: jobs end in the opposite order, and transfers are short.
@@ -89,9 +90,10 @@ fn is_outside(job: Job, size: u64) -> bool {
 
 impl Store for TestStore {
     fn queue(&self, _jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
-        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK)?;
+        let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK)?);
         let (file, limits, orders) = (self.file.clone(), self.limits, self.orders.clone());
-        Ok(Box::new(TestQueue { file, limits, orders, jobs: Vec::new(), done: Vec::new(), event }))
+        let (jobs, done) = (Vec::new(), Vec::new());
+        Ok(Box::new(TestQueue { file, limits, orders, jobs, done, event, wakes: None }))
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
@@ -143,21 +145,20 @@ struct TestQueue {
     orders: Arc<Orders>,
     jobs: Vec<(u16, Job)>,
     done: Vec<Outcome>,
-    event: OwnedFd,
+    event: Arc<OwnedFd>,
+    wakes: Option<WakeSource>,
 }
 
 impl StoreQueue for TestQueue {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, &self.event, wakes)
     }
 
-    fn listen(&mut self) -> bool {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        !self.done.is_empty()
-    }
-
-    fn has_news(&mut self) -> Option<bool> {
-        Some(!self.done.is_empty())
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+        Rest::serve_if(!self.done.is_empty())
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {

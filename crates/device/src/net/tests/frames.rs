@@ -126,15 +126,15 @@ fn a_queue_that_waits_for_frames_wants_no_kicks_and_has_nothing_in_flight() {
     let mut card = Card::new(LinkEnd::echo(1).unwrap());
     card.add(RX, &[], &[segment(DATA, 2000)]);
     assert!(card.settle(RX).is_empty());
-    assert!(!card.lanes[RX].handler.wants_kicks());
+    assert!(!card.lanes[RX].handler.rest(false).kicks());
     assert_eq!(card.lanes[RX].live.queue().in_flight(), 0);
-    assert!(card.lanes[TX].handler.wants_kicks());
+    assert!(card.lanes[TX].handler.rest(false).kicks());
     // One buffer, two frames: now it is buffers that it waits for.
     card.send_at(TX, DATA + 4096, [0; HEADER], &frame(60, 1));
     card.send_at(TX, DATA + 8192, [0; HEADER], &frame(60, 2));
     card.settle(TX);
     assert_eq!(card.settle(RX).len(), 1);
-    assert!(card.lanes[RX].handler.wants_kicks());
+    assert!(card.lanes[RX].handler.rest(false).kicks());
 }
 
 #[test]

@@ -35,8 +35,7 @@ fn sleep_through<B: BackEnd>(card: &mut Card<B>, lane: usize, count: usize) -> u
             return sleeps;
         }
         sleeps += 1;
-        let handler = &card.lanes[lane].handler;
-        assert!(becomes_readable(handler.completion_fd().unwrap()), "nothing wakes the queue");
+        assert!(becomes_readable(&card.lanes[lane].wakes), "nothing wakes the queue");
     }
 }
 
@@ -53,13 +52,13 @@ fn frames_are_sent_at_the_rate_and_none_is_lost() {
         let done = card.settle(TX).len();
         // A busy host may have taken all of the time already.
         let is_held = start.elapsed() < shortest;
-        assert!(!is_held || done < 30 && !card.lanes[TX].handler.wants_kicks(), "{done}");
+        assert!(!is_held || done < 30 && !card.lanes[TX].handler.rest(false).kicks(), "{done}");
         let sleeps = sleep_through(&mut card, TX, 30 - done);
         assert!(start.elapsed() >= shortest);
         assert!((u32::from(is_held)..=40).contains(&sleeps), "{sleeps}");
         assert_eq!(card.settle(RX).len(), 30);
         assert_eq!(card.totals().transmitted, 30);
-        assert!(card.lanes[TX].handler.wants_kicks());
+        assert!(card.lanes[TX].handler.rest(false).kicks());
     }
 }
 
@@ -143,11 +142,11 @@ fn limits_are_put_on_and_taken_off_live_queues() {
     card.lanes[TX].handler.renew().unwrap();
     send(&mut card, 3);
     assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (1, 1));
-    assert!(!card.lanes[TX].handler.wants_kicks() && transmit.times_held() > 0);
+    assert!(!card.lanes[TX].handler.rest(false).kicks() && transmit.times_held() > 0);
     transmit.set(RateLimit::default());
     card.lanes[TX].handler.renew().unwrap();
     assert_eq!((card.settle(TX).len(), card.settle(RX).len()), (2, 2));
-    assert!(card.lanes[TX].handler.wants_kicks());
+    assert!(card.lanes[TX].handler.rest(false).kicks());
     // In: the same.
     receive.set(hardly_any());
     card.lanes[RX].handler.renew().unwrap();

@@ -70,15 +70,15 @@ fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
         sent += 32;
     }
     assert_eq!((back, sent), (LANE, LANE + 32));
-    assert!(!a.lanes[TX].handler.wants_kicks(), "kicks would be of no use");
+    assert!(!a.lanes[TX].handler.rest(false).kicks(), "kicks would be of no use");
     assert_eq!(a.lanes[TX].live.queue().in_flight(), 32);
-    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(!readable(&a.lanes[TX].wakes));
     // One buffer makes room for one frame, and the sender is woken for it.
     b.add(RX, &[], &[segment(DATA, 2000)]);
     assert_eq!(b.settle(RX).len(), 1);
-    assert!(becomes_readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(becomes_readable(&a.lanes[TX].wakes));
     assert_eq!(a.settle(TX).len(), 1);
-    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(!readable(&a.lanes[TX].wakes));
     let mut got = 1;
     while got < sent {
         // Frames wait in the lane across a restart of the receiving side only as far as they are
@@ -95,7 +95,7 @@ fn a_full_lane_makes_the_sender_wait_and_loses_nothing() {
         a.settle(TX);
     }
     assert_eq!(a.lanes[TX].live.queue().in_flight(), 0);
-    assert!(a.lanes[TX].handler.wants_kicks());
+    assert!(a.lanes[TX].handler.rest(false).kicks());
     assert_eq!((a.totals().transmitted, b.totals().received), (sent as u64, sent as u64));
     assert_eq!(a.totals().refused, 0);
 }
@@ -106,12 +106,12 @@ fn a_receiver_that_sleeps_is_woken_and_one_that_works_is_not() {
     b.add(RX, &[], &[segment(DATA, 2000)]);
     b.add(RX, &[], &[segment(DATA + 4096, 2000)]);
     b.settle(RX);
-    assert!(!readable(b.lanes[RX].handler.completion_fd().unwrap()));
+    assert!(!readable(&b.lanes[RX].wakes));
     send(&mut a, 0, 1);
-    assert!(becomes_readable(b.lanes[RX].handler.completion_fd().unwrap()));
+    assert!(becomes_readable(&b.lanes[RX].wakes));
     assert_eq!(b.serve(RX).unwrap().completed, 1);
     assert_eq!(b.settle(RX).len(), 1);
-    assert!(!readable(b.lanes[RX].handler.completion_fd().unwrap()));
+    assert!(!readable(&b.lanes[RX].wakes));
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn frames_for_an_end_that_is_held_wait_for_its_receiver() {
     let hold = b.hold();
     let mut a = Card::new(a);
     assert_eq!(send(&mut a, 0, 5), 0);
-    assert!(!readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(!readable(&a.lanes[TX].wakes));
     let mut b = Card::new(b);
-    assert!(becomes_readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(becomes_readable(&a.lanes[TX].wakes));
     for n in 0..5 {
         b.add(RX, &[], &[segment(DATA + n * 4096, 2000)]);
     }
@@ -141,7 +141,7 @@ fn frames_for_an_end_that_is_held_wait_for_its_receiver() {
     b.lanes.clear();
     assert_eq!(send(&mut a, 5, 1), 0);
     drop(hold);
-    assert!(becomes_readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(becomes_readable(&a.lanes[TX].wakes));
     assert_eq!(a.settle(TX).len(), 1);
     assert_eq!((a.totals().transmitted, a.totals().refused), (5, 1));
 }
@@ -179,7 +179,7 @@ fn a_receiver_that_goes_away_sets_its_senders_free() {
     }
     assert_eq!(a.lanes[TX].live.queue().in_flight(), 32);
     b.lanes.clear();
-    assert!(becomes_readable(a.lanes[TX].handler.completion_fd().unwrap()));
+    assert!(becomes_readable(&a.lanes[TX].wakes));
     assert_eq!(a.settle(TX).len(), 32);
     assert_eq!(a.totals().refused, 32);
     // A new life starts without the frames of the old one.

@@ -2,12 +2,13 @@
 //!
 //! There are no threads: tests call the handlers as their I/O thread would.
 use crate::net::{BackEnd, Net, NetConfig, Totals};
-use crate::rig::segment;
-use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, ServeError, Served, latency};
+use crate::rig::{registered, segment};
+use crate::{Device, InvalidationLock, MappedQueue, QueueHandler, Rest, ServeError, Served, latency};
 use paravane_dma::{Access, Backing, Domain, Memory, Region, RegionConfig, Segment};
 use paravane_ring::driver::{DriverConfig, Queue, Used};
 use paravane_ring::{Area, DmaArea, QueueAddresses};
 use paravane_spec::feature;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Where guest memory begins, and its size in bytes.
@@ -27,6 +28,8 @@ pub(super) struct Lane {
     pub(super) live: MappedQueue,
     pub(super) driver: Queue,
     pub(super) addresses: QueueAddresses,
+    /// What wakes the thread of the queue.
+    pub(super) wakes: Arc<OwnedFd>,
 }
 
 pub(super) struct Card<B> {
@@ -105,8 +108,9 @@ impl<B: BackEnd> Card<B> {
             None => start(self.memory.handle()),
             Some((domain, lock)) => start(domain.handle()).with_invalidation_lock(lock.clone()),
         };
-        let handler = self.net.start_queue(index, self.features).unwrap();
-        Lane { handler, live, driver, addresses }
+        let mut handler = self.net.start_queue(index, self.features).unwrap();
+        let wakes = registered(&mut *handler);
+        Lane { handler, live, driver, addresses, wakes }
     }
 
     /// The driver resets the card and starts it anew.
@@ -157,7 +161,10 @@ impl<B: BackEnd> Card<B> {
             while let Some(used) = self.lanes[lane].driver.pop_used().unwrap() {
                 all.push(used);
             }
-            if served.taken == 0 && served.completed == 0 && !self.lanes[lane].handler.listen() {
+            if served.taken == 0
+                && served.completed == 0
+                && self.lanes[lane].handler.rest(true) != Rest::Serve
+            {
                 return all;
             }
         }

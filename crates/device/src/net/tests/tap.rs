@@ -85,7 +85,7 @@ fn next(card: &mut Card<Tap>, lane: usize, wanted: impl Fn(&[u8]) -> bool) -> Ve
         card.add(lane, &[], &[segment(DATA + 0x10_0000, 40), segment(DATA + 0x10_1000, 2000)]);
         let mut used = card.settle(lane);
         if used.is_empty() {
-            assert!(becomes_readable(card.lanes[lane].handler.completion_fd().unwrap()), "no frame comes");
+            assert!(becomes_readable(&card.lanes[lane].wakes), "no frame comes");
             used = card.settle(lane);
         }
         for used in used {
@@ -245,7 +245,7 @@ fn an_inherited_descriptor_is_copied_and_keeps_the_device() {
     in_own_network("net::tap::an_inherited_descriptor_is_copied_and_keeps_the_device", || {
         let theirs = up(1);
         let receiver = theirs.receiver(0).unwrap();
-        let ours = Tap::inherited(&[receiver.fd().as_raw_fd()]).unwrap();
+        let ours = Tap::inherited(&[receiver.tap().unwrap().as_raw_fd()]).unwrap();
         assert_eq!((ours.name(), ours.pairs()), ("pv0", 1));
         drop((theirs, receiver));
         let mut card = Card::new(ours);

@@ -7,7 +7,7 @@ use super::{BASE, Guest, RAM, Window, frame};
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_attach::{Loan, QueueBackend};
 use paravane_device::net::LinkEnd;
-use paravane_device::{MappedQueue, QueueHandler, ServeError, State, StateError};
+use paravane_device::{MappedQueue, QueueHandler, Rest, ServeError, State, StateError, WakeSet};
 use paravane_dma::{Access, DirtyLog, LogError, Memory, Region};
 use paravane_driver::mmio::Registers;
 use paravane_driver::net::NetOptions;
@@ -94,15 +94,13 @@ struct Work {
 
 impl Work {
     fn run(mut self) -> Left {
-        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let poll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let add =
             |fd: std::os::fd::BorrowedFd<'_>, flags| epoll::add(&poll, fd, EventData::new_u64(0), flags);
         use std::os::fd::AsFd;
         add(self.kick.as_fd(), EventFlags::IN).unwrap();
         add(self.stop.as_fd(), EventFlags::IN).unwrap();
-        if let Some(fd) = self.handler.completion_fd() {
-            add(fd, EventFlags::IN | EventFlags::ET).unwrap();
-        }
+        self.handler.register(Some(&WakeSet::new(&poll, 0))).unwrap();
         let mut events = Vec::with_capacity(4);
         loop {
             events.clear();
@@ -141,8 +139,9 @@ impl Work {
             }
             let idle = served.taken + served.completed == 0;
             if idle {
-                let news = self.handler.wants_kicks() && self.live.arm_kicks()?;
-                if !self.handler.listen() && !news {
+                let rest = self.handler.rest(true);
+                let more = rest == Rest::Serve || rest.kicks() && self.live.arm_kicks()?;
+                if !more {
                     return Ok(());
                 }
             }
