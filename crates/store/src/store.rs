@@ -81,7 +81,8 @@ pub trait Store: Debug + Send + Sync {
 ///   rest(true) before the owner sleeps
 /// ```
 pub trait StoreQueue: Debug + Send {
-    /// Adds the descriptors that become readable when there is something to reap to `wakes`.
+    /// Adds the descriptors that become readable when there is something to reap to `wakes` \[none: it signals
+    /// what it was made with\].
     ///
     /// They leave an earlier set. `None`: they only leave it, which cannot fail. Later events wait.
     ///
@@ -89,7 +90,10 @@ pub trait StoreQueue: Debug + Send {
     ///
     /// # Errors
     /// The host refuses; `None` takes out what was added.
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()>;
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        let _ = wakes;
+        Ok(())
+    }
 
     /// What is known of the next event, after a call that did nothing. Waits for kicks.
     ///
@@ -123,7 +127,10 @@ pub trait StoreQueue: Debug + Send {
     /// The host refuses to wait; jobs stay in flight.
     fn wait(&mut self) -> io::Result<()>;
 
-    /// Gives up jobs that the store has not begun: their outcome is ECANCELED.
+    /// Gives up jobs that the store has not begun.
+    ///
+    /// Each still has an outcome: ECANCELED or EINTR if it was given up, which `wait` waits for as for
+    /// all others. A write that was interrupted may have written a part.
     fn cancel(&mut self);
 }
 

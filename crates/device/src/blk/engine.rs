@@ -20,14 +20,14 @@ mod uring;
 mod whole_blocks;
 
 pub(super) use mapped::Mapped;
-pub(super) use paravane_store::{Job, Outcome, Pieces};
+pub(super) use paravane_store::{Job, Outcome, Pieces, StoreQueue};
 pub(super) use threads::{AtOnce, Pool};
 pub(super) use uring::probe;
 
 use super::image::Image;
 use crate::MappedQueue;
 use beside::Beside;
-use paravane_store::{Rest, Store, StoreQueue, WakeSet};
+use paravane_store::{Rest, Store, WakeSet};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -65,9 +65,99 @@ impl EngineKind {
     }
 }
 
-/// The engine of one queue.
-#[derive(Debug)]
-pub(super) enum Engine {
+/// What a disk asks of an engine beyond jobs.
+pub(super) trait EngineQueue {
+    /// Turns signals of completions off, until `rest(true)`.
+    fn quiet(&mut self) {}
+
+    /// Follows changes of the memory map; called before jobs are pushed.
+    fn follow(&mut self, queue: &mut MappedQueue) {
+        let _ = queue;
+    }
+
+    /// Whether it keeps guest memory beyond that of jobs.
+    fn registers(&self) -> bool {
+        false
+    }
+
+    /// Whether jobs are done in the queue's thread.
+    fn copies(&self) -> bool {
+        false
+    }
+
+    /// The mapped image, if the queue's thread copies to and from it, and it has the disk's layout.
+    fn mapped(&self) -> Option<&Mapped> {
+        None
+    }
+}
+
+impl EngineQueue for Box<dyn StoreQueue> {}
+
+/// Defines the enum of engines, which passes calls on: only a store costs a virtual call for each job.
+macro_rules! engines {
+    ($($(#[$attribute:meta])? $kind:ident($engine:ty),)*) => {
+        /// The engine of one queue.
+        #[derive(Debug)]
+        pub(super) enum Engine {
+            $($(#[$attribute])? $kind($engine),)*
+        }
+
+        impl StoreQueue for Engine {
+            fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.register(wakes),)* }
+            }
+
+            fn rest(&mut self, arm: bool) -> Rest {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.rest(arm),)* }
+            }
+
+            unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+                // SAFETY: the caller's promise is the one that is asked for.
+                unsafe { match self { $($(#[$attribute])? Self::$kind(engine) => engine.push(head, job),)* } }
+            }
+
+            fn submit(&mut self) -> io::Result<()> {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.submit(),)* }
+            }
+
+            fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.reap(outcomes),)* }
+            }
+
+            fn wait(&mut self) -> io::Result<()> {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.wait(),)* }
+            }
+
+            fn cancel(&mut self) {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.cancel(),)* }
+            }
+        }
+
+        impl EngineQueue for Engine {
+            fn quiet(&mut self) {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.quiet(),)* }
+            }
+
+            fn follow(&mut self, queue: &mut MappedQueue) {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.follow(queue),)* }
+            }
+
+            fn registers(&self) -> bool {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.registers(),)* }
+            }
+
+            fn copies(&self) -> bool {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.copies(),)* }
+            }
+
+            fn mapped(&self) -> Option<&Mapped> {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.mapped(),)* }
+            }
+        }
+    };
+}
+
+engines! {
     Uring(uring::Uring),
     Immediate(immediate::Immediate),
     Threads(threads::Threads),
@@ -108,202 +198,5 @@ impl Engine {
                 Self::WholeBlocks(Beside::new(rule, (pool, below), image, jobs, event)?)
             }
         })
-    }
-
-    /// Whether it keeps guest memory beyond that of jobs.
-    pub(super) fn registers(&self) -> bool {
-        match self {
-            Self::Uring(uring) => uring.registers(),
-            Self::Clusters(clusters) => clusters.below().registers(),
-            Self::WholeBlocks(blocks) => blocks.below().registers(),
-            _ => false,
-        }
-    }
-
-    /// Whether jobs are done in the queue's thread.
-    pub(super) fn copies(&self) -> bool {
-        match self {
-            Self::Immediate(_) => true,
-            Self::Threads(threads) => threads.copies(),
-            Self::Uring(_) | Self::Store(_) | Self::Clusters(_) | Self::WholeBlocks(_) => false,
-            #[cfg(test)]
-            Self::Held(_) => false,
-        }
-    }
-
-    /// The mapped image, if the queue's thread copies to and from it, and it has the disk's layout.
-    pub(super) fn mapped(&self) -> Option<&Mapped> {
-        match self {
-            Self::Immediate(immediate) => immediate.mapped(),
-            _ => None,
-        }
-    }
-
-    /// Follows changes of the memory map; called before jobs are pushed.
-    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
-        match self {
-            Self::Uring(uring) => uring.follow(queue),
-            Self::Clusters(clusters) => clusters.follow(queue),
-            Self::WholeBlocks(blocks) => blocks.follow(queue),
-            _ => {}
-        }
-    }
-
-    /// Adds the descriptors that completions signal, apart from the event of [`Engine::new`].
-    ///
-    /// # Errors
-    /// See [`StoreQueue::register`].
-    pub(super) fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        match self {
-            Self::Uring(_) | Self::Immediate(_) | Self::Threads(_) | Self::WholeBlocks(_) => Ok(()),
-            Self::Store(queue) => queue.register(wakes),
-            Self::Clusters(clusters) => clusters.below_mut().register(wakes),
-            #[cfg(test)]
-            Self::Held(held) => held.register(wakes),
-        }
-    }
-
-    /// Turns signals of completions off, until `rest(true)`.
-    pub(super) fn quiet(&mut self) {
-        match self {
-            Self::Uring(uring) => uring.quiet(),
-            Self::Clusters(clusters) => clusters.quiet(),
-            Self::WholeBlocks(blocks) => blocks.quiet(),
-            Self::Immediate(_) | Self::Threads(_) | Self::Store(_) => {}
-            #[cfg(test)]
-            Self::Held(_) => {}
-        }
-    }
-
-    /// See [`StoreQueue::rest`].
-    pub(super) fn rest(&mut self, arm: bool) -> Rest {
-        match self {
-            Self::Uring(uring) => uring.rest(arm),
-            Self::Immediate(immediate) => Rest::serve_if(immediate.has_work()),
-            Self::Threads(threads) => threads.rest(arm),
-            Self::Store(queue) => queue.rest(arm),
-            Self::Clusters(clusters) => clusters.rest(arm),
-            Self::WholeBlocks(blocks) => blocks.rest(arm),
-            #[cfg(test)]
-            Self::Held(held) => held.rest(arm),
-        }
-    }
-
-    /// Queues a job. The kernel has it after [`Engine::submit`] at the latest.
-    ///
-    /// # Errors
-    /// The host refuses work; the job was not queued.
-    ///
-    /// # Safety
-    /// The pieces of the job, the array that lists them, and the memory that they name must stay
-    /// valid and in place until the job's outcome has been reaped. `head` has no other job in
-    /// flight.
-    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        match self {
-            // SAFETY: the caller's promise is the one that is asked for.
-            Self::Uring(uring) => unsafe { uring.push(head, job) },
-            Self::Immediate(immediate) => {
-                immediate.push(head, job);
-                Ok(())
-            }
-            Self::Threads(threads) => {
-                threads.push(head, job);
-                Ok(())
-            }
-            // SAFETY: as above.
-            Self::Store(queue) => unsafe { queue.push(head, job) },
-            // SAFETY: as above.
-            Self::Clusters(clusters) => unsafe { clusters.push(head, job) },
-            // SAFETY: as above.
-            Self::WholeBlocks(blocks) => unsafe { blocks.push(head, job) },
-            #[cfg(test)]
-            Self::Held(held) => {
-                held.push(head, job);
-                Ok(())
-            }
-        }
-    }
-
-    /// Submits all queued jobs.
-    ///
-    /// # Errors
-    /// The host refuses work.
-    pub(super) fn submit(&mut self) -> io::Result<()> {
-        match self {
-            Self::Uring(uring) => uring.submit(),
-            Self::Immediate(immediate) => {
-                immediate.submit();
-                Ok(())
-            }
-            Self::Threads(threads) => {
-                threads.submit();
-                Ok(())
-            }
-            Self::Store(queue) => queue.submit(),
-            Self::Clusters(clusters) => clusters.submit(),
-            Self::WholeBlocks(blocks) => blocks.submit(),
-            #[cfg(test)]
-            Self::Held(held) => {
-                held.submit();
-                Ok(())
-            }
-        }
-    }
-
-    /// Gives up jobs that the host has not begun.
-    ///
-    /// Each still has an outcome: ECANCELED or EINTR if it was given up, which `wait` waits for as
-    /// for all others. A write that was interrupted may have written a part.
-    pub(super) fn cancel(&mut self) {
-        match self {
-            Self::Uring(uring) => uring.cancel(),
-            Self::Immediate(immediate) => immediate.cancel(),
-            Self::Threads(threads) => threads.cancel(),
-            Self::Store(queue) => queue.cancel(),
-            Self::Clusters(clusters) => clusters.cancel(),
-            Self::WholeBlocks(blocks) => blocks.cancel(),
-            #[cfg(test)]
-            Self::Held(held) => held.cancel(),
-        }
-    }
-
-    /// Appends the outcomes of finished jobs.
-    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        match self {
-            Self::Uring(uring) => uring.reap(outcomes),
-            Self::Immediate(immediate) => immediate.reap(outcomes),
-            Self::Threads(threads) => threads.reap(outcomes),
-            Self::Store(queue) => queue.reap(outcomes),
-            Self::Clusters(clusters) => clusters.reap(outcomes),
-            Self::WholeBlocks(blocks) => blocks.reap(outcomes),
-            #[cfg(test)]
-            Self::Held(held) => held.reap(outcomes),
-        }
-    }
-
-    /// Submits, and waits until there is something to reap. A job must be in flight.
-    ///
-    /// # Errors
-    /// The host refuses to wait; jobs stay in flight.
-    pub(super) fn wait(&mut self) -> io::Result<()> {
-        match self {
-            Self::Uring(uring) => uring.wait(),
-            Self::Immediate(immediate) => {
-                immediate.submit();
-                Ok(())
-            }
-            Self::Threads(threads) => {
-                threads.wait();
-                Ok(())
-            }
-            Self::Store(queue) => queue.wait(),
-            Self::Clusters(clusters) => clusters.wait(),
-            Self::WholeBlocks(blocks) => blocks.wait(),
-            #[cfg(test)]
-            Self::Held(held) => {
-                held.wait();
-                Ok(())
-            }
-        }
     }
 }

@@ -19,7 +19,7 @@ mod at_once;
 mod drain;
 
 use super::current::{Follower, Replacement};
-use super::engine::{Engine, Outcome};
+use super::engine::{Engine, EngineQueue, Outcome, StoreQueue};
 use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};

@@ -23,7 +23,7 @@
 //! An entry belongs to a descriptor head, so there are as many as the queue has descriptors. Their
 //! storage is reused.
 use super::direct::{Alignment, Bounce, Page};
-use super::engine::{Engine, Job, Outcome, Pieces};
+use super::engine::{Engine, Job, Outcome, Pieces, StoreQueue};
 use super::errors::{Cause, Missed, Operation};
 use super::request::{self, ByteRange, Command, Request};
 use crate::latency::{self, Taken};
@@ -452,7 +452,7 @@ impl Failure {
         }
     }
 
-    /// Whether the engine gave the job back ([`Engine::cancel`]).
+    /// Whether the engine gave the job back ([`StoreQueue::cancel`]).
     ///
     /// The job is undone or interrupted.
     pub(super) fn is_cancelled(&self) -> bool {

@@ -278,7 +278,7 @@ impl Qcow2 {
         let (pieces, offset) = transfer(job)?;
         let clusters = self.clusters.as_ref()?;
         let unchanged = self.tables.try_read().ok()?;
-        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push),
         // and it has not even been posted; callers use the list no longer than their call takes.
         let slices = unsafe { std::slice::from_raw_parts(pieces.first.as_ptr(), pieces.count as usize) };
         Some(InPlace { clusters, slices, offset, len: total(slices), _unchanged: unchanged })
@@ -324,7 +324,7 @@ impl Qcow2 {
         match job {
             Job::Read { pieces, offset } => BUFFER.with_borrow_mut(|buffer| {
                 // SAFETY: the pieces and their memory are valid until the outcome is reaped
-                // (Engine::push), and it has not even been posted.
+                // (StoreQueue::push), and it has not even been posted.
                 let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
                 let _unchanged = self.shared();

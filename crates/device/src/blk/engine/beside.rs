@@ -6,9 +6,10 @@
 //!    '--------- else --------------'---------------> a worker of the pool --> reap
 //! ```
 use super::threads::{Pool, Threads};
-use super::{Engine, EngineKind, Image, Job, Outcome};
-use crate::{MappedQueue, Rest};
+use super::{Engine, EngineKind, EngineQueue, Image, Job, Outcome, StoreQueue};
+use crate::{MappedQueue, Rest, WakeSet};
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -58,25 +59,28 @@ impl<R: Rule> Beside<R> {
             outcomes: VecDeque::with_capacity(jobs.into()),
         })
     }
+}
 
-    /// The engine of the image's file or store.
-    pub(super) fn below(&self) -> &Engine {
-        &self.below
-    }
-
-    pub(super) fn below_mut(&mut self) -> &mut Engine {
-        &mut self.below
-    }
-
-    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
-        self.below.follow(queue);
-    }
-
-    pub(super) fn quiet(&mut self) {
+impl<R> EngineQueue for Beside<R> {
+    fn quiet(&mut self) {
         self.below.quiet();
     }
 
-    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+    fn follow(&mut self, queue: &mut MappedQueue) {
+        self.below.follow(queue);
+    }
+
+    fn registers(&self) -> bool {
+        self.below.registers()
+    }
+}
+
+impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.below.register(wakes)
+    }
+
+    fn rest(&mut self, arm: bool) -> Rest {
         // Both, so that both signal.
         let below = self.below.rest(arm);
         below.max(match *self.below {
@@ -86,11 +90,9 @@ impl<R: Rule> Beside<R> {
         })
     }
 
-    /// # Safety
-    /// See [`Engine::push`].
-    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         let Some(placed) = self.rule.place(head, job) else {
-            self.workers.push(head, job);
+            self.workers.add(head, job);
             return Ok(());
         };
         // SAFETY: the caller promises that the memory is valid until the job's outcome has been
@@ -104,17 +106,17 @@ impl<R: Rule> Beside<R> {
         Ok(())
     }
 
-    pub(super) fn submit(&mut self) -> io::Result<()> {
-        self.workers.submit();
+    fn submit(&mut self) -> io::Result<()> {
+        self.workers.hand_out();
         self.below.submit()
     }
 
-    pub(super) fn cancel(&mut self) {
+    fn cancel(&mut self) {
         self.below.cancel();
         self.workers.cancel();
     }
 
-    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         self.workers.reap(outcomes);
         if self.below_in_flight == 0 {
             return;
@@ -126,22 +128,21 @@ impl<R: Rule> Beside<R> {
             self.below_in_flight -= 1;
             match self.rule.done(head, outcome.result()) {
                 Some(job) => {
-                    self.workers.push(head, job);
+                    self.workers.add(head, job);
                     again = true;
                 }
                 None => outcomes.push_back(outcome),
             }
         }
         if again {
-            self.workers.submit();
+            self.workers.hand_out();
         }
     }
 
-    pub(super) fn wait(&mut self) -> io::Result<()> {
-        self.workers.submit();
+    fn wait(&mut self) -> io::Result<()> {
+        self.workers.hand_out();
         if self.below_in_flight == 0 {
-            self.workers.wait();
-            return Ok(());
+            return self.workers.wait();
         }
         // What workers have done meanwhile is reaped afterwards: nothing below waits for them.
         self.below.wait()

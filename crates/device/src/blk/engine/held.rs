@@ -1,9 +1,10 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
-use super::{Image, Job, Outcome, Pieces, threads};
+use super::{EngineQueue, Image, Job, Outcome, Pieces, StoreQueue, threads};
 use crate::{Rest, WakeSet, WakeSource};
 use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -38,22 +39,26 @@ impl Held {
         let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event, wakes: None }
     }
+}
 
-    pub(super) fn register(&mut self, wakes: Option<&WakeSet>) -> std::io::Result<()> {
+impl EngineQueue for Held {}
+
+impl StoreQueue for Held {
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
         WakeSource::register(&mut self.wakes, &self.event, wakes)
     }
 
-    pub(super) fn push(&mut self, head: u16, job: Job) {
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         self.jobs.push_back((head, job));
+        Ok(())
     }
 
-    pub(super) fn submit(&mut self) {
-        if self.orders.lock().unwrap().prompt {
-            self.wait();
-        }
+    fn submit(&mut self) -> io::Result<()> {
+        let prompt = self.orders.lock().unwrap().prompt;
+        if prompt { self.wait() } else { Ok(()) }
     }
 
-    pub(super) fn wait(&mut self) {
+    fn wait(&mut self) -> io::Result<()> {
         let mut orders = self.orders.lock().unwrap();
         for (head, job) in self.jobs.drain(..) {
             let result = match orders.results.pop_front() {
@@ -65,9 +70,10 @@ impl Held {
             self.done.push(unsafe { Outcome::new(head, result) });
             rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
         }
+        Ok(())
     }
 
-    pub(super) fn cancel(&mut self) {
+    fn cancel(&mut self) {
         let begun = self.orders.lock().unwrap().begun.min(self.jobs.len());
         let given_up = self.jobs.drain(begun..);
         self.done.extend(given_up.map(|(head, _)| {
@@ -76,7 +82,7 @@ impl Held {
         }));
     }
 
-    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+    fn rest(&mut self, arm: bool) -> Rest {
         if arm {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
@@ -86,7 +92,7 @@ impl Held {
         }
     }
 
-    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         outcomes.extend(self.done.drain(..));
     }
 }
@@ -95,7 +101,7 @@ impl Held {
 fn shortened(image: &Image, job: Job, most: Option<usize>) -> i32 {
     let mut left = most.unwrap_or(usize::MAX);
     let mut cut = |pieces: Pieces| -> Vec<HostSlice> {
-        // SAFETY: the list is valid until the outcome is reaped (Engine::push).
+        // SAFETY: the list is valid until the outcome is reaped (StoreQueue::push).
         let pieces = unsafe { pieces.slices() };
         pieces
             .iter()

@@ -85,7 +85,7 @@ impl Mapped {
     }
 
     fn transfer(&self, pieces: &Pieces, offset: u64, writes: bool) -> Option<i32> {
-        // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push),
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push),
         // and it has not even been posted.
         let pieces = unsafe { pieces.slices() };
         let len: u64 = pieces.iter().map(|piece| piece.len as u64).sum();

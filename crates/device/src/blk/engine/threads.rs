@@ -12,7 +12,7 @@
 //! A pool may do jobs **at once**, in the queue's thread and without a worker: transfers of a qcow2
 //! image in memory whose clusters are known. As with [`Immediate`](super::immediate), no disk has to
 //! be waited for.
-use super::{Image, Job, Mapped, Outcome};
+use super::{EngineQueue, Image, Job, Mapped, Outcome, StoreQueue};
 use crate::LogDevice;
 use paravane_store::Rest;
 use std::collections::VecDeque;
@@ -159,7 +159,7 @@ fn work(work_queue: &WorkQueue, image: &Image) {
 
 /// Does a job and waits for it. Returns its result as io_uring would.
 pub(super) fn perform(image: &Image, job: Job) -> i32 {
-    // SAFETY: the pieces and their memory are valid until the outcome is reaped (Engine::push), and
+    // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push), and
     // it has not even been posted.
     unsafe { image.perform(job) }
 }
@@ -217,19 +217,6 @@ impl Threads {
         Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
     }
 
-    /// Whether jobs may be done at once.
-    pub(super) fn copies(&self) -> bool {
-        matches!(self.pool.at_once, AtOnce::InFile(_))
-    }
-
-    /// Whether there is something to reap.
-    pub(super) fn rest(&mut self, arm: bool) -> Rest {
-        if arm {
-            self.clear();
-        }
-        self.rest_cleared(arm)
-    }
-
     /// Clears the event, before the owner sleeps.
     fn clear(&mut self) {
         if self.handed_out > 0 || self.signals > 0 {
@@ -254,7 +241,8 @@ impl Threads {
         }
     }
 
-    pub(super) fn push(&mut self, head: u16, job: Job) {
+    /// Takes a job over, or does it at once.
+    pub(super) fn add(&mut self, head: u16, job: Job) {
         match self.pool.at_once(job) {
             // SAFETY: the job has been done, and no worker gets it.
             Some(result) => self.done.push_back(unsafe { Outcome::new(head, result) }),
@@ -262,7 +250,8 @@ impl Threads {
         }
     }
 
-    pub(super) fn submit(&mut self) {
+    /// Gives the workers what was added.
+    pub(super) fn hand_out(&mut self) {
         let count = self.pushed.len();
         if count == 0 {
             return;
@@ -274,9 +263,33 @@ impl Threads {
             _ => self.pool.work_queue.more.notify_all(),
         }
     }
+}
 
-    /// See [`super::Engine::cancel`].
-    pub(super) fn cancel(&mut self) {
+impl EngineQueue for Threads {
+    fn copies(&self) -> bool {
+        matches!(self.pool.at_once, AtOnce::InFile(_))
+    }
+}
+
+impl StoreQueue for Threads {
+    fn rest(&mut self, arm: bool) -> Rest {
+        if arm {
+            self.clear();
+        }
+        self.rest_cleared(arm)
+    }
+
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+        self.add(head, job);
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        self.hand_out();
+        Ok(())
+    }
+
+    fn cancel(&mut self) {
         // SAFETY: no worker has the task, and none will.
         let given_up = |task: Task| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
         self.handed_out += self.pushed.len();
@@ -291,7 +304,7 @@ impl Threads {
         outcomes.into_iter().for_each(|outcome| self.shared.post(outcome));
     }
 
-    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         outcomes.append(&mut self.done);
         if self.handed_out > 0 {
             let mut posted = lock(&self.shared.outcomes);
@@ -303,14 +316,15 @@ impl Threads {
         }
     }
 
-    pub(super) fn wait(&mut self) {
-        self.submit();
+    fn wait(&mut self) -> io::Result<()> {
+        self.hand_out();
         if !self.done.is_empty() {
-            return;
+            return Ok(());
         }
         let mut outcomes = lock(&self.shared.outcomes);
         while outcomes.is_empty() {
             outcomes = self.shared.posted.wait(outcomes).unwrap_or_else(PoisonError::into_inner);
         }
+        Ok(())
     }
 }

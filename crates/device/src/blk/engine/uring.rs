@@ -8,7 +8,7 @@
 //! kernel, see [`Uring::rest`].
 use super::super::source::fallocate_mode;
 use super::registered::Registered;
-use super::{Job, Outcome, Pieces};
+use super::{EngineQueue, Job, Outcome, Pieces, StoreQueue};
 use crate::MappedQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use paravane_store::Rest;
@@ -116,33 +116,16 @@ impl Uring {
         Ok(Self { ring, event, registered, lists: probe()? })
     }
 
-    pub(super) fn registers(&self) -> bool {
-        self.registered.is_some()
-    }
-
-    /// Follows changes of the memory map.
-    pub(super) fn follow(&mut self, queue: &mut MappedQueue) {
-        if let Some(registered) = &mut self.registered {
-            let (generation, regions) = queue.regions();
-            registered.follow(&self.ring, generation, regions);
-        }
-    }
-
     /// Number of the registered buffer that contains a transfer.
     fn index(&self, pieces: &Pieces) -> Option<u16> {
         let registered = self.registered.as_ref()?;
-        // SAFETY: the list is valid while the job is (Engine::push).
+        // SAFETY: the list is valid while the job is (StoreQueue::push).
         registered.index(unsafe { pieces.slices() }).filter(|_| pieces.count == 1 || self.lists)
     }
+}
 
-    pub(super) fn quiet(&mut self) {
-        // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
-        // once without need.
-        self.ring.completion().disable_eventfd();
-    }
-
-    /// Whether there is something to reap, or to submit again.
-    pub(super) fn rest(&mut self, arm: bool) -> Rest {
+impl StoreQueue for Uring {
+    fn rest(&mut self, arm: bool) -> Rest {
         if arm {
             // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
             let _ = rustix::io::read(&self.event, &mut [0; 8]);
@@ -156,9 +139,7 @@ impl Uring {
         Rest::serve_if(!self.ring.completion().is_empty() || !self.ring.submission().is_empty())
     }
 
-    /// # Safety
-    /// See [`super::Engine::push`].
-    pub(super) unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
+    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
         // SAFETY: the list is valid while the job is, as the caller promises.
         let entry = unsafe { self.entry(job) }.user_data(u64::from(head));
         let mut queue = self.ring.submission();
@@ -180,7 +161,7 @@ impl Uring {
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
-    pub(super) fn submit(&mut self) -> io::Result<()> {
+    fn submit(&mut self) -> io::Result<()> {
         while !self.ring.submission().is_empty() {
             match self.ring.submit() {
                 Ok(_) => {}
@@ -194,8 +175,7 @@ impl Uring {
         Ok(())
     }
 
-    /// See [`super::Engine::cancel`].
-    pub(super) fn cancel(&mut self) {
+    fn cancel(&mut self) {
         // Only the kernel can give up what is in the submission queue.
         let submitted = self.submit();
         // Does not wait for what it cannot cancel: the completions tell.
@@ -207,7 +187,7 @@ impl Uring {
         }
     }
 
-    pub(super) fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
+    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
         // The user data of every entry is a descriptor head.
         outcomes.extend(
             self.ring
@@ -217,7 +197,7 @@ impl Uring {
         );
     }
 
-    pub(super) fn wait(&mut self) -> io::Result<()> {
+    fn wait(&mut self) -> io::Result<()> {
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => return Ok(()),
@@ -230,6 +210,25 @@ impl Uring {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+}
+
+impl EngineQueue for Uring {
+    fn quiet(&mut self) {
+        // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
+        // once without need.
+        self.ring.completion().disable_eventfd();
+    }
+
+    fn registers(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    fn follow(&mut self, queue: &mut MappedQueue) {
+        if let Some(registered) = &mut self.registered {
+            let (generation, regions) = queue.regions();
+            registered.follow(&self.ring, generation, regions);
         }
     }
 }

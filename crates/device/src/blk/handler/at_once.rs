@@ -7,7 +7,7 @@
 //! ```
 //! A request that is never in flight in the host needs no entry, and its memory no mapping that
 //! outlives the batch. So most requests for an image in memory take half the instructions.
-use super::super::engine::Mapped;
+use super::super::engine::{EngineQueue, Mapped};
 use super::super::in_flight::Measured;
 use super::super::request::{Command, HEADER, Request};
 use super::{Handler, observed, probed};

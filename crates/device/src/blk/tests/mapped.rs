@@ -1,6 +1,6 @@
 //! Images in memory, copied without system calls where possible.
 use super::*;
-use crate::blk::engine::{Engine, Job, Pieces};
+use crate::blk::engine::{Engine, Job, Pieces, StoreQueue};
 use crate::rig::{BASE, SIZE};
 use crate::{Device as _, Rest};
 use paravane_dma::{Alarm, FileRange, HostSlice, MappingQuota, Region};
