@@ -1,4 +1,4 @@
-//! Where the bytes of a disk image lie, beyond one file.
+//! Where the bytes of a disk image lie.
 //!
 //! ```text
 //!   Location ("nbd://...") --open--> Store, shared by the queues of a disk
@@ -19,6 +19,7 @@
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
+//! | [`mod@file`] | files: the system calls of jobs, and a ring of io_uring for a queue |
 //! | [`nbd`] | a store behind an NBD server |
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |
@@ -28,6 +29,7 @@
 #[cfg(feature = "http")]
 mod cache;
 mod connect;
+pub mod file;
 mod job;
 mod location;
 mod named_files;

@@ -101,6 +101,9 @@ pub trait StoreQueue: Debug + Send {
     /// Without, makes no system call.
     fn rest(&mut self, arm: bool) -> Rest;
 
+    /// Turns signals of events off until `rest(true)`, where that costs less than to let them come \[nothing\].
+    fn quiet(&mut self) {}
+
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///
     /// # Errors

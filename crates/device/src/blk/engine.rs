@@ -14,15 +14,13 @@ mod clusters;
 pub(super) mod held;
 mod immediate;
 mod mapped;
-mod registered;
 mod threads;
-mod uring;
 mod whole_blocks;
 
 pub(super) use mapped::Mapped;
+pub(super) use paravane_store::file::{Uring, probe};
 pub(super) use paravane_store::{Job, Outcome, Pieces, StoreQueue};
 pub(super) use threads::{AtOnce, Pool};
-pub(super) use uring::probe;
 
 use super::image::Image;
 use crate::MappedQueue;
@@ -67,9 +65,6 @@ impl EngineKind {
 
 /// What a disk asks of an engine beyond jobs.
 pub(super) trait EngineQueue {
-    /// Turns signals of completions off, until `rest(true)`.
-    fn quiet(&mut self) {}
-
     /// Follows changes of the memory map; called before jobs are pushed.
     fn follow(&mut self, queue: &mut MappedQueue) {
         let _ = queue;
@@ -93,6 +88,19 @@ pub(super) trait EngineQueue {
 
 impl EngineQueue for Box<dyn StoreQueue> {}
 
+impl EngineQueue for Uring {
+    fn follow(&mut self, queue: &mut MappedQueue) {
+        if self.registers() {
+            let (generation, regions) = queue.regions();
+            self.register_memory(generation, regions);
+        }
+    }
+
+    fn registers(&self) -> bool {
+        self.registers()
+    }
+}
+
 /// Defines the enum of engines, which passes calls on: only a store costs a virtual call for each job.
 macro_rules! engines {
     ($($(#[$attribute:meta])? $kind:ident($engine:ty),)*) => {
@@ -109,6 +117,10 @@ macro_rules! engines {
 
             fn rest(&mut self, arm: bool) -> Rest {
                 match self { $($(#[$attribute])? Self::$kind(engine) => engine.rest(arm),)* }
+            }
+
+            fn quiet(&mut self) {
+                match self { $($(#[$attribute])? Self::$kind(engine) => engine.quiet(),)* }
             }
 
             unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
@@ -134,10 +146,6 @@ macro_rules! engines {
         }
 
         impl EngineQueue for Engine {
-            fn quiet(&mut self) {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.quiet(),)* }
-            }
-
             fn follow(&mut self, queue: &mut MappedQueue) {
                 match self { $($(#[$attribute])? Self::$kind(engine) => engine.follow(queue),)* }
             }
@@ -158,7 +166,7 @@ macro_rules! engines {
 }
 
 engines! {
-    Uring(uring::Uring),
+    Uring(Uring),
     Immediate(immediate::Immediate),
     Threads(threads::Threads),
     Store(Box<dyn StoreQueue>),
@@ -180,7 +188,7 @@ impl Engine {
     ) -> io::Result<Self> {
         Ok(match kind {
             EngineKind::Uring { registers } => {
-                Self::Uring(uring::Uring::new(image.file()?, *registers, jobs, event.clone())?)
+                Self::Uring(Uring::new(image.file()?, *registers, jobs, event.clone())?)
             }
             EngineKind::Immediate { mapped } => {
                 Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone()))

@@ -9,7 +9,7 @@ use super::file_id::FileId;
 use super::magic;
 use super::mark;
 use super::present_pages::PresentPages;
-use super::source::{Source, end};
+use super::source::Source;
 use super::{Format, OpenError};
 use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
@@ -497,7 +497,7 @@ impl Sizes {
     /// The image cannot be a disk, or not one that is written to.
     fn of(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
-        let size = end(file).map_err(os)?;
+        let size = paravane_store::file::size(file).map_err(os)?;
         if size == 0 {
             return Err(OpenError::Empty { path: path.to_owned() });
         }

@@ -6,7 +6,7 @@
 //! A name in an image opens nothing: the operator's layers are opened, or none. But a wrong layer
 //! shows the guest a mixture of two disks, and its writes make that permanent.
 use super::qcow2::Recorded;
-use super::source::{Source, end};
+use super::source::Source;
 use super::{Format, Layer, LayerSource, OpenError};
 use paravane_store::{Location, NbdLocation, Target};
 use std::fs::{File, Metadata};
@@ -157,7 +157,7 @@ fn open(layer: &LayerSource) -> Option<Source> {
 fn size(source: &Source, format: Format) -> Option<u64> {
     match (format, source) {
         (Format::Qcow2, _) => Some(Recorded::read(source).ok()??.size),
-        (Format::Raw, Source::File(file)) => end(file).ok(),
+        (Format::Raw, Source::File(file)) => paravane_store::file::size(file).ok(),
         (Format::Raw, Source::Store(store)) => Some(store.size()),
     }
 }

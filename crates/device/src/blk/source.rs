@@ -3,10 +3,9 @@
 //! A file has engines of its own (`engine/`). Every other store brings its queues. Both do the same
 //! jobs; a format is over either.
 use paravane_dma::HostSlice;
-use paravane_store::{Job, Pieces, Store};
+use paravane_store::{Job, Pieces, Store, file};
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -46,7 +45,7 @@ impl Source {
     /// Size in bytes. A store says what it knows, without asking its server.
     pub(super) fn size(&self) -> io::Result<u64> {
         match self {
-            Self::File(file) => end(file),
+            Self::File(file) => file::size(file),
             Self::Store(store) => Ok(store.size()),
         }
     }
@@ -67,7 +66,7 @@ impl Source {
     pub(super) unsafe fn perform(&self, job: Job) -> i32 {
         match self {
             // SAFETY: the caller promises what is asked for.
-            Self::File(file) => unsafe { perform_on(file, job) },
+            Self::File(file) => unsafe { file::perform(file, job) },
             // SAFETY: the same.
             Self::Store(store) => unsafe { store.perform(job) },
         }
@@ -128,63 +127,4 @@ impl Source {
 /// A result as system calls have it.
 fn moved(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
-}
-
-/// Size of a file in bytes, found by seeking: the st_size of a block device is 0.
-pub(super) fn end(mut file: &File) -> io::Result<u64> {
-    file.seek(SeekFrom::End(0))
-}
-
-/// The mode of fallocate(2) for a job that frees or zeroes a range.
-pub(super) fn fallocate_mode(unmap: bool) -> i32 {
-    // A hole reads as zeroes, and is the only way to unmap; the two modes exclude each other.
-    let how = match unmap {
-        true => libc::FALLOC_FL_PUNCH_HOLE,
-        false => libc::FALLOC_FL_ZERO_RANGE,
-    };
-    how | libc::FALLOC_FL_KEEP_SIZE
-}
-
-/// Makes the system call of a job: preadv(2), pwritev2(2), fdatasync(2) or fallocate(2).
-///
-/// # Safety
-/// As [`Source::perform`].
-pub(super) unsafe fn perform_on(file: &File, job: Job) -> i32 {
-    let fd = file.as_raw_fd();
-    let allocate = |offset: u64, len: u64, unmap| {
-        // SAFETY: no memory is involved, and the descriptor is the image's.
-        unsafe { libc::fallocate(fd, fallocate_mode(unmap), offset as i64, len as i64) as isize }
-    };
-    let result = match job {
-        Job::Read { pieces, offset } => {
-            // SAFETY: the caller promises that the pieces and their memory are valid.
-            unsafe {
-                match pieces.single() {
-                    Some((start, len)) => libc::pread(fd, start.cast(), len as usize, offset as i64),
-                    None => libc::preadv(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64),
-                }
-            }
-        }
-        Job::Write { pieces, offset, durable } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            // SAFETY: as for reading.
-            unsafe {
-                match pieces.single().filter(|_| !durable) {
-                    Some((start, len)) => libc::pwrite(fd, start.cast(), len as usize, offset as i64),
-                    None => {
-                        libc::pwritev2(fd, pieces.iovecs(), pieces.count as libc::c_int, offset as i64, flags)
-                    }
-                }
-            }
-        }
-        // SAFETY: no memory is involved, and the descriptor is the image's.
-        Job::Flush => unsafe { libc::fdatasync(fd) as isize },
-        Job::Discard { offset, len } => allocate(offset, len, true),
-        Job::Zeroes { offset, len, unmap } => allocate(offset, len, unmap),
-    };
-    if result < 0 {
-        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    }
-    // The kernel transfers less than 2 GiB at a time.
-    i32::try_from(result).unwrap_or(i32::MAX)
 }

@@ -62,10 +62,6 @@ impl<R: Rule> Beside<R> {
 }
 
 impl<R> EngineQueue for Beside<R> {
-    fn quiet(&mut self) {
-        self.below.quiet();
-    }
-
     fn follow(&mut self, queue: &mut MappedQueue) {
         self.below.follow(queue);
     }
@@ -78,6 +74,10 @@ impl<R> EngineQueue for Beside<R> {
 impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
         self.below.register(wakes)
+    }
+
+    fn quiet(&mut self) {
+        self.below.quiet();
     }
 
     fn rest(&mut self, arm: bool) -> Rest {

@@ -2,7 +2,6 @@
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
 use crate::blk::images::{Disk, Use};
-use crate::blk::source::perform_on;
 use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
 use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
@@ -67,13 +66,13 @@ impl TestStore {
 /// Does a job on the file, as far as the limits allow it.
 ///
 /// # Safety
-/// As [`perform_on`].
+/// As [`paravane_store::file::perform`].
 unsafe fn perform(file: &File, limits: &StoreLimits, job: Job) -> i32 {
     match job {
         Job::Zeroes { .. } if !limits.zeroes => -libc::EOPNOTSUPP,
         Job::Discard { .. } if !limits.discard => -libc::EOPNOTSUPP,
         // SAFETY: the caller's promise.
-        job => unsafe { perform_on(file, job) },
+        job => unsafe { paravane_store::file::perform(file, job) },
     }
 }
 

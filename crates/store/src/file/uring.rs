@@ -5,13 +5,12 @@
 //!                                                    | listening: eventfd
 //! ```
 //! The completion queue and the "disabled" flag of the eventfd form a Dekker pattern with the
-//! kernel, see [`Uring::rest`].
-use super::super::source::fallocate_mode;
+//! kernel, see `rest`.
+use super::fallocate_mode;
 use super::registered::Registered;
-use super::{EngineQueue, Job, Outcome, Pieces, StoreQueue};
-use crate::MappedQueue;
+use crate::{Job, Outcome, Pieces, Rest, StoreQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use paravane_store::Rest;
+use paravane_dma::Region;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -50,7 +49,10 @@ const FIXED: [u8; 4] =
 /// Whether this process can use io_uring on this host. Asks the kernel once.
 ///
 /// `true` if registered memory supports transfers of several pieces, too (Linux 6.15).
-pub(in crate::blk) fn probe() -> io::Result<bool> {
+///
+/// # Errors
+/// It cannot.
+pub fn probe() -> io::Result<bool> {
     static ANSWER: OnceLock<Result<bool, i32>> = OnceLock::new();
     let ask = || -> io::Result<bool> {
         let ring = IoUring::new(2)?;
@@ -89,7 +91,7 @@ fn no_ring(error: io::Error, entries: u32) -> io::Error {
 }
 
 /// The ring of one queue.
-pub(in crate::blk) struct Uring {
+pub struct Uring {
     ring: IoUring,
     event: Arc<OwnedFd>,
     /// Registered guest memory, if requested.
@@ -105,7 +107,13 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    pub(super) fn new(file: &File, registers: bool, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
+    /// Makes a ring for `jobs` jobs in flight on `file`. It signals `event` after `rest(true)`.
+    ///
+    /// With `registers`, it registers guest memory; see [`Uring::register_memory`].
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn new(file: &File, registers: bool, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
         // Every job in flight has an entry in either queue (the completion queue is twice as long):
         // neither can overflow.
         let entries = u32::from(jobs).next_power_of_two().max(2);
@@ -114,6 +122,19 @@ impl Uring {
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let registered = registers.then(Registered::default);
         Ok(Self { ring, event, registered, lists: probe()? })
+    }
+
+    /// Whether it registers guest memory.
+    #[must_use]
+    pub fn registers(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    /// Registers the regions of the memory map with this generation, unless they are already.
+    pub fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
+        if let Some(registered) = &mut self.registered {
+            registered.follow(&self.ring, generation, regions);
+        }
     }
 
     /// Number of the registered buffer that contains a transfer.
@@ -125,6 +146,12 @@ impl Uring {
 }
 
 impl StoreQueue for Uring {
+    fn quiet(&mut self) {
+        // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
+        // once without need.
+        self.ring.completion().disable_eventfd();
+    }
+
     fn rest(&mut self, arm: bool) -> Rest {
         if arm {
             // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
@@ -210,25 +237,6 @@ impl StoreQueue for Uring {
                 }
                 Err(error) => return Err(error),
             }
-        }
-    }
-}
-
-impl EngineQueue for Uring {
-    fn quiet(&mut self) {
-        // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
-        // once without need.
-        self.ring.completion().disable_eventfd();
-    }
-
-    fn registers(&self) -> bool {
-        self.registered.is_some()
-    }
-
-    fn follow(&mut self, queue: &mut MappedQueue) {
-        if let Some(registered) = &mut self.registered {
-            let (generation, regions) = queue.regions();
-            registered.follow(&self.ring, generation, regions);
         }
     }
 }
