@@ -3,22 +3,24 @@
 //! The image needs feature `image` and `-Cpanic=abort` among the compiler flags; the build script
 //! of the vmm crate asks for both.
 use std::env;
+use std::path::Path;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=link.ld");
     // DEP_PARAVANE_GUEST_SOURCES of the vmm crate's build script.
     println!("cargo::metadata=sources={}", env::var("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
+    let variable = |name| env::var(name).unwrap_or_default();
+    let script = format!("src/image/arch/{}/link.ld", variable("CARGO_CFG_TARGET_ARCH"));
     let freestanding = env::var_os("CARGO_FEATURE_IMAGE").is_some()
-        && is("CARGO_CFG_PANIC", "abort")
-        && is("CARGO_CFG_TARGET_ARCH", "x86_64");
+        && variable("CARGO_CFG_PANIC") == "abort"
+        && Path::new(&script).exists();
     println!("cargo::rustc-check-cfg=cfg(freestanding)");
     if !freestanding {
         return;
     }
     println!("cargo::rustc-cfg=freestanding");
-    let script = format!("-Wl,-T,{}/link.ld", env::var("CARGO_MANIFEST_DIR").unwrap_or_default());
+    println!("cargo::rerun-if-changed={script}");
+    let script = format!("-Wl,-T,{}/{script}", variable("CARGO_MANIFEST_DIR"));
     for argument in [
         "-nostartfiles",
         "-nostdlib",

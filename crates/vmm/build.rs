@@ -94,7 +94,7 @@ fn build(guest: &Path, out: &Path) -> Result<Vec<u8>, String> {
 
 /// Has cargo build the image again when its sources in `workspace` change.
 fn watch_workspace(workspace: &Path) {
-    for part in ["Cargo.toml", "Cargo.lock", "guest/link.ld", "guest/build.rs", "guest/profile.toml"] {
+    for part in ["Cargo.toml", "Cargo.lock", "guest/build.rs", "guest/profile.toml"] {
         println!("cargo::rerun-if-changed={}", workspace.join(part).display());
     }
     for member in ["guest", "crates/driver", "crates/ring", "crates/spec"] {
@@ -113,7 +113,7 @@ fn copy_package(from: &Path, to: &Path) -> io::Result<()> {
         fs::remove_dir_all(to)?;
     }
     fs::create_dir_all(to)?;
-    for file in ["build.rs", "link.ld", "profile.toml"] {
+    for file in ["build.rs", "profile.toml"] {
         fs::copy(from.join(file), to.join(file))?;
     }
     copy_folder(&from.join("src"), &to.join("src"))?;

@@ -92,7 +92,7 @@ mod tests {
             magic: BOOT_MAGIC,
             abi: ABI,
             inject: 0,
-            tsc_khz: 0,
+            clock_khz: 0,
             ram_size: 0,
             heap_base: 0,
             heap_size: 0,

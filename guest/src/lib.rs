@@ -18,6 +18,12 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 extern crate alloc;
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "the built-in guest has no machine for this architecture in crates/spec/src/builtin and guest/src/image/arch; \
+     `paravane serve` needs none: build without the feature `run`"
+);
+
 mod boot;
 mod chance;
 mod connection;

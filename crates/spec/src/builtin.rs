@@ -2,28 +2,21 @@
 //!
 //! Source: Paravane, not the specification.
 //!
-//! The guest is one flat image, loaded at [`IMAGE_BASE`] and started in ring 3 of long mode with
-//! flat, identity-mapped page tables. It finds a [`BootInfo`] at [`BOOT_INFO`] and works on the
-//! devices listed there. It keeps a [`ReportHeader`] and one [`DiskReport`] per disk at
-//! [`BootInfo::report_addr`] up to date while it runs, so that the VMM can show progress, and can
-//! report even if the guest is stopped half-way. The VMM trusts none of it. If the same program
-//! runs as a host thread, it gets the same structures at the same guest-physical addresses.
+//! The guest is one flat image, loaded at [`IMAGE_BASE`]. It finds a [`BootInfo`] at [`BOOT_INFO`]
+//! and works on the devices listed there. It keeps a [`ReportHeader`] and one [`DiskReport`] per
+//! disk at [`BootInfo::report_addr`] up to date while it runs, so that the VMM can show progress,
+//! and can report even if the guest is stopped half-way. The VMM trusts none of it. If the same
+//! program runs as a host thread, it gets the same structures at the same guest-physical addresses.
 //!
-//! ```text
-//! 0x0000_1000  BootInfo (one page)
-//! 0x0000_2000  the VMM's page tables, GDT, IDT, TSS; ring-0 stack (to 0x0002_0000)
-//! 0x0010_0000  image: ImageHeader, code, data, bss; its stack ends at STACK_TOP
-//! 0x0040_0000  report area (REPORT_SIZE)
-//! 0x0080_0000  heap, to the end of RAM
-//! 0xd000_0000  virtio-mmio devices, two pages each
-//! 0xd0ff_f000  control page
-//! 0xe000_0000  PCI: configuration spaces of bus 0 (ECAM)
-//! 0xe800_0000  PCI: BARs
-//! ```
+//! Addresses, interrupts and the image's header depend on the architecture: x86-64 has them.
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Address of [`BootInfo`].
-pub const BOOT_INFO: u64 = 0x1000;
 /// "PARABOOT", little endian: [`BootInfo::magic`].
 pub const BOOT_MAGIC: u64 = u64::from_le_bytes(*b"PARABOOT");
 /// "PARAIMG1": [`ImageHeader::magic`].
@@ -33,55 +26,8 @@ pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
 pub const ABI: u32 = 8;
 
-/// Address at which the flat image is loaded and linked.
-pub const IMAGE_BASE: u64 = 0x10_0000;
-/// Top of the guest's ring-3 stack (it grows down towards the image).
-pub const STACK_TOP: u64 = 0x40_0000;
-/// Start of the report area.
-pub const REPORT_BASE: u64 = 0x40_0000;
-/// Size of the report area in bytes.
-pub const REPORT_SIZE: u64 = 0x40_0000;
-/// Start of the guest's heap: rings, buffers, pass maps.
-pub const HEAP_BASE: u64 = 0x80_0000;
-/// Address of the first virtio-mmio device.
-///
-/// Device n is n times [`crate::mmio_msi::WINDOW`] further.
-pub const MMIO_BASE: u64 = 0xd000_0000;
-/// Address of the control page.
-pub const CONTROL_BASE: u64 = 0xd0ff_f000;
-/// Address of the PCI configuration spaces.
-pub const PCI_ECAM: u64 = 0xe000_0000;
-/// Address range of the BARs of PCI devices.
-///
-/// That of device n begins n times [`PCI_BAR_STEP`] after the start.
-pub const PCI_WINDOW: core::ops::Range<u64> = 0xe800_0000..0xf000_0000;
-/// Distance in bytes between the BARs of two devices; no BAR is larger.
-pub const PCI_BAR_STEP: u64 = 1 << 20;
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
-
-/// Vector of interrupt number 0; number n follows n further.
-///
-/// Vectors 0 to 31 are exceptions.
-pub const IRQ_VECTOR_BASE: u8 = 0x40;
-/// Number of GSIs: interrupt numbers below this.
-///
-/// Each has a line to the I/O APIC's pin of the same number.
-pub const IRQ_COUNT: usize = 24;
-/// Number of interrupts that have a stub.
-///
-/// From [`IRQ_COUNT`] on they are free for messages.
-pub const INTERRUPTS: usize = 152;
-/// Address of messages: the local APIC of the only processor.
-pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
-/// Vector by which ring 3 sleeps until an interrupt.
-///
-/// Returns at once if the interrupt count differs from RDI. It is the breakpoint exception (the
-/// instruction `int3`), because some hosts (kvm-pvm) allow no other software interrupt from ring 3.
-/// Its gate must be open to ring 3.
-pub const WAIT_VECTOR: u8 = 3;
-/// First GSI of a device; legacy devices use those below.
-pub const FIRST_GSI: u32 = 5;
 
 /// Registers of the control page: 32 bits wide, write-only, offsets in bytes.
 pub mod control {
@@ -220,34 +166,6 @@ pub mod error {
     pub const MEMORY: u32 = 5;
 }
 
-/// Header of the flat image. The VMM reads it from the file, before the guest runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct ImageHeader {
-    /// [`IMAGE_MAGIC`].
-    pub magic: u64,
-    /// [`ABI`].
-    pub abi: u32,
-    /// Bytes between interrupt stubs.
-    pub stub_stride: u32,
-    /// Ring-3 entry.
-    ///
-    /// RDI holds the address of the [`BootInfo`]; RSP is [`STACK_TOP`] minus 8.
-    pub entry: u64,
-    /// First byte after the image in memory, bss included.
-    pub end: u64,
-    /// Ring-0 stub of exception 0; exception n is n strides further, up to 31.
-    ///
-    /// [`WAIT_VECTOR`] has another.
-    pub exception_stubs: u64,
-    /// Ring-0 stub of interrupt 0.
-    ///
-    /// Interrupt n is n strides further; there are [`INTERRUPTS`].
-    pub irq_stubs: u64,
-    /// Ring-0 stub of [`WAIT_VECTOR`].
-    pub wait_stub: u64,
-}
-
 /// Device, as the VMM made it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -302,8 +220,8 @@ pub struct BootInfo {
     pub abi: u32,
     /// One of the [`inject`] codes.
     pub inject: u32,
-    /// Frequency of the time-stamp counter in kHz; 0 if the platform has another clock.
-    pub tsc_khz: u64,
+    /// Frequency of the processor's clock in kHz; 0 if the platform has another one.
+    pub clock_khz: u64,
     /// Size of RAM in bytes, from address 0.
     pub ram_size: u64,
     /// Start of the heap.

@@ -1,5 +1,5 @@
 //! Errors of a run.
-use crate::linux::LoadError;
+use crate::arch::LoadError;
 use paravane_device::blk::OpenError;
 use paravane_device::net::TapError;
 use paravane_dma::{DomainError, LogError, MemoryError};

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! config ---> run (open, watch, judge, report): the built-in guest ---.
-//!       '---> linux (load, tables): a Linux guest --------------------+--> machine: memory, bus, devices, vCPU
+//!       '---> linux: a Linux guest -----------------------------------+--> machine: memory, bus, devices, vCPU
+//! arch: what one architecture needs
 //! helper: a process that serves queues     doctor, injection: measurements of the host
 //! ```
+mod arch;
 mod config;
 mod error;
 mod helper;
@@ -17,14 +19,15 @@ mod run;
 pub mod doctor;
 pub mod injection;
 
+pub use arch::LoadError;
 pub use config::{
     AccelChoice, BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig,
     Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 pub use error::RunError;
 pub use helper::helper_main;
-pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, LoadError, OnReboot};
-pub use machine::ports::Power;
+pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};
+pub use machine::console::Power;
 pub use paravane_attach::KickPath;
 pub use paravane_device::blk::EngineChoice;
 pub use paravane_io::IoThreadFigures;

@@ -1,26 +1,16 @@
 //! A Linux guest: the same machine, plus what a stock kernel needs.
 //!
 //! ```text
-//! files --load--> RAM (layout)      acpi: what is where, for the guest
-//!                  |                  |
-//!        cpu: CPUID, long mode        v
-//!                  '---------> vCPU runs ---> bus: devices, as for the built-in guest
-//!                                       '---> ports: serial console; sleep and reset end the run
+//! files --arch::linux--> RAM, vCPU ---> runs ---> bus: devices, as for the built-in guest
+//!                                         '-----> system devices: console; sleep and reset end the run
 //! ```
-//! There is no firmware: the kernel is entered by the 64-bit boot protocol
-//! (Documentation/arch/x86/boot.rst), and the ACPI tables call the hardware reduced, so that there
-//! are no legacy timers or interrupt controllers to imitate.
-mod acpi;
-mod cpu;
-mod layout;
-mod load;
+//! There is no firmware: [`crate::arch`] loads the kernel, describes the machine to it, and enters it.
 mod run;
 
-pub use load::LoadError;
 pub(crate) use run::run;
 
 use crate::config::RunConfig;
-use crate::machine::ports::Power;
+use crate::machine::console::Power;
 use crate::report::GuestFailure;
 use std::path::PathBuf;
 

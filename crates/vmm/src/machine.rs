@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads, helper process)
-//!                           |      '---> console, PCI root, a Linux guest's ports
+//!                           |      '---> console, PCI root, a Linux guest's system devices
 //!                           '----------> Accelerator (KVM, or a host thread): interrupts, ioeventfds, runs the guest
 //! ```
 pub(crate) mod accel;
@@ -19,7 +19,6 @@ pub(crate) mod domain;
 pub(crate) mod footprint;
 #[cfg(test)]
 mod hostile_tests;
-pub(crate) mod image;
 pub(crate) mod kvm;
 mod measured;
 #[cfg(test)]
@@ -27,11 +26,11 @@ mod net_tests;
 pub(crate) mod nets;
 #[cfg(test)]
 mod pci_tests;
-pub(crate) mod ports;
 mod rebalance;
 pub(crate) mod thread;
 mod vhost_net;
 
+use crate::arch::SystemDevices;
 use crate::config::{RunConfig, ServingMode, TransportChoice};
 use crate::error::RunError;
 use crate::helper::Helper;
@@ -47,7 +46,6 @@ use paravane_dma::{Backing, Domain, Memory, Region, RegionConfig};
 use paravane_io::IoThreadFigures;
 use paravane_notify::LimitedIoEventFds;
 use paravane_transport::pci::root::Root;
-use ports::Ports;
 use rebalance::Rebalancer;
 use std::io;
 use std::num::NonZeroUsize;
@@ -86,7 +84,7 @@ pub(crate) struct Machine {
 const LET_GO: Duration = Duration::from_secs(5);
 
 impl Machine {
-    /// With these devices, in order; with `ports` for a Linux guest.
+    /// With these devices, in order; with `system` for a Linux guest.
     ///
     /// # Errors
     /// The host refuses threads, interrupts or translations.
@@ -97,7 +95,7 @@ impl Machine {
         accelerator: &dyn Accelerator,
         devices: Vec<Box<dyn Device>>,
         helper: Option<Arc<Helper>>,
-        ports: Option<Ports>,
+        system: Option<SystemDevices>,
     ) -> Result<Self, RunError> {
         let placement = placement(config, devices.len(), helper.as_ref())
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
@@ -131,8 +129,8 @@ impl Machine {
         let console = Console::new(memory, Arc::clone(counters));
         let root = (config.transport == TransportChoice::Pci).then(Root::new);
         let bus = Bus::new(attached, root, console).with_helper(helper);
-        let bus = match ports {
-            Some(ports) => bus.with_ports(ports),
+        let bus = match system {
+            Some(system) => bus.with_system(system),
             None => bus,
         };
         let bus = Arc::new(bus);

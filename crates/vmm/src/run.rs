@@ -48,7 +48,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let counters = Arc::new(RunCounters::default());
     let helper = open::helper(config, &region, &disks)?;
     let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, helper.clone(), None)?;
-    put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.tsc_khz()))?;
+    put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.clock_khz()))?;
 
     let area = ReportArea::new(&memory, disks.len());
     let (sender, ended) = channel();

@@ -233,7 +233,7 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         magic: BOOT_MAGIC,
         abi: ABI,
         inject: 0,
-        tsc_khz: 0,
+        clock_khz: 0,
         ram_size: 0,
         heap_base: 0,
         heap_size: 0,

@@ -1,31 +1,28 @@
-//! The freestanding image: the built-in guest in ring 3 of a KVM guest.
+//! The freestanding image: the built-in guest as a KVM guest.
 //!
 //! ```text
-//! stubs     the header, and all code that runs in ring 0: a few instructions each
-//! machine   the program's Platform: registers, clock, sleeping
-//! memory    an allocator, and the memory functions that compilers take for granted
+//! arch      the header, the code that takes interrupts, and the program's Platform
+//! memory    an allocator
 //! ```
 //! Built by the build script of the vmm crate (profile `guest`, feature `image`). Built otherwise,
 //! as by `--all-features`, it is an ordinary program that says so.
 #![cfg_attr(freestanding, no_std, no_main)]
 
 #[cfg(freestanding)]
-mod machine;
+mod arch;
 #[cfg(freestanding)]
 mod memory;
-#[cfg(freestanding)]
-mod stubs;
 
 #[cfg(freestanding)]
 mod start {
-    use crate::machine::Machine;
+    use crate::arch::Machine;
     use core::fmt::{self, Write};
     use core::panic::PanicInfo;
     use paravane_spec::builtin::{BOOT_INFO, BootInfo, CONTROL_BASE, control, exit};
 
     /// Where the program begins; the header names it.
     ///
-    /// RDI holds the address of the boot information.
+    /// Its argument is the address of the boot information.
     #[unsafe(no_mangle)]
     extern "C" fn guest_entry(boot_info: u64) -> ! {
         let info = if boot_info == BOOT_INFO {

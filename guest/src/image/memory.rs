@@ -1,6 +1,5 @@
-//! Memory: an allocator over a fixed arena, and functions that compilers call.
+//! Memory: an allocator over a fixed arena.
 use core::alloc::{GlobalAlloc, Layout};
-use core::arch::global_asm;
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -51,66 +50,3 @@ unsafe impl GlobalAlloc for Arena {
         }
     }
 }
-
-// The standard library for a hosted target leaves these to the C library, which is not here.
-global_asm!(
-    ".pushsection .text.memory, \"ax\"",
-    ".global memcpy, memmove, memset, memcmp, bcmp",
-    // RDI destination, RSI source, RDX bytes; RAX destination.
-    "memcpy:",
-    "mov rax, rdi",
-    "mov rcx, rdx",
-    "rep movsb",
-    "ret",
-    // Backwards if the destination begins inside the source.
-    "memmove:",
-    "mov rax, rdi",
-    "mov rcx, rdx",
-    "mov r8, rdi",
-    "sub r8, rsi",
-    "cmp r8, rdx",
-    "jb 2f",
-    "rep movsb",
-    "ret",
-    "2:",
-    "lea rdi, [rdi + rdx - 1]",
-    "lea rsi, [rsi + rdx - 1]",
-    "std",
-    "rep movsb",
-    "cld",
-    "ret",
-    // RDI destination, ESI byte, RDX bytes; RAX destination.
-    "memset:",
-    "mov r8, rdi",
-    "mov eax, esi",
-    "mov rcx, rdx",
-    "rep stosb",
-    "mov rax, r8",
-    "ret",
-    // RDI and RSI, RDX bytes; EAX negative, 0 or positive.
-    "memcmp:",
-    "bcmp:",
-    "xor eax, eax",
-    "xor r8d, r8d",
-    // Eight bytes at a time, as long as they are the same.
-    "5:",
-    "lea rcx, [r8 + 8]",
-    "cmp rcx, rdx",
-    "ja 3f",
-    "mov r9, qword ptr [rdi + r8]",
-    "cmp r9, qword ptr [rsi + r8]",
-    "jne 3f",
-    "mov r8, rcx",
-    "jmp 5b",
-    "3:",
-    "cmp r8, rdx",
-    "je 4f",
-    "movzx eax, byte ptr [rdi + r8]",
-    "movzx ecx, byte ptr [rsi + r8]",
-    "inc r8",
-    "sub eax, ecx",
-    "je 3b",
-    "4:",
-    "ret",
-    ".popsection",
-);

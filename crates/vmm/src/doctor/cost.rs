@@ -3,12 +3,13 @@
 //! The guest is a loop that counts down, with or without a store to device memory in it, and ends
 //! by a store to the control page. Each loop's time is taken twice, with few and with many rounds,
 //! so that the cost of entering and leaving the guest cancels out.
+use crate::arch::{Loop, start_loop};
 use crate::config::MsiDelivery;
-use crate::machine::kvm::{Entry, KvmMachine, prepare};
+use crate::machine::kvm::KvmMachine;
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use paravane_dma::{Access, Backing, Memory, Region, RegionConfig};
+use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_notify::{IoEventFds, KvmIoEventFds, Notifier};
-use paravane_spec::builtin::{CONTROL_BASE, IMAGE_BASE, MMIO_BASE, STACK_TOP, control};
+use paravane_spec::builtin::{CONTROL_BASE, MMIO_BASE, control};
 use paravane_spec::mmio::QUEUE_NOTIFY;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,29 +78,6 @@ fn kick(probe: &mut Probe, fds: &KvmIoEventFds) -> Result<f64, String> {
     }
 }
 
-/// Guest code: a loop of `rounds` with a store to `store`, then a final store.
-fn code(store: Option<u64>, rounds: u32) -> Vec<u8> {
-    let low = |addr: u64| (addr as u32).to_le_bytes();
-    // mov ecx, rounds
-    let mut code = vec![0xb9];
-    code.extend(rounds.to_le_bytes());
-    match store {
-        Some(addr) => {
-            // mov ebx, addr; round: mov [rbx], ecx; dec ecx; jnz round
-            code.push(0xbb);
-            code.extend(low(addr));
-            code.extend([0x89, 0x0b, 0xff, 0xc9, 0x75, 0xfa]);
-        }
-        // round: dec ecx; jnz round
-        None => code.extend([0xff, 0xc9, 0x75, 0xfc]),
-    }
-    // mov ebx, DONE; mov [rbx], ecx; here: jmp here
-    code.push(0xbb);
-    code.extend(low(DONE));
-    code.extend([0x89, 0x0b, 0xeb, 0xfe]);
-    code
-}
-
 struct Probe {
     vcpu: VcpuFd,
     region: Arc<Region>,
@@ -115,14 +93,8 @@ impl Probe {
     }
 
     fn time(&mut self, store: Option<u64>, rounds: u32, ring3: bool) -> Result<Duration, String> {
-        let memory = Memory::new(vec![Arc::clone(&self.region)]).map_err(|error| error.to_string())?;
-        memory
-            .handle()
-            .enter()
-            .write(IMAGE_BASE, &code(store, rounds), Access::WRITE)
-            .map_err(|error| error.to_string())?;
-        let entry = Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, ring3, stubs: None };
-        prepare(&self.region, &self.vcpu, &entry).map_err(|error| error.to_string())?;
+        let guest = Loop { store, rounds, done: DONE, ring3 };
+        start_loop(&self.region, &self.vcpu, guest).map_err(|error| error.to_string())?;
         let start = Instant::now();
         loop {
             match self.vcpu.run() {
@@ -144,20 +116,5 @@ impl Probe {
         // It returns EINTR without entering the guest, which is the point.
         let _ = self.vcpu.run();
         self.vcpu.set_kvm_immediate_exit(0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_loops_jump_to_their_start() {
-        let with_store = code(Some(KICK), 7);
-        assert_eq!(with_store[..5], [0xb9, 7, 0, 0, 0]);
-        assert_eq!(with_store[5..10], [0xbb, 0x50, 0, 0, 0xd0]);
-        // The jump is 6 bytes long with its own 2: back to the store at 10.
-        assert_eq!(with_store[10..16], [0x89, 0x0b, 0xff, 0xc9, 0x75, 0xfa]);
-        assert_eq!(code(None, 7)[5..9], [0xff, 0xc9, 0x75, 0xfc]);
     }
 }

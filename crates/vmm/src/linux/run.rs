@@ -6,18 +6,18 @@
 //! ```
 //! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices
 //! outlives a reset.
-use super::acpi::{self, Attached, Window};
-use super::load::{self, Extras, LoadError};
-use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, cpu, layout};
-use crate::config::{AccelChoice, RunConfig, TransportChoice};
+use super::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};
+use crate::arch::linux::{self, Boot};
+use crate::arch::{CONSOLE_GSI, Output, SystemDevices};
+use crate::config::{AccelChoice, RunConfig};
 use crate::error::RunError;
 use crate::lock::lock;
 use crate::machine::accel::{Accelerator, Ended, Running, lost, stop};
-use crate::machine::attach;
+use crate::machine::attach::attached;
+use crate::machine::console::Power;
 use crate::machine::counters::RunCounters;
 use crate::machine::kvm::KvmMachine;
 use crate::machine::nets;
-use crate::machine::ports::{Output, Ports, Power, UART_GSI};
 use crate::machine::{Machine, ram};
 use crate::report::GuestFailure;
 use crate::run::Progress;
@@ -25,8 +25,6 @@ use paravane_attach::AttachedDevice;
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
-use paravane_spec::builtin::{FIRST_GSI, PCI_ECAM};
-use paravane_spec::pci::ecam;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -114,30 +112,14 @@ impl Life {
     ) -> Result<Self, RunError> {
         let machine_config = &config.machine;
         let (region, memory) = ram(machine_config)?;
-        let kernel = load::kernel(&memory, region.size(), &config.kernel)?;
+        let kernel = linux::load(&memory, region.size(), &config.kernel)?;
         let kvm = KvmMachine::new(Arc::clone(&region), false, machine_config.msi_delivery)
             .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
         let attached = attached(machine_config.transport, devices.len());
-        let ports = Ports::new(kvm.sink(UART_GSI)?, Box::new(screen));
-        let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, None, Some(ports))?;
-        let spaces = [(PCI_ECAM, ecam::BUS)];
-        let extras = Extras {
-            initrd: config.initrd.as_deref(),
-            cmdline: &config.cmdline,
-            tables: &acpi::tables(layout::ACPI, &attached),
-            reserved: if machine_config.transport == TransportChoice::Pci { &spaces } else { &[] },
-        };
-        let entry = kernel.entry;
-        let mut handle = memory.handle().named("the loader");
-        let guard = handle.enter();
-        cpu::put_tables(&guard).map_err(LoadError::Memory)?;
-        kernel.finish(&guard, region.size(), &extras)?;
-        drop(guard);
-        let (vm, vcpu) = kvm.parts();
-        cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
-            what: "set the vCPU's registers",
-            source: std::io::Error::from_raw_os_error(error.errno()),
-        })?;
+        let system = SystemDevices::new(kvm.sink(CONSOLE_GSI)?, Box::new(screen));
+        let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, None, Some(system))?;
+        let boot = Boot { initrd: config.initrd.as_deref(), cmdline: &config.cmdline, devices: &attached };
+        linux::start(kernel, &boot, &memory, kvm.parts())?;
         Ok(Self { machine, kvm })
     }
 
@@ -177,20 +159,6 @@ fn devices(config: &RunConfig) -> Result<Vec<Box<dyn Device>>, RunError> {
     }
     devices.extend(nets::cards(&config.nets)?.into_iter().map(|card| card.device));
     Ok(devices)
-}
-
-/// What the tables say of `count` devices.
-fn attached(transport: TransportChoice, count: usize) -> Attached {
-    let lines = (0..count as u32).map(|number| (number, FIRST_GSI + number));
-    match transport {
-        TransportChoice::Mmio | TransportChoice::MmioMsi => {
-            let size = attach::window(transport) as u32;
-            // All windows lie below 4 GiB.
-            let window = |(number, gsi)| Window { base: attach::base(transport, number) as u32, size, gsi };
-            Attached::Mmio(lines.map(window).collect())
-        }
-        TransportChoice::Pci => Attached::Pci(lines.map(|(_, gsi)| gsi).collect()),
-    }
 }
 
 /// Waits for the guest's end, or ends it.
@@ -248,12 +216,5 @@ mod tests {
         for config in [thread, iommu, nets, small] {
             assert!(matches!(check(&config), Err(RunError::Config(_))), "{config:?}");
         }
-    }
-
-    #[test]
-    fn the_tables_tell_where_the_devices_are() {
-        let Attached::Mmio(windows) = attached(TransportChoice::MmioMsi, 2) else { panic!() };
-        assert_eq!(windows[1], Window { base: 0xd000_2000, size: 0x2000, gsi: 6 });
-        assert_eq!(attached(TransportChoice::Pci, 2), Attached::Pci(vec![5, 6]));
     }
 }

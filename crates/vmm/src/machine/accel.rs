@@ -8,8 +8,9 @@
 //! ```
 use crate::error::RunError;
 use crate::machine::bus::Bus;
+use crate::machine::console::Power;
 use crate::machine::dirty::VcpuLog;
-use crate::machine::ports::Power;
+
 use crate::report::GuestFailure;
 use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
@@ -51,8 +52,8 @@ pub(crate) trait Accelerator {
     fn msi(&self) -> Arc<dyn MsiController>;
     /// Source of ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
-    /// Frequency of the guest's time-stamp counter in kHz; 0: it must not be used.
-    fn tsc_khz(&self) -> u64;
+    /// Frequency of the guest's clock in kHz; 0: it must not be used.
+    fn clock_khz(&self) -> u64;
     /// Loads the built-in guest into RAM.
     ///
     /// # Errors

@@ -7,6 +7,26 @@ use paravane_spec::builtin::{FIRST_GSI, MMIO_BASE, PCI_BAR_STEP, PCI_ECAM, PCI_W
 use paravane_spec::pci::ecam;
 use paravane_spec::{mmio, mmio_msi};
 
+/// A virtio-mmio device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Guest-physical address of its registers.
+    pub(crate) base: u32,
+    /// Bytes there.
+    pub(crate) size: u32,
+    /// Its interrupt line.
+    pub(crate) gsi: u32,
+}
+
+/// Bus of the guest's devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Attached {
+    /// As virtio-mmio devices.
+    Mmio(Vec<Window>),
+    /// On the PCI bus: the interrupt lines of endpoints 0 and up.
+    Pci(Vec<u32>),
+}
+
 /// Attaches device `number` behind the transport of `choice`.
 ///
 /// # Errors
@@ -37,7 +57,7 @@ pub(crate) fn attach(
 }
 
 /// Bytes of a virtio-mmio device's window.
-pub(crate) fn window(choice: TransportChoice) -> u64 {
+fn window(choice: TransportChoice) -> u64 {
     if choice == TransportChoice::MmioMsi { mmio_msi::WINDOW } else { mmio::WINDOW }
 }
 
@@ -48,5 +68,31 @@ pub(crate) fn base(transport: TransportChoice, number: u32) -> u64 {
     match transport {
         TransportChoice::Mmio | TransportChoice::MmioMsi => MMIO_BASE + u64::from(number) * mmio_msi::WINDOW,
         TransportChoice::Pci => PCI_ECAM + u64::from(number + 1) * ecam::FUNCTIONS * ecam::FUNCTION,
+    }
+}
+
+/// Where `count` devices are, for a guest that is told of them.
+pub(crate) fn attached(transport: TransportChoice, count: usize) -> Attached {
+    let lines = (0..count as u32).map(|number| (number, FIRST_GSI + number));
+    match transport {
+        TransportChoice::Mmio | TransportChoice::MmioMsi => {
+            let size = window(transport) as u32;
+            // All windows lie below 4 GiB.
+            let at = |(number, gsi)| Window { base: base(transport, number) as u32, size, gsi };
+            Attached::Mmio(lines.map(at).collect())
+        }
+        TransportChoice::Pci => Attached::Pci(lines.map(|(_, gsi)| gsi).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_tell_where_the_devices_are() {
+        let Attached::Mmio(windows) = attached(TransportChoice::MmioMsi, 2) else { panic!() };
+        assert_eq!(windows[1], Window { base: 0xd000_2000, size: 0x2000, gsi: 6 });
+        assert_eq!(attached(TransportChoice::Pci, 2), Attached::Pci(vec![5, 6]));
     }
 }

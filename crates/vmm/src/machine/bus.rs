@@ -1,9 +1,9 @@
 //! The bus: guest-physical addresses that are not RAM.
+use crate::arch::SystemDevices;
 use crate::helper::Helper;
 use crate::machine::console::{Console, GuestEnd};
 use crate::machine::footprint;
 use crate::machine::measured::MeasuredPhase;
-use crate::machine::ports::Ports;
 use crate::report::PhaseFigures;
 use paravane_attach::AttachedDevice;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};
@@ -21,8 +21,8 @@ pub(crate) struct Bus {
     /// The PCI root, if the devices are on PCI: device n is endpoint n.
     root: Option<Root>,
     console: Console,
-    /// I/O ports of a Linux guest, which has no control page.
-    ports: Option<Ports>,
+    /// Console and power controls of a Linux guest, which has no control page.
+    system: Option<SystemDevices>,
     measured: MeasuredPhase,
     /// The process that serves the queues, if another one does.
     helper: Option<Arc<Helper>>,
@@ -31,7 +31,7 @@ pub(crate) struct Bus {
 impl Bus {
     /// A bus with these devices, each in its window.
     pub(crate) fn new(devices: Vec<AttachedDevice>, root: Option<Root>, console: Console) -> Self {
-        Self { devices, root, console, ports: None, measured: MeasuredPhase::default(), helper: None }
+        Self { devices, root, console, system: None, measured: MeasuredPhase::default(), helper: None }
     }
 
     /// The same, with queues that another process serves.
@@ -40,8 +40,8 @@ impl Bus {
     }
 
     /// The same for a Linux guest.
-    pub(crate) fn with_ports(self, ports: Ports) -> Self {
-        Self { ports: Some(ports), ..self }
+    pub(crate) fn with_system(self, system: SystemDevices) -> Self {
+        Self { system: Some(system), ..self }
     }
 
     /// The root, and the offset of `addr` in its window.
@@ -87,7 +87,7 @@ impl Bus {
             device.write(offset, data);
             return None;
         }
-        if self.ports.is_some() {
+        if self.system.is_some() {
             return None;
         }
         let offset = addr.checked_sub(CONTROL_BASE)?;
@@ -98,17 +98,9 @@ impl Bus {
         self.console.write(offset, value)
     }
 
-    /// The guest reads an I/O port.
-    pub(crate) fn read_port(&self, port: u16, data: &mut [u8]) {
-        match &self.ports {
-            Some(ports) => ports.read(port, data),
-            None => data.fill(0xff),
-        }
-    }
-
-    /// The guest writes to an I/O port. `Some`: that ends the guest.
-    pub(crate) fn write_port(&self, port: u16, data: &[u8]) -> Option<GuestEnd> {
-        self.ports.as_ref()?.write(port, data).map(GuestEnd::Power)
+    /// Console and power controls of a Linux guest.
+    pub(crate) fn system(&self) -> Option<&SystemDevices> {
+        self.system.as_ref()
     }
 
     /// The counters now.

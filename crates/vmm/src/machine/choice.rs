@@ -1,8 +1,8 @@
 //! The choice of an accelerator.
 use super::accel::Accelerator;
-use super::image;
 use super::kvm::KvmMachine;
 use super::thread::ThreadMachine;
+use crate::arch::builtin_image;
 use crate::config::{AccelChoice, MsiDelivery};
 use crate::error::RunError;
 use paravane_dma::Region;
@@ -27,7 +27,7 @@ pub(crate) fn choose(
     if choice == AccelChoice::Thread {
         return Ok(thread("asked for with --accel thread".into()));
     }
-    let machine = image::builtin()
+    let machine = builtin_image()
         .map_err(|error| error.to_string())
         .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery));
     match (machine, choice) {

@@ -1,7 +1,6 @@
 //! The control page: messages, milestones and the end of the built-in guest.
 use crate::lock::lock;
 use crate::machine::counters::RunCounters;
-use crate::machine::ports::Power;
 use paravane_dma::{Access, Handle, Memory};
 use paravane_spec::builtin::{control, event};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,6 +8,15 @@ use std::sync::{Arc, Mutex};
 
 /// Most bytes of one message.
 const MAX_MESSAGE: u32 = 1024;
+
+/// A power request of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// Switch off.
+    Off,
+    /// Reset.
+    Reset,
+}
 
 /// How the guest ended its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,13 @@
-//! The KVM machine: one vCPU that starts in ring 3 of long mode.
-mod registers;
-mod start;
+//! The KVM machine: a VM with one vCPU.
 mod vcpu;
 
+use crate::arch;
 use crate::config::MsiDelivery;
 use crate::error::RunError;
 use crate::machine::accel::{Accelerator, Ended, Running};
 use crate::machine::bus::Bus;
 use crate::machine::dirty::VcpuLog;
-use kvm_bindings::{
-    KVM_API_VERSION, KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES,
-    KVM_MEM_LOG_DIRTY_PAGES, kvm_irq_routing_entry, kvm_userspace_memory_region,
-};
+use kvm_bindings::{KVM_API_VERSION, KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use paravane_dma::Region;
 use paravane_notify::msi::MsiController;
@@ -20,17 +16,6 @@ use paravane_notify::{
 };
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-
-pub(crate) use start::{Entry, prepare};
-
-/// Pins of the I/O APIC.
-const IOAPIC_PINS: u32 = 24;
-/// Three pages that Intel hosts may need for emulation.
-///
-/// They lie below the 4 GiB line, away from everything else.
-const TSS_PAGES: usize = 0xfffb_d000;
-/// One more page for Intel hosts.
-const IDENTITY_MAP: u64 = 0xfffb_c000;
 
 /// Capabilities that the machine requires.
 const NEEDED: [(Cap, &str); 6] = [
@@ -72,7 +57,6 @@ pub(crate) struct KvmMachine {
     routes: Arc<KvmRoutes>,
     delivery: MsiDelivery,
     vcpu: VcpuFd,
-    tsc_khz: u64,
     /// Whether KVM logs what the vCPU writes.
     log: bool,
 }
@@ -104,9 +88,7 @@ impl KvmMachine {
         let kvm = open()?;
         let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
         let vm = kvm.create_vm().map_err(failed("make a VM"))?;
-        vm.set_identity_map_address(IDENTITY_MAP).map_err(failed("place its identity map"))?;
-        vm.set_tss_address(TSS_PAGES).map_err(failed("place its TSS"))?;
-        vm.create_irq_chip().map_err(failed("make an interrupt controller"))?;
+        arch::set_up_vm(&vm)?;
         let slot = kvm_userspace_memory_region {
             slot: SLOT,
             flags: if log { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
@@ -117,16 +99,11 @@ impl KvmMachine {
         // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest
         // runs: the machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
         unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
-        let vcpu = vm.create_vcpu(0).map_err(failed("make a vCPU"))?;
-        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("list CPU features"))?;
-        vcpu.set_cpuid2(&cpuid).map_err(failed("set CPU features"))?;
-        let tsc_khz = match vcpu.get_tsc_khz() {
-            Ok(khz) if khz > 0 => u64::from(khz),
-            _ => measured_tsc_khz(),
-        };
+        let vcpu = arch::new_vcpu(&kvm, &vm)?;
         let vm = Arc::new(vm);
-        let routes = KvmRoutes::new(Arc::clone(&vm), wired_routes()).map_err(|error| error.to_string())?;
-        Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, tsc_khz, log })
+        let routes =
+            KvmRoutes::new(Arc::clone(&vm), arch::wired_routes()).map_err(|error| error.to_string())?;
+        Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, log })
     }
 
     /// VM and vCPU, for a guest with its own entry.
@@ -149,35 +126,6 @@ impl KvmMachine {
     }
 }
 
-/// Routes each GSI to the I/O APIC's pin of the same number, and to nothing else.
-///
-/// KVM's default routing also serves the old interrupt controllers, which would deliver other
-/// vectors.
-fn wired_routes() -> Vec<kvm_irq_routing_entry> {
-    let to_pin = |pin| {
-        let mut entry =
-            kvm_irq_routing_entry { gsi: pin, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
-        entry.u.irqchip.irqchip = KVM_IRQCHIP_IOAPIC;
-        entry.u.irqchip.pin = pin;
-        entry
-    };
-    (0..IOAPIC_PINS).map(to_pin).collect()
-}
-
-/// Measures the host's time-stamp counter in kHz, where KVM does not know it.
-fn measured_tsc_khz() -> u64 {
-    let tsc = || {
-        // SAFETY: every x86-64 processor has this instruction, and user code may execute it on
-        // Linux.
-        unsafe { core::arch::x86_64::_rdtsc() }
-    };
-    let (clock, ticks) = (std::time::Instant::now(), tsc());
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    let ticks = tsc().wrapping_sub(ticks);
-    let micros = u64::try_from(clock.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
-    (ticks.saturating_mul(1000) / micros).max(1)
-}
-
 impl Accelerator for KvmMachine {
     fn name(&self) -> &'static str {
         "kvm"
@@ -195,13 +143,12 @@ impl Accelerator for KvmMachine {
         Arc::new(KvmIoEventFds::new(Arc::clone(&self.vm)))
     }
 
-    fn tsc_khz(&self) -> u64 {
-        self.tsc_khz
+    fn clock_khz(&self) -> u64 {
+        arch::clock_khz(&self.vcpu)
     }
 
     fn prepare(&mut self) -> Result<(), RunError> {
-        let image = start::load(&self.region)?;
-        prepare(&self.region, &self.vcpu, &image)
+        arch::start_builtin(&self.region, &self.vcpu)
     }
 
     fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {

@@ -57,7 +57,7 @@ impl Accelerator for ThreadMachine {
         Arc::clone(&self.fds) as Arc<dyn IoEventFds>
     }
 
-    fn tsc_khz(&self) -> u64 {
+    fn clock_khz(&self) -> u64 {
         0
     }
 

@@ -92,7 +92,7 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
 }
 
 /// Boot information for the guest.
-pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) -> BootInfo {
+pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], clock_khz: u64) -> BootInfo {
     let mut devices = [DeviceEntry::default(); MAX_DEVICES];
     let disks = plans.iter().map(|plan| match plan.job {
         Job::Hash => (job::HASH, 0),
@@ -132,7 +132,7 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], tsc_khz: u64) ->
             Inject::Hang => inject::HANG,
             Inject::Panic => inject::PANIC,
         },
-        tsc_khz,
+        clock_khz,
         ram_size: config.memory,
         heap_base: HEAP_BASE,
         heap_size: config.memory - HEAP_BASE,

@@ -72,7 +72,7 @@ impl Accelerator for Played {
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
         Arc::clone(&self.0) as Arc<dyn IoEventFds>
     }
-    fn tsc_khz(&self) -> u64 {
+    fn clock_khz(&self) -> u64 {
         0
     }
     fn prepare(&mut self) -> Result<(), RunError> {

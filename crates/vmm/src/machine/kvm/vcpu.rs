@@ -3,7 +3,7 @@
 //! A stop takes the thread out of the guest without a race. It first sets `immediate_exit` in the
 //! shared run structure, which makes the next entry fail. Then it sends a signal, which ends the
 //! current one.
-use super::registers::{self, Frame};
+use crate::arch::{self, ArchExit};
 use crate::error::RunError;
 use crate::lock::lock;
 use crate::machine::accel::{Ended, Running};
@@ -145,7 +145,7 @@ impl Guest {
         loop {
             // Acquire, pairs with the release in `request`.
             if kickout.requested.load(Ordering::Acquire) {
-                return Ended::Stopped(registers::lines(vcpu, None));
+                return Ended::Stopped(arch::registers(vcpu));
             }
             if let Step::End(end) = self.step(vcpu) {
                 return end;
@@ -175,40 +175,27 @@ impl Guest {
                 let end = self.bus.write(addr, data);
                 return self.after(vcpu, end);
             }
-            VcpuExit::IoIn(port, data) => {
-                self.bus.read_port(port, data);
-                return Step::On;
-            }
-            VcpuExit::IoOut(port, data) => {
-                let end = self.bus.write_port(port, data);
-                return self.after(vcpu, end);
-            }
-            VcpuExit::Intr | VcpuExit::IrqWindowOpen => return Step::On,
-            VcpuExit::Shutdown => return Step::End(Ended::TripleFault(registers::lines(vcpu, None))),
+            VcpuExit::Intr => return Step::On,
             VcpuExit::InternalError => "KVM could not go on with it (internal error)".to_owned(),
             VcpuExit::FailEntry(reason, _) => format!("the processor refused its state ({reason:#x})"),
-            VcpuExit::Hlt => "it halted for good".to_owned(),
-            other => format!("unexpected exit {other:?}"),
+            other => match arch::exit(other, &self.bus) {
+                ArchExit::Served(end) => return self.after(vcpu, end),
+                ArchExit::Reset => return Step::End(Ended::TripleFault(arch::registers(vcpu))),
+                ArchExit::Failed(what) => what,
+            },
         };
-        Step::End(Ended::Failed(GuestFailure { reason: what, registers: registers::lines(vcpu, None) }))
+        Step::End(Ended::Failed(GuestFailure { reason: what, registers: arch::registers(vcpu) }))
     }
 
     /// Decides whether to continue after a write.
     fn after(&self, vcpu: &VcpuFd, end: Option<GuestEnd>) -> Step {
         match end {
             None => Step::On,
-            Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, registers::lines(vcpu, None))),
-            Some(GuestEnd::Crash(vector)) => Step::End(self.crash(vcpu, vector)),
+            Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, arch::registers(vcpu))),
+            Some(GuestEnd::Crash(vector)) => {
+                Step::End(Ended::Failed(arch::crash(vcpu, &self.region, vector)))
+            }
             Some(GuestEnd::Power(power)) => Step::End(Ended::Power(power)),
         }
-    }
-
-    fn crash(&self, vcpu: &VcpuFd, vector: u32) -> Ended {
-        let frame = Frame::read(&self.region, vector);
-        let at = frame.map(|frame| format!(" at {:#x}", frame.rip)).unwrap_or_default();
-        Ended::Failed(GuestFailure {
-            reason: format!("{} (exception {vector}){at}", registers::exception(vector)),
-            registers: registers::lines(vcpu, frame.as_ref()),
-        })
     }
 }

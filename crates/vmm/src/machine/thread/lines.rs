@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! line of a GSI        --.--> the count of its number (if enabled, as by an I/O APIC) --> the sum --> unpark
-//! message to a vector  --'    vector = IRQ_VECTOR_BASE + number
+//! message              --'    `arch` knows the number that it stands for
 //! ```
+use crate::arch::interrupt_number;
 use paravane_notify::msi::{MsiController, MsiMessage, MsiSink};
 use paravane_notify::{InterruptSink, NotifyError};
-use paravane_spec::builtin::{INTERRUPTS, IRQ_COUNT, IRQ_VECTOR_BASE};
+use paravane_spec::builtin::{INTERRUPTS, IRQ_COUNT};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -141,14 +142,13 @@ impl MsiController for Messages {
 
 impl MsiSink for Messages {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
+        interrupt_number(message).map(|_| ())
     }
 
     fn fire(&self, message: MsiMessage) {
-        // `route` accepted it, so it has a vector.
-        let number = message.apic_vector().and_then(|vector| vector.checked_sub(IRQ_VECTOR_BASE));
-        if let Some(number) = number {
-            self.0.deliver(usize::from(number));
+        // `route` accepted it, so it is an interrupt.
+        if let Ok(Some(number)) = interrupt_number(message) {
+            self.0.deliver(number);
         }
     }
 }
@@ -156,6 +156,7 @@ impl MsiSink for Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_spec::builtin::IRQ_VECTOR_BASE;
 
     #[test]
     fn a_message_is_counted_by_its_vector() {

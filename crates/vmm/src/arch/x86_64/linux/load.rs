@@ -151,7 +151,7 @@ pub enum LoadError {
 
 /// A kernel in RAM.
 #[derive(Debug)]
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     /// Its first instruction.
     pub(super) entry: u64,
     /// First byte above the memory that it needs before it reads its RAM disk.
@@ -182,7 +182,7 @@ fn read(path: &Path) -> impl Fn(std::io::Error) -> LoadError {
 ///
 /// # Errors
 /// The file is no kernel, or it does not fit.
-pub(super) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, LoadError> {
+pub(crate) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, LoadError> {
     let mut file = File::open(path).map_err(read(path))?;
     // Anything but a regular file may never end, or block.
     let mut start = Vec::new();

@@ -6,10 +6,11 @@
 //!              -> MCFG            PCI: where the configuration spaces are
 //! ```
 //! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in
-//! [`crate::machine::ports`].
-use crate::machine::ports::{
-    RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_GSI, UART_PORTS,
+//! [`super::super::ports`].
+use crate::arch::x86_64::ports::{
+    CONSOLE_GSI, RESET, RESET_VALUE, S5, SLEEP_CONTROL, SLEEP_STATUS, UART, UART_PORTS,
 };
+use crate::machine::attach::{Attached, Window};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Method, Name, ONE,
     Package, PackageBuilder, Path, ResourceTemplate, Scope, ZERO,
@@ -34,26 +35,6 @@ const IO_APIC: u32 = 0xfec0_0000;
 ///
 /// There is no keyboard controller either.
 const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 4 | 1 << 5;
-
-/// A virtio-mmio device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Window {
-    /// Guest-physical address of its registers.
-    pub(super) base: u32,
-    /// Bytes there.
-    pub(super) size: u32,
-    /// Its interrupt line.
-    pub(super) gsi: u32,
-}
-
-/// Bus of the guest's devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Attached {
-    /// As virtio-mmio devices.
-    Mmio(Vec<Window>),
-    /// On the PCI bus: the interrupt lines of endpoints 0 and up.
-    Pci(Vec<u32>),
-}
 
 /// All tables for guest-physical address `at`; the RSDP is the first.
 pub(super) fn tables(at: u64, attached: &Attached) -> Vec<u8> {
@@ -163,7 +144,7 @@ fn device(
 
 fn uart(body: &mut Vec<u8>) {
     let ports = IO::new(UART, UART, 1, UART_PORTS);
-    let interrupt = Interrupt::new(true, true, false, false, UART_GSI);
+    let interrupt = Interrupt::new(true, true, false, false, CONSOLE_GSI);
     device(body, "COM1", &EISAName::new("PNP0501"), 0, vec![&ports, &interrupt], &[]);
 }
 

@@ -1,5 +1,6 @@
 //! A vCPU's registers, for the report of a failed guest.
 use super::start::RING0_STACK;
+use crate::report::GuestFailure;
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, Memory, Region};
 use std::sync::Arc;
@@ -31,7 +32,7 @@ const EXCEPTIONS: [&str; 22] = [
 ];
 
 /// Name of an exception.
-pub(super) fn exception(vector: u32) -> &'static str {
+fn exception(vector: u32) -> &'static str {
     usize::try_from(vector).ok().and_then(|at| EXCEPTIONS.get(at)).copied().unwrap_or("exception")
 }
 
@@ -42,9 +43,9 @@ fn has_error_code(vector: u32) -> bool {
 
 /// Stack frame that the processor pushed when it interrupted ring 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Frame {
+struct Frame {
     error: Option<u64>,
-    pub(super) rip: u64,
+    rip: u64,
     cs: u64,
     rflags: u64,
     rsp: u64,
@@ -55,7 +56,7 @@ impl Frame {
     /// Reads the frame at the top of the ring-0 stack.
     ///
     /// An exception in ring 3 starts there afresh.
-    pub(super) fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
+    fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
         let mut memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
         let memory = memory.enter();
         let word = |from_top: u64| memory.read_obj::<u64>(RING0_STACK - from_top, Access::READ).ok();
@@ -78,8 +79,23 @@ impl Frame {
     }
 }
 
-/// All registers as lines to print, after the interrupted frame, if any.
-pub(super) fn lines(vcpu: &VcpuFd, frame: Option<&Frame>) -> Vec<String> {
+/// The failure of a guest that was interrupted by exception `vector`.
+pub(crate) fn crash(vcpu: &VcpuFd, region: &Arc<Region>, vector: u32) -> GuestFailure {
+    let frame = Frame::read(region, vector);
+    let at = frame.map(|frame| format!(" at {:#x}", frame.rip)).unwrap_or_default();
+    GuestFailure {
+        reason: format!("{} (exception {vector}){at}", exception(vector)),
+        registers: interrupted(vcpu, frame.as_ref()),
+    }
+}
+
+/// All registers as lines to print.
+pub(crate) fn lines(vcpu: &VcpuFd) -> Vec<String> {
+    interrupted(vcpu, None)
+}
+
+/// All registers, after the interrupted frame, if any.
+fn interrupted(vcpu: &VcpuFd, frame: Option<&Frame>) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(frame) = frame {
         frame.lines(&mut lines);

@@ -9,6 +9,7 @@
 //! ```
 //! Unassigned ports read as all ones.
 use crate::lock::lock;
+use crate::machine::console::Power;
 use paravane_notify::InterruptSink;
 use std::convert::Infallible;
 use std::io::Write;
@@ -17,39 +18,30 @@ use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, Serial};
 
 /// First port of the UART.
-pub(crate) const UART: u16 = 0x3f8;
+pub(super) const UART: u16 = 0x3f8;
 /// How many it has.
-pub(crate) const UART_PORTS: u8 = 8;
+pub(super) const UART_PORTS: u8 = 8;
 /// Its interrupt line.
-pub(crate) const UART_GSI: u32 = 4;
+pub(crate) const CONSOLE_GSI: u32 = 4;
 /// The keyboard controller's status, and its commands.
 const KEYBOARD: u16 = 0x64;
 /// Of its commands, what every PC takes for a reset.
 const PULSE_RESET: u8 = 0xfe;
 /// ACPI's sleep control register (ACPI 6.5, section 4.8.3.7).
-pub(crate) const SLEEP_CONTROL: u16 = 0x600;
+pub(super) const SLEEP_CONTROL: u16 = 0x600;
 /// ACPI's sleep status register.
-pub(crate) const SLEEP_STATUS: u16 = 0x601;
+pub(super) const SLEEP_STATUS: u16 = 0x601;
 /// ACPI's reset register.
-pub(crate) const RESET: u16 = 0x602;
+pub(super) const RESET: u16 = 0x602;
 /// What is to be written there.
-pub(crate) const RESET_VALUE: u8 = 1;
+pub(super) const RESET_VALUE: u8 = 1;
 /// Type of S5, soft off: our own choice, which the DSDT tells.
-pub(crate) const S5: u8 = 5;
+pub(super) const S5: u8 = 5;
 
 /// Sleep control: go to sleep.
 const SLP_EN: u8 = 1 << 5;
 /// Sleep control: where the type lies, three bits.
 const SLP_TYP_SHIFT: u8 = 2;
-
-/// A power request of the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Power {
-    /// Switch off.
-    Off,
-    /// Reset.
-    Reset,
-}
 
 /// The UART's interrupt line.
 struct Line(Arc<dyn InterruptSink>);
@@ -66,19 +58,19 @@ impl Trigger for Line {
 /// Destination of the guest's console output.
 pub(crate) type Output = Box<dyn Write + Send>;
 
-/// All ports.
-pub(crate) struct Ports {
+/// Console and power controls of a Linux guest: all ports.
+pub(crate) struct SystemDevices {
     uart: Mutex<Serial<Line, NoEvents, Output>>,
 }
 
-impl Ports {
+impl SystemDevices {
     /// With a UART on this interrupt line that sends to `output`.
     pub(crate) fn new(line: Arc<dyn InterruptSink>, output: Output) -> Self {
         Self { uart: Mutex::new(Serial::new(Line(line), output)) }
     }
 
     /// The guest reads.
-    pub(crate) fn read(&self, port: u16, data: &mut [u8]) {
+    pub(super) fn read(&self, port: u16, data: &mut [u8]) {
         let value = match (uart_register(port), port) {
             (Some(register), _) => lock(&self.uart).read(register),
             (None, SLEEP_STATUS | KEYBOARD) => 0,
@@ -92,7 +84,7 @@ impl Ports {
     }
 
     /// The guest writes to `port`. `Some`: that ends the run.
-    pub(crate) fn write(&self, port: u16, data: &[u8]) -> Option<Power> {
+    pub(super) fn write(&self, port: u16, data: &[u8]) -> Option<Power> {
         let &[value] = data else { return None };
         if let Some(register) = uart_register(port) {
             if let Err(error) = lock(&self.uart).write(register, value) {
@@ -143,9 +135,9 @@ mod tests {
         }
     }
 
-    fn ports() -> (Ports, Arc<Raised>, Screen) {
+    fn ports() -> (SystemDevices, Arc<Raised>, Screen) {
         let (line, screen) = (Arc::new(Raised::default()), Screen::default());
-        (Ports::new(line.clone(), Box::new(screen.clone())), line, screen)
+        (SystemDevices::new(line.clone(), Box::new(screen.clone())), line, screen)
     }
 
     #[test]

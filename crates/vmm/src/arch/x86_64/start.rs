@@ -66,25 +66,30 @@ const GATE_FROM_RING3: u16 = 0xee00;
 
 /// Entry point and interrupt handlers of a guest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(super) struct Entry {
     /// First instruction.
-    pub(crate) rip: u64,
+    pub(super) rip: u64,
     /// Stack.
-    pub(crate) rsp: u64,
+    pub(super) rsp: u64,
     /// First argument.
-    pub(crate) rdi: u64,
+    pub(super) rdi: u64,
     /// Whether it starts in ring 3.
-    pub(crate) ring3: bool,
+    pub(super) ring3: bool,
     /// Interrupt stubs; `None`: an empty interrupt descriptor table.
-    pub(crate) stubs: Option<ImageHeader>,
+    pub(super) stubs: Option<ImageHeader>,
+}
+
+/// Makes `vcpu` start with the built-in guest.
+///
+/// # Errors
+/// There is no image in this build, RAM is too small, or KVM refuses a register.
+pub(crate) fn start_builtin(region: &Arc<Region>, vcpu: &VcpuFd) -> Result<(), RunError> {
+    prepare(region, vcpu, &load(region)?)
 }
 
 /// Copies the built-in image into RAM.
-///
-/// # Errors
-/// There is no image in this build, or it does not fit.
-pub(super) fn load(region: &Arc<Region>) -> Result<Entry, RunError> {
-    let image = crate::machine::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
+fn load(region: &Arc<Region>) -> Result<Entry, RunError> {
+    let image = super::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
     let mut memory = handle(region)?;
     let memory = memory.enter();
     put(&memory, paravane_spec::builtin::IMAGE_BASE, image.bytes)?;
@@ -116,7 +121,7 @@ fn put_words(memory: &AccessGuard<'_>, addr: u64, words: &[u64]) -> Result<(), R
 ///
 /// # Errors
 /// RAM is too small, or KVM refuses a register.
-pub(crate) fn prepare(region: &Arc<Region>, vcpu: &VcpuFd, entry: &Entry) -> Result<(), RunError> {
+pub(super) fn prepare(region: &Arc<Region>, vcpu: &VcpuFd, entry: &Entry) -> Result<(), RunError> {
     let mut memory = handle(region)?;
     let memory = memory.enter();
     page_tables(&memory, region.size())?;

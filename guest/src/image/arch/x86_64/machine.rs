@@ -1,5 +1,5 @@
 //! The machine as the program sees it from ring 3.
-use crate::stubs::{TAKEN, TAKEN_ON};
+use super::stubs::{TAKEN, TAKEN_ON};
 use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 use core::ptr::NonNull;
@@ -32,7 +32,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// `None` if the boot information does not say how fast the clock is.
     pub(crate) fn new(info: &BootInfo) -> Option<Self> {
-        let scale = (1_000_000u64 << 32).checked_div(info.tsc_khz)?;
+        let scale = (1_000_000u64 << 32).checked_div(info.clock_khz)?;
         Some(Self { ram_size: info.ram_size, start: Self::ticks(), scale })
     }
 
