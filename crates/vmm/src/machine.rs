@@ -14,6 +14,7 @@ pub(crate) mod bus;
 pub(crate) mod choice;
 pub(crate) mod console;
 pub(crate) mod counters;
+pub(crate) mod devices;
 pub(crate) mod dirty;
 pub(crate) mod domain;
 pub(crate) mod footprint;
@@ -39,9 +40,9 @@ use attach::attach;
 use bus::Bus;
 use console::Console;
 use counters::RunCounters;
+use devices::NamedDevice;
 use domain::domain;
 use paravane_attach::{AttachedDevice, Placement, QueueBackend, Spread};
-use paravane_device::Device;
 use paravane_dma::{Backing, Domain, Memory, Region, RegionConfig};
 use paravane_io::IoThreadFigures;
 use paravane_notify::LimitedIoEventFds;
@@ -78,13 +79,15 @@ pub(crate) struct Machine {
     placement: Placement,
     rebalancer: Option<Rebalancer>,
     domains: Vec<Domain>,
+    /// Of each device: its name, and whether vhost-net serves it.
+    names: Vec<(Arc<str>, bool)>,
 }
 
 /// Longest wait for the end of a domain's translations after its queues stopped.
 const LET_GO: Duration = Duration::from_secs(5);
 
 impl Machine {
-    /// With these devices, in order; with `system` for a Linux guest.
+    /// With these devices, numbered from 0; with `system` for a Linux guest.
     ///
     /// # Errors
     /// The host refuses threads, interrupts or translations.
@@ -93,7 +96,7 @@ impl Machine {
         memory: &Memory,
         counters: &Arc<RunCounters>,
         accelerator: &dyn Accelerator,
-        devices: Vec<Box<dyn Device>>,
+        devices: Vec<NamedDevice>,
         helper: Option<Arc<Helper>>,
         system: Option<SystemDevices>,
     ) -> Result<Self, RunError> {
@@ -105,10 +108,9 @@ impl Machine {
         };
         let mut attached = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
-        // Network cards come last.
-        let others = devices.len().saturating_sub(config.nets.len());
-        let nets = std::iter::repeat_n(None, others).chain(config.nets.iter().map(Some));
-        for ((device, number), net) in devices.into_iter().zip(0_u32..).zip(nets) {
+        let mut names = Vec::with_capacity(devices.len());
+        for (NamedDevice { name, device, vhost }, number) in devices.into_iter().zip(0_u32..) {
+            names.push((name, vhost));
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
             let mut builder = AttachedDevice::builder(device, memory)
@@ -121,7 +123,7 @@ impl Machine {
             if config.ioeventfd {
                 builder = builder.ioeventfds(Arc::clone(&fds));
             }
-            if net.is_some_and(|net| net.vhost) {
+            if vhost {
                 builder = builder.lend_to(|_| Box::new(VhostNet::default()) as Box<dyn QueueBackend>);
             }
             attached.push(attach(builder, config.transport, accelerator, number)?);
@@ -139,7 +141,7 @@ impl Machine {
         let rebalancer = rebalancer
             .transpose()
             .map_err(|source| RunError::Os { what: "start the thread that moves queues", source })?;
-        Ok(Self { bus, placement, rebalancer, domains })
+        Ok(Self { bus, placement, rebalancer, domains, names })
     }
 
     /// What each I/O thread has counted.
@@ -148,11 +150,19 @@ impl Machine {
     }
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
-    pub(crate) fn stop(&self) -> Vec<Box<dyn Device>> {
+    pub(crate) fn stop(&self) -> Vec<NamedDevice> {
         self.rebalancer.iter().for_each(Rebalancer::stop);
-        let devices = self.bus.devices().iter().filter_map(AttachedDevice::stop).collect();
+        let stop = |(device, (name, vhost)): (&AttachedDevice, &(Arc<str>, bool))| {
+            Some(NamedDevice { name: Arc::clone(name), device: device.stop()?, vhost: *vhost })
+        };
+        let devices = self.bus.devices().iter().zip(&self.names).filter_map(stop).collect();
         self.placement.quit();
         devices
+    }
+
+    /// The devices, with their names.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&AttachedDevice, &Arc<str>)> {
+        self.bus.devices().iter().zip(self.names.iter().map(|(name, _)| name))
     }
 
     /// Ends all translations after the queues stopped.

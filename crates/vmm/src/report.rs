@@ -2,6 +2,7 @@
 use paravane_attach::KickPath;
 use paravane_io::IoThreadFigures;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Failure of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,10 +169,12 @@ pub struct NetResult {
 }
 
 /// One queue that ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueResult {
-    /// Device number: disks first, then the entropy device, then network cards.
+    /// Device number.
     pub device: usize,
+    /// Device name: "disk 0", "rng", "net 0".
+    pub device_name: Arc<str>,
     /// Queue index.
     pub queue: u16,
     /// Number of the I/O thread that served it last.

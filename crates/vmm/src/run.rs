@@ -38,7 +38,7 @@ use watch::watch;
 
 /// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
-    let Opened { disks, plans, devices, cards } = open(config)?;
+    let Opened { devices, work, disks, rng, cards } = open(config)?;
     let (region, memory) = ram(config)?;
     let logging = config.dirty_log != DirtyLogging::Off;
     let (mut accelerator, accel_reason) = choose(config.accel, &region, logging, config.msi_delivery)?;
@@ -48,9 +48,9 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let counters = Arc::new(RunCounters::default());
     let helper = open::helper(config, &region, &disks)?;
     let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, helper.clone(), None)?;
-    put_boot_info(&memory, &plan::boot_info(config, &plans, accelerator.clock_khz()))?;
+    put_boot_info(&memory, &plan::boot_info(config, &work, accelerator.clock_khz()))?;
 
-    let area = ReportArea::new(&memory, disks.len());
+    let area = ReportArea::new(&memory, disks.iter().map(|disk| disk.number));
     let (sender, ended) = channel();
     accelerator.prepare()?;
     let dirty = if logging {
@@ -81,6 +81,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         machine: &machine,
         helper: helper.as_deref(),
         disks: &disks,
+        rng,
         cards: &cards,
         area: &area,
         counters: &counters,

@@ -17,7 +17,7 @@ pub(crate) struct JsonQueue {
 }
 
 pub(crate) fn json(queue: &QueueResult) -> JsonQueue {
-    let &QueueResult { device, queue, io_thread, moves, kicks_by, exit_kicks } = queue;
+    let &QueueResult { device, queue, io_thread, moves, kicks_by, exit_kicks, .. } = queue;
     JsonQueue { device, queue, io_thread, moves, kicks_by: kicks_by.name(), exit_kicks }
 }
 
@@ -36,14 +36,14 @@ pub(crate) fn json_thread(thread: &IoThreadFigures) -> JsonIoThread {
 }
 
 /// How many queues are kicked in which way, one line.
-pub(crate) fn paths(queues: &[QueueResult], disks: usize) -> String {
+pub(crate) fn paths(queues: &[QueueResult]) -> String {
     let by = |path| queues.iter().filter(move |queue| queue.kicks_by == path);
     let mut line = format!(
         "{} kicked by ioeventfd, {} by exit",
         by(KickPath::IoEventFd).count(),
         by(KickPath::Exits).count()
     );
-    let refused = names(disks, by(KickPath::Refused));
+    let refused = names(by(KickPath::Refused));
     if !refused.is_empty() {
         line += &format!("; ioeventfd refused by the host, kicked by exit: {refused}");
     }
@@ -56,7 +56,7 @@ pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
         let mine = report.queues.iter().filter(|queue| queue.io_thread == number);
         let moves: u64 = mine.clone().map(|queue| queue.moves).sum();
         let moved = if moves > 0 { format!("; {moves} moves from other threads") } else { String::new() };
-        let names = names(report.disks.len(), mine);
+        let names = names(mine);
         let work = if names.is_empty() { "no queue".to_owned() } else { names };
         (format!("I/O {number}"), format!("{work}{moved}{}", polls(thread)))
     };
@@ -73,33 +73,28 @@ fn polls(&IoThreadFigures { polled_ns, fruitful_polls, fruitless_polls, .. }: &I
 }
 
 /// "disk 0 queue 0, net 1 queues 0 2".
-fn names<'a>(disks: usize, queues: impl Iterator<Item = &'a QueueResult>) -> String {
-    let mut devices: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+fn names<'a>(queues: impl Iterator<Item = &'a QueueResult>) -> String {
+    let mut devices: BTreeMap<usize, (&str, Vec<String>)> = BTreeMap::new();
     for queue in queues {
-        devices.entry(queue.device).or_default().push(queue.queue.to_string());
+        let (_, indices) = devices.entry(queue.device).or_insert((&queue.device_name, Vec::new()));
+        indices.push(queue.queue.to_string());
     }
-    let name = |(device, queues): (&usize, &Vec<String>)| {
+    let name = |(name, queues): &(&str, Vec<String>)| {
         let noun = if queues.len() == 1 { "queue" } else { "queues" };
-        format!("{} {noun} {}", name_of(disks, *device), queues.join(" "))
+        format!("{name} {noun} {}", queues.join(" "))
     };
-    devices.iter().map(name).collect::<Vec<_>>().join(", ")
-}
-
-/// Name of a device: disks first, then the entropy source, then network cards.
-fn name_of(disks: usize, device: usize) -> String {
-    match device.checked_sub(disks) {
-        None => format!("disk {device}"),
-        Some(0) => "rng".to_owned(),
-        Some(after) => format!("net {}", after - 1),
-    }
+    devices.values().map(name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const NAMES: [&str; 3] = ["disk 0", "rng", "net 0"];
+
     fn queue(device: usize, queue: u16, kicks_by: KickPath) -> QueueResult {
-        QueueResult { device, queue, io_thread: 0, moves: 0, kicks_by, exit_kicks: 0 }
+        let device_name = NAMES[device].into();
+        QueueResult { device, device_name, queue, io_thread: 0, moves: 0, kicks_by, exit_kicks: 0 }
     }
 
     #[test]
@@ -111,14 +106,14 @@ mod tests {
             queue(2, 0, KickPath::Exits),
         ];
         assert_eq!(
-            paths(&all, 0),
-            "1 kicked by ioeventfd, 1 by exit; ioeventfd refused by the host, kicked by exit: net 0 queues 0 2"
+            paths(&all),
+            "1 kicked by ioeventfd, 1 by exit; ioeventfd refused by the host, kicked by exit: rng queues 0 2"
         );
         let thread =
             IoThreadFigures { turns: 9, polled_ns: 1_500_000, fruitful_polls: 3, fruitless_polls: 1 };
         assert_eq!(polls(&thread), "; polled 1.5 ms: 3 polls found work, 1 did not");
         assert_eq!(polls(&IoThreadFigures::default()), "");
-        assert_eq!(names(1, all.iter()), "disk 0 queue 0, rng queues 0 2, net 0 queue 0");
-        assert_eq!(paths(&all[..1], 0), "1 kicked by ioeventfd, 0 by exit");
+        assert_eq!(names(all.iter()), "disk 0 queue 0, rng queues 0 2, net 0 queue 0");
+        assert_eq!(paths(&all[..1]), "1 kicked by ioeventfd, 0 by exit");
     }
 }

@@ -263,7 +263,7 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
         ),
     )?;
     row("kicks", format!("{} ({} by exit)", report.kicks, report.exit_kicks))?;
-    row("queues", queues::paths(&report.queues, report.disks.len()))?;
+    row("queues", queues::paths(&report.queues))?;
     for (name, line) in queues::threads(report) {
         row(&name, line)?;
     }

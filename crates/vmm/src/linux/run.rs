@@ -16,15 +16,12 @@ use crate::machine::accel::{Accelerator, Ended, Running, lost, stop};
 use crate::machine::attach::attached;
 use crate::machine::console::Power;
 use crate::machine::counters::RunCounters;
+use crate::machine::devices::{self, NamedDevice};
 use crate::machine::kvm::KvmMachine;
-use crate::machine::nets;
 use crate::machine::{Machine, ram};
 use crate::report::GuestFailure;
 use crate::run::Progress;
 use paravane_attach::AttachedDevice;
-use paravane_device::Device;
-use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::rng::Rng;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -44,7 +41,8 @@ pub(crate) fn run(
     check(&config.machine)?;
     let counters = Arc::new(RunCounters::default());
     let screen = Screen(Arc::new(Mutex::new(console)));
-    let mut devices = devices(&config.machine)?;
+    let opened = devices::open(&config.machine)?.into_iter();
+    let mut devices: Vec<NamedDevice> = opened.map(|(name, device)| device.named(name)).collect();
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
     let end = loop {
         let life = Life::new(config, screen.clone(), &counters, devices)?;
@@ -63,7 +61,7 @@ pub(crate) fn run(
             _ => tracing::info!(restarts, "the guest starts anew after a reset"),
         }
         for device in &mut devices {
-            device.reset();
+            device.device.reset();
         }
     };
     let faults = (0..devices.len())
@@ -108,7 +106,7 @@ impl Life {
         config: &LinuxConfig,
         screen: Screen,
         counters: &Arc<RunCounters>,
-        devices: Vec<Box<dyn Device>>,
+        devices: Vec<NamedDevice>,
     ) -> Result<Self, RunError> {
         let machine_config = &config.machine;
         let (region, memory) = ram(machine_config)?;
@@ -145,20 +143,6 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
         return Err(RunError::Config(why.into()));
     }
     crate::config::check(config)
-}
-
-/// The disks, in order, the entropy device and the network cards.
-fn devices(config: &RunConfig) -> Result<Vec<Box<dyn Device>>, RunError> {
-    let mut devices: Vec<Box<dyn Device>> = Vec::new();
-    for disk in &config.disks {
-        let (read_only, engine) = (disk.read_only, config.engine);
-        devices.push(Box::new(Blk::open(BlkConfig { read_only, engine, ..BlkConfig::new(&disk.path) })?));
-    }
-    if config.entropy > 0 {
-        devices.push(Box::new(Rng::new()));
-    }
-    devices.extend(nets::cards(&config.nets)?.into_iter().map(|card| card.device));
-    Ok(devices)
 }
 
 /// Waits for the guest's end, or ends it.

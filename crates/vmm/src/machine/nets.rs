@@ -77,12 +77,6 @@ fn connect<'a>(config: &'a NetConfig, far_ends: &mut FarEnds<'a>) -> Result<Card
     }
 }
 
-/// Whether `configs[number]` is the second card of a link.
-pub(crate) fn is_mirror(configs: &[NetConfig], number: usize) -> bool {
-    matches!(configs[number].network, Network::Link(_))
-        && configs[..number].iter().any(|before| before.network == configs[number].network)
-}
-
 fn no_link(source: std::io::Error) -> RunError {
     RunError::Os { what: "make a link", source }
 }

@@ -1,6 +1,6 @@
 //! Judges the jobs: the guest's figures, and whether the host agrees.
-use super::open::Disk;
-use crate::config::{Job, NetConfig, Network, RunConfig};
+use super::open::{Card, Disk};
+use crate::config::{Job, Network, RunConfig};
 use crate::machine::Machine;
 use crate::machine::counters::RunCounters;
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome};
@@ -18,6 +18,8 @@ pub(super) struct Judge<'a> {
     pub(super) progress: &'a Progress,
     pub(super) area: &'a ReportArea,
     pub(super) counters: &'a RunCounters,
+    /// Number of the entropy device.
+    pub(super) rng: Option<usize>,
 }
 
 impl Judge<'_> {
@@ -41,14 +43,14 @@ impl Judge<'_> {
         let mut problems = Vec::new();
         let mut moved = 0_u64;
         let mut results = Vec::with_capacity(disks.len());
-        for (number, disk) in disks.iter().enumerate() {
-            let report = self.area.disk(number);
-            let mut result = self.figures(number, disk, report.as_ref());
+        for disk in disks {
+            let report = self.area.device(disk.number);
+            let mut result = figures(disk, report.as_ref());
             if let Some(report) = &report {
                 moved = moved.saturating_add(report.bytes_done);
             }
             if done && outcome == Outcome::Verified {
-                match self.look(number, disk, report.as_ref(), &mut result) {
+                match self.look(disk, report.as_ref(), &mut result) {
                     Ok(()) => {}
                     Err(Unfinished::Cancelled) => outcome = Outcome::Cancelled,
                     Err(Unfinished::Failed(what)) => result.problem = Some(what),
@@ -59,8 +61,8 @@ impl Judge<'_> {
             }
             results.push(result);
         }
-        if done {
-            problems.extend(self.entropy_problem(disks.len()));
+        if done && let Some(rng) = self.rng {
+            problems.extend(self.entropy_problem(rng));
         }
         if outcome == Outcome::Verified && !problems.is_empty() {
             outcome = Outcome::NotVerified(problems);
@@ -68,56 +70,56 @@ impl Judge<'_> {
         (outcome, results, moved)
     }
 
-    /// Figures of the cards, and whether guest and device count the same frames.
-    pub(super) fn nets(&self, counters: &[Totals], finished: bool) -> Vec<NetResult> {
-        let first = self.config.disks.len() + usize::from(self.config.entropy > 0);
-        let one = |((net, counted), number): ((&NetConfig, &Totals), usize)| {
-            let report = self.area.disk(number);
-            let mut result = NetResult {
-                network: net.network.name(),
-                mac: net.mac,
-                queues: net.queues,
-                size: net.size,
-                reply: net.reply(),
-                frames: 0,
-                per_s: 0.0,
-                p50_us: 0.0,
-                p99_us: 0.0,
-                p999_us: 0.0,
-                problem: None,
-            };
-            let fault =
-                || self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
-            if let Some(report) = &report {
-                let (sent, received) = match net.network {
-                    Network::Sink => (net.frames, 0),
-                    Network::Source => (0, net.frames),
-                    _ => (net.frames, net.frames),
-                };
-                result.frames = report.ops.min(counted.transmitted.max(counted.received));
-                if report.elapsed_ns > 0 {
-                    result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
-                }
-                [result.p50_us, result.p99_us, result.p999_us] =
-                    latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
-                let lost = (counted.transmitted, counted.received) != (sent, received);
-                result.problem = net_problem(report).or_else(|| {
-                    lost.then(|| {
-                        format!(
-                            "expected {sent} frames sent and {received} received, but the card counted {counted:?}"
-                        )
-                    })
-                });
-            } else {
-                result.problem = Some("the guest's memory holds no report".into());
-            }
-            result.problem = result
-                .problem
-                .filter(|_| finished)
-                .map(|problem| format!("network card {number}: {problem}{}", fault()));
-            result
+    /// Figures of a card, and whether guest and device count the same frames.
+    pub(super) fn net(&self, card: &Card, counted: &Totals, finished: bool) -> NetResult {
+        let Card { number, config: net, .. } = card;
+        let report = self.area.device(*number);
+        let mut result = NetResult {
+            network: net.network.name(),
+            mac: net.mac,
+            queues: net.queues,
+            size: net.size,
+            reply: net.reply(),
+            frames: 0,
+            per_s: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            p999_us: 0.0,
+            problem: None,
         };
-        self.config.nets.iter().zip(counters).zip(first..).map(one).collect()
+        if let Some(report) = &report {
+            let (sent, received) = match net.network {
+                Network::Sink => (net.frames, 0),
+                Network::Source => (0, net.frames),
+                _ => (net.frames, net.frames),
+            };
+            result.frames = report.ops.min(counted.transmitted.max(counted.received));
+            if report.elapsed_ns > 0 {
+                result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
+            }
+            [result.p50_us, result.p99_us, result.p999_us] =
+                latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+            let lost = (counted.transmitted, counted.received) != (sent, received);
+            result.problem = net_problem(report).or_else(|| {
+                lost.then(|| {
+                    format!(
+                        "expected {sent} frames sent and {received} received, but the card counted {counted:?}"
+                    )
+                })
+            });
+        } else {
+            result.problem = Some("the guest's memory holds no report".into());
+        }
+        result.problem = result
+            .problem
+            .filter(|_| finished)
+            .map(|problem| format!("network card {number}: {problem}{}", self.fault(*number)));
+        result
+    }
+
+    /// First fault of a device, in brackets.
+    fn fault(&self, number: usize) -> String {
+        self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default()
     }
 
     fn entropy_problem(&self, device: usize) -> Option<String> {
@@ -125,46 +127,13 @@ impl Judge<'_> {
         if drawn >= self.config.entropy {
             return None;
         }
-        let fault = self.counters.fault_of(device).map(|fault| format!(" ({fault})")).unwrap_or_default();
+        let fault = self.fault(device);
         Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
-    }
-
-    /// Rates and latencies, as the guest reports them.
-    fn figures(&self, number: usize, disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
-        let mut result = DiskResult {
-            path: self.config.disks.get(number).map(|disk| disk.path.clone()).unwrap_or_default(),
-            job: match disk.plan.job {
-                Job::Hash => "hash",
-                Job::WriteTest => "write-test",
-            },
-            bytes: disk.plan.bytes,
-            sha256: String::new(),
-            bytes_verified: 0,
-            requests: 0,
-            iops: 0.0,
-            mb_s: 0.0,
-            p50_us: 0.0,
-            p99_us: 0.0,
-            p999_us: 0.0,
-            engine: disk.engine.clone(),
-            problem: None,
-        };
-        let Some(report) = report else { return result };
-        if report.elapsed_ns > 0 {
-            let seconds = report.elapsed_ns as f64 * 1e-9;
-            result.requests = report.ops;
-            result.iops = report.ops as f64 / seconds;
-            result.mb_s = report.bytes as f64 / 1e6 / seconds;
-        }
-        [result.p50_us, result.p99_us, result.p999_us] =
-            latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
-        result
     }
 
     /// Compares the image with its expected content.
     fn look(
         &self,
-        number: usize,
         disk: &Disk,
         report: Option<&DiskReport>,
         result: &mut DiskResult,
@@ -174,8 +143,7 @@ impl Judge<'_> {
             return unfinished("the guest's memory holds no report".into());
         };
         if let Some(problem) = guest_problem(report) {
-            let fault = self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default();
-            return unfinished(problem + &fault);
+            return unfinished(problem + &self.fault(disk.number));
         }
         let cancel = &self.progress.cancel;
         match disk.plan.job {
@@ -208,6 +176,38 @@ impl Judge<'_> {
         }
         Ok(())
     }
+}
+
+/// Rates and latencies, as the guest reports them.
+fn figures(disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
+    let mut result = DiskResult {
+        path: disk.path.clone(),
+        job: match disk.plan.job {
+            Job::Hash => "hash",
+            Job::WriteTest => "write-test",
+        },
+        bytes: disk.plan.bytes,
+        sha256: String::new(),
+        bytes_verified: 0,
+        requests: 0,
+        iops: 0.0,
+        mb_s: 0.0,
+        p50_us: 0.0,
+        p99_us: 0.0,
+        p999_us: 0.0,
+        engine: disk.engine.clone(),
+        problem: None,
+    };
+    let Some(report) = report else { return result };
+    if report.elapsed_ns > 0 {
+        let seconds = report.elapsed_ns as f64 * 1e-9;
+        result.requests = report.ops;
+        result.iops = report.ops as f64 / seconds;
+        result.mb_s = report.bytes as f64 / 1e6 / seconds;
+    }
+    [result.p50_us, result.p99_us, result.p999_us] =
+        latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+    result
 }
 
 fn exit_reason(code: u32, last_message: &str) -> String {

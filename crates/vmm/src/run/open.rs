@@ -1,32 +1,43 @@
 //! Opens and locks what a run works on, and makes its devices.
 use super::plan::{self, DiskPlan};
-use crate::config::{RunConfig, ServingMode, check, check_jobs};
+use crate::config::{NetConfig, RunConfig, ServingMode, check, check_jobs};
 use crate::error::RunError;
 use crate::helper::Helper;
-use crate::machine::nets;
-use paravane_device::Device;
-use paravane_device::blk::{Blk, BlkConfig};
+use crate::machine::devices::{self, NamedDevice};
 use paravane_device::net::Counters;
-use paravane_device::rng::Rng;
 use paravane_dma::Region;
+use paravane_spec::builtin::{DeviceEntry, job};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A disk, as far as the report needs it.
 pub(super) struct Disk {
+    /// Number of the device.
+    pub(super) number: usize,
+    pub(super) path: PathBuf,
     pub(super) plan: DiskPlan,
     pub(super) image: File,
     pub(super) engine: String,
 }
 
-/// The devices of a run: disks, entropy device, network cards.
+/// A network card, as far as the report needs it.
+pub(super) struct Card {
+    /// Number of the device.
+    pub(super) number: usize,
+    pub(super) config: NetConfig,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// The devices of a run, and the guest's work on each.
 pub(super) struct Opened {
+    pub(super) devices: Vec<NamedDevice>,
+    /// Of each device.
+    pub(super) work: Vec<DeviceEntry>,
     pub(super) disks: Vec<Disk>,
-    pub(super) plans: Vec<DiskPlan>,
-    pub(super) devices: Vec<Box<dyn Device>>,
-    /// Counters of the network cards, in order.
-    pub(super) cards: Vec<Arc<Counters>>,
+    pub(super) rng: Option<usize>,
+    pub(super) cards: Vec<Card>,
 }
 
 /// Checks `config`, opens and locks the images, and makes the devices.
@@ -36,36 +47,36 @@ pub(super) struct Opened {
 pub(super) fn open(config: &RunConfig) -> Result<Opened, RunError> {
     check(config)?;
     check_jobs(&config.nets)?;
-    let mut images = Vec::with_capacity(config.disks.len());
-    for disk in &config.disks {
-        images.push(Blk::open(BlkConfig {
-            read_only: disk.read_only,
-            engine: config.engine,
-            ..BlkConfig::new(&disk.path)
-        })?);
-    }
-    let plans = plan::plan(config, &images)?;
-    let mut disks = Vec::with_capacity(images.len());
-    for (image, plan) in images.iter().zip(&plans) {
-        disks.push(Disk {
-            plan: *plan,
-            image: image.image().map_err(|source| RunError::Os { what: "open the image twice", source })?,
-            engine: image.engine(),
+    let mut opened =
+        Opened { devices: Vec::new(), work: Vec::new(), disks: Vec::new(), rng: None, cards: Vec::new() };
+    for ((name, device), number) in devices::open(config)?.into_iter().zip(0..) {
+        opened.work.push(match &device {
+            devices::Opened::Disk(disk, blk) => {
+                let plan = plan::disk(config, disk, blk.size())?;
+                let image =
+                    blk.image().map_err(|source| RunError::Os { what: "open the image twice", source })?;
+                let (path, engine) = (disk.path.clone(), blk.engine());
+                opened.disks.push(Disk { number, path, plan, image, engine });
+                plan::disk_work(&plan)
+            }
+            devices::Opened::Rng(_) => {
+                opened.rng = Some(number);
+                DeviceEntry { job: job::RNG, span: config.entropy, ..DeviceEntry::default() }
+            }
+            devices::Opened::Net(net, card) => {
+                let earlier = opened.cards.iter().any(|card| card.config.network == net.network);
+                opened.cards.push(Card {
+                    number,
+                    config: (*net).clone(),
+                    counters: Arc::clone(&card.counters),
+                });
+                plan::card_work(net, earlier)
+            }
         });
+        opened.devices.push(device.named(name));
     }
-    let mut devices: Vec<Box<dyn Device>> = Vec::with_capacity(images.len() + 1);
-    for image in images {
-        devices.push(Box::new(image));
-    }
-    if config.entropy > 0 {
-        devices.push(Box::new(Rng::new()));
-    }
-    let mut cards = Vec::with_capacity(config.nets.len());
-    for card in nets::cards(&config.nets)? {
-        cards.push(card.counters);
-        devices.push(card.device);
-    }
-    Ok(Opened { disks, plans, devices, cards })
+    plan::check_memory(config, &opened.disks.iter().map(|disk| disk.plan).collect::<Vec<_>>())?;
+    Ok(opened)
 }
 
 /// Starts the helper process, if one is to serve the queues.

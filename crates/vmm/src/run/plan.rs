@@ -1,14 +1,14 @@
 //! The plan of a run whose images are open, and the boot information for the guest.
 //!
 //! ```text
-//! RunConfig --check--> images opened and locked --plan--> DiskPlan (jobs, spans) --boot_info--> BootInfo
+//! RunConfig --check--> images opened and locked --plan--> DiskPlan, work of each device --boot_info--> BootInfo
 //! ```
-use crate::config::{BlockOrder, Completion, Inject, Job, Network, RunConfig, TransportChoice, refuse};
+use crate::config::{
+    BlockOrder, Completion, DiskConfig, Inject, Job, NetConfig, Network, RunConfig, TransportChoice, refuse,
+};
 use crate::error::RunError;
 use crate::machine::attach::base;
 use crate::machine::domain::iova_offset;
-use crate::machine::nets;
-use paravane_device::blk::Blk;
 use paravane_spec::builtin::{
     ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
     REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
@@ -38,39 +38,41 @@ pub(crate) struct DiskPlan {
     pub(crate) span: u64,
 }
 
-/// Decides the spans from the sizes, and checks the guest's memory.
+/// Decides the span of a disk of `bytes` bytes.
 ///
 /// # Errors
-/// One line on the first thing that cannot be.
-pub(crate) fn plan(config: &RunConfig, disks: &[Blk]) -> Result<Vec<DiskPlan>, RunError> {
-    let sizes: Vec<u64> = disks.iter().map(Blk::size).collect();
-    plan_sizes(config, &sizes)
+/// It is shorter than a block.
+pub(crate) fn disk(config: &RunConfig, disk: &DiskConfig, bytes: u64) -> Result<DiskPlan, RunError> {
+    let block = u64::from(config.block);
+    let span = match disk.job {
+        Job::Hash => 0,
+        Job::WriteTest => bytes.min(config.span) / block * block,
+    };
+    if disk.job == Job::WriteTest && span == 0 {
+        return refuse(format!(
+            "{}: the span to test is shorter than one block of {block} bytes",
+            disk.path.display()
+        ));
+    }
+    Ok(DiskPlan { job: disk.job, bytes, span })
 }
 
-fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunError> {
+/// Checks that the guest has memory for the work on all devices.
+///
+/// # Errors
+/// It has too little; one line with the least that it needs.
+pub(crate) fn check_memory(config: &RunConfig, disks: &[DiskPlan]) -> Result<(), RunError> {
     let block = u64::from(config.block);
-    let mut plans = Vec::with_capacity(sizes.len());
     let mut heap = HEAP_A_DEVICE;
-    for (disk, &bytes) in config.disks.iter().zip(sizes) {
-        let span = match disk.job {
-            Job::Hash => 0,
-            Job::WriteTest => bytes.min(config.span) / block * block,
-        };
-        if disk.job == Job::WriteTest && span == 0 {
-            return refuse(format!(
-                "{}: the span to test is shorter than one block of {block} bytes",
-                disk.path.display()
-            ));
-        }
+    for disk in disks {
         let (buffer, map) = match disk.job {
             Job::Hash => (block.max(HASH_CHUNK), 0),
-            Job::WriteTest => (block, span / block * 4),
+            Job::WriteTest => (block, disk.span / block * 4),
         };
         heap = heap
             .saturating_add(HEAP_A_DEVICE)
             .saturating_add(buffer.saturating_mul(u64::from(config.depth)))
             .saturating_add(map);
-        plans.push(DiskPlan { job: disk.job, bytes, span });
     }
     for net in &config.nets {
         // A header before each frame, and the rest of a cache line behind it.
@@ -88,40 +90,42 @@ fn plan_sizes(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunErr
             config.depth
         ));
     }
-    Ok(plans)
+    Ok(())
+}
+
+/// The guest's work on a disk.
+pub(crate) fn disk_work(plan: &DiskPlan) -> DeviceEntry {
+    let job = match plan.job {
+        Job::Hash => job::HASH,
+        Job::WriteTest => job::WRITE_TEST,
+    };
+    DeviceEntry { job, span: plan.span, ..DeviceEntry::default() }
+}
+
+/// The guest's work on a network card, whose link an earlier card may have.
+pub(crate) fn card_work(net: &NetConfig, has_peer: bool) -> DeviceEntry {
+    let job = match net.network {
+        Network::Sink => job::NET_SEND,
+        Network::Source => job::NET_RECEIVE,
+        Network::Link(_) if has_peer => job::NET_MIRROR,
+        _ => job::NET_ECHO,
+    };
+    let (frame, reply, pairs) = (net.size, net.reply(), net.queues.into());
+    DeviceEntry { job, span: net.frames, frame, reply, pairs, ..DeviceEntry::default() }
 }
 
 /// Boot information for the guest.
-pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], clock_khz: u64) -> BootInfo {
+pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], clock_khz: u64) -> BootInfo {
     let mut devices = [DeviceEntry::default(); MAX_DEVICES];
-    let disks = plans.iter().map(|plan| match plan.job {
-        Job::Hash => (job::HASH, 0),
-        Job::WriteTest => (job::WRITE_TEST, plan.span),
-    });
-    let rng = (config.entropy > 0).then_some((job::RNG, config.entropy));
-    let nets = config.nets.iter().enumerate().map(|(number, net)| match net.network {
-        Network::Sink => (job::NET_SEND, net.frames),
-        Network::Source => (job::NET_RECEIVE, net.frames),
-        _ if nets::is_mirror(&config.nets, number) => (job::NET_MIRROR, net.frames),
-        _ => (job::NET_ECHO, net.frames),
-    });
-    let first_net = plans.len() + rng.iter().len();
-    let mut count = 0;
-    for ((entry, (job, span)), number) in devices.iter_mut().zip(disks.chain(rng).chain(nets)).zip(0_u32..) {
+    for ((entry, work), number) in devices.iter_mut().zip(work).zip(0_u32..) {
         *entry = DeviceEntry {
             base: base(config.transport, number),
             gsi: FIRST_GSI + number,
-            job,
-            span,
             iova_offset: iova_offset(config, number),
             messages: IRQ_COUNT as u32 + number * MESSAGES,
             message_count: MESSAGES,
-            ..DeviceEntry::default()
+            ..*work
         };
-        count = number + 1;
-    }
-    for (entry, net) in devices.iter_mut().skip(first_net).zip(&config.nets) {
-        (entry.frame, entry.reply, entry.pairs) = (net.size, net.reply(), net.queues.into());
     }
     BootInfo {
         magic: BOOT_MAGIC,
@@ -152,7 +156,7 @@ pub(crate) fn boot_info(config: &RunConfig, plans: &[DiskPlan], clock_khz: u64) 
             BlockOrder::Sequential => order::SEQUENTIAL,
         },
         time_kicks: config.time_kicks.into(),
-        device_count: count,
+        device_count: work.len() as u32,
         transport: match config.transport {
             TransportChoice::Mmio => transport::MMIO,
             TransportChoice::MmioMsi => transport::MMIO_MSI,
@@ -168,7 +172,6 @@ const _: () = assert!(IRQ_COUNT + MAX_DEVICES * MESSAGES as usize <= INTERRUPTS)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{DiskConfig, NetConfig};
     use paravane_spec::builtin::MMIO_BASE;
     use paravane_spec::mmio_msi::WINDOW;
 
@@ -177,26 +180,36 @@ mod tests {
         RunConfig { disks: jobs.iter().map(disk).collect(), ..RunConfig::default() }
     }
 
+    fn plans(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunError> {
+        let plans = config.disks.iter().zip(sizes).map(|(each, &bytes)| disk(config, each, bytes));
+        let plans = plans.collect::<Result<Vec<_>, _>>()?;
+        check_memory(config, &plans)?;
+        Ok(plans)
+    }
+
     #[test]
     fn spans_are_whole_blocks_and_must_fit_the_memory() {
         let mut config = config(&[Job::WriteTest, Job::Hash]);
         config.block = 8192;
-        let plans = plan_sizes(&config, &[20_000 / 512 * 512, 1 << 20]).unwrap();
-        assert_eq!(plans[0].span, 16384);
-        assert_eq!(plans[1].span, 0);
-        assert!(plan_sizes(&config, &[4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
+        let planned = plans(&config, &[20_000 / 512 * 512, 1 << 20]).unwrap();
+        assert_eq!(planned[0].span, 16384);
+        assert_eq!(planned[1].span, 0);
+        assert!(plans(&config, &[4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
         config.block = 1 << 20;
         config.depth = 256;
-        let error = plan_sizes(&config, &[1 << 30, 1 << 20]).unwrap_err().to_string();
+        let error = plans(&config, &[1 << 30, 1 << 20]).unwrap_err().to_string();
         assert!(error.contains("too little"), "{error}");
     }
 
     #[test]
     fn the_guest_is_told_of_every_device() {
-        let mut config = config(&[Job::WriteTest, Job::Hash]);
-        config.nets = vec![NetConfig { queues: 2, frames: 5, ..NetConfig::default() }];
-        let plans = plan_sizes(&config, &[1 << 20, 1 << 20]).unwrap();
-        let info = boot_info(&config, &plans, 7);
+        let config = config(&[Job::WriteTest, Job::Hash]);
+        let net = NetConfig { queues: 2, frames: 5, ..NetConfig::default() };
+        let plans = plans(&config, &[1 << 20, 1 << 20]).unwrap();
+        let mut work: Vec<_> = plans.iter().map(disk_work).collect();
+        work.push(DeviceEntry { job: job::RNG, span: 4096, ..DeviceEntry::default() });
+        work.push(card_work(&net, false));
+        let info = boot_info(&config, &work, 7);
         assert_eq!(info.device_count, 4);
         assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
         let card = &info.devices[3];
@@ -205,5 +218,7 @@ mod tests {
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
         assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));
+        let link = NetConfig { network: Network::Link("a".into()), ..net };
+        assert_eq!([false, true].map(|peer| card_work(&link, peer).job), [job::NET_ECHO, job::NET_MIRROR]);
     }
 }

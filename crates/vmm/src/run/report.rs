@@ -1,7 +1,7 @@
 //! The report of a run that is over.
 use super::Progress;
 use super::judge::Judge;
-use super::open::Disk;
+use super::open::{Card, Disk};
 use super::report_area::ReportArea;
 use super::watch::Verdict;
 use crate::config::{RingLayout, RunConfig};
@@ -10,7 +10,6 @@ use crate::machine::counters::RunCounters;
 use crate::machine::{Machine, footprint};
 use crate::report::{DirtyFigures, Outcome, PhaseFigures, QueueResult, Report};
 use paravane_attach::{AttachedDevice, QueueStatus};
-use paravane_device::net::{Counters, Totals};
 use paravane_dma::Region;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,8 +27,9 @@ pub(super) struct Over<'a> {
     pub(super) machine: &'a Machine,
     pub(super) helper: Option<&'a Helper>,
     pub(super) disks: &'a [Disk],
-    /// Counters of the network cards, in order.
-    pub(super) cards: &'a [Arc<Counters>],
+    /// Number of the entropy device.
+    pub(super) rng: Option<usize>,
+    pub(super) cards: &'a [Card],
     pub(super) area: &'a ReportArea,
     pub(super) counters: &'a RunCounters,
     pub(super) dirty: Option<DirtyFigures>,
@@ -43,15 +43,17 @@ impl Over<'_> {
     /// Verifies the jobs, and reports.
     pub(super) fn report(mut self, verdict: Verdict) -> Report {
         let Self { config, progress, area, counters, host_cpu_s, .. } = self;
-        let judge = Judge { config, progress, area, counters };
+        let judge = Judge { config, progress, area, counters, rng: self.rng };
         let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, self.disks);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
-        let totals = |(card, number): (&Arc<Counters>, usize)| match self.helper {
-            Some(helper) => helper.totals(number),
-            None => card.totals(),
-        };
-        let totals: Vec<Totals> = self.cards.iter().zip(self.disks.len()..).map(totals).collect();
-        let nets = judge.nets(&totals, finished);
+        let nets = self.cards.iter().map(|card| {
+            let totals = match self.helper {
+                Some(helper) => helper.totals(card.number),
+                None => card.counters.totals(),
+            };
+            judge.net(card, &totals, finished)
+        });
+        let nets: Vec<_> = nets.collect();
         moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();
         let mut problems = std::mem::take(&mut self.problems);
         problems.extend(nets.iter().filter_map(|net| net.problem.clone()));
@@ -89,7 +91,7 @@ impl Over<'_> {
             kick_stops: self.area.kick_stops(),
             kicks: self.counters.kicks(),
             exit_kicks: attached.iter().map(AttachedDevice::exit_kicks).sum(),
-            queues: attached.iter().flat_map(queue_results).collect(),
+            queues: self.machine.named().flat_map(queue_results).collect(),
             io_threads: self.machine.figures(),
             interrupts: attached.iter().map(AttachedDevice::interrupts).sum(),
             messages: attached.iter().map(AttachedDevice::messages).sum(),
@@ -105,9 +107,10 @@ impl Over<'_> {
 }
 
 /// The queues of `device` that ran.
-fn queue_results(device: &AttachedDevice) -> Vec<QueueResult> {
+fn queue_results((device, name): (&AttachedDevice, &Arc<str>)) -> Vec<QueueResult> {
     let result = |queue: &QueueStatus| QueueResult {
         device: device.number(),
+        device_name: Arc::clone(name),
         queue: queue.queue,
         io_thread: queue.thread,
         moves: queue.moves,

@@ -5,21 +5,20 @@ use crate::report::KickFigures;
 use crate::run::{Progress, latency};
 use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{
-    DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, MAX_DEVICES, REPORT_BASE, REPORT_MAGIC, ReportHeader,
-    state,
+    DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, REPORT_BASE, REPORT_MAGIC, ReportHeader, state,
 };
 use std::sync::atomic::Ordering;
 
 /// The report area of one machine.
 pub(crate) struct ReportArea {
     memory: Memory,
-    disks: usize,
+    disks: Vec<usize>,
 }
 
 impl ReportArea {
-    /// With the reports of `disks` disks.
-    pub(crate) fn new(memory: &Memory, disks: usize) -> Self {
-        Self { memory: memory.clone(), disks: disks.min(MAX_DEVICES) }
+    /// `disks` are the numbers of the disks among the devices.
+    pub(crate) fn new(memory: &Memory, disks: impl IntoIterator<Item = usize>) -> Self {
+        Self { memory: memory.clone(), disks: disks.into_iter().collect() }
     }
 
     /// The head; `None` before the guest has started.
@@ -28,8 +27,8 @@ impl ReportArea {
         (header.magic == REPORT_MAGIC).then_some(header)
     }
 
-    /// One disk's report.
-    pub(crate) fn disk(&self, number: usize) -> Option<DiskReport> {
+    /// Report on one device.
+    pub(crate) fn device(&self, number: usize) -> Option<DiskReport> {
         let offset = DISK_REPORTS + (number as u64) * size_of::<DiskReport>() as u64;
         self.memory.handle().enter().read_obj(REPORT_BASE + offset, Access::READ).ok()
     }
@@ -51,7 +50,7 @@ impl ReportArea {
     pub(crate) fn show(&self, progress: &Progress) -> u64 {
         let Some(header) = self.header() else { return 0 };
         let (mut done, mut total, mut phase) = (0_u64, 0_u64, state::DONE);
-        for report in (0..self.disks).filter_map(|number| self.disk(number)) {
+        for report in self.disks.iter().filter_map(|&number| self.device(number)) {
             done = done.saturating_add(report.bytes_done.min(report.bytes_total));
             total = total.saturating_add(report.bytes_total);
             phase = phase.min(report.state);
@@ -90,7 +89,7 @@ mod tests {
     #[test]
     fn before_the_guest_has_started_there_is_nothing() {
         let memory = memory(16 << 20);
-        let area = ReportArea::new(&memory, 3);
+        let area = ReportArea::new(&memory, 0..3);
         assert!(area.header().is_none());
         assert_eq!(area.show(&Progress::default()), 0);
     }
@@ -100,7 +99,7 @@ mod tests {
         let memory = memory(16 << 20);
         memory.handle().enter().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
         memory.handle().enter().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
-        let (area, progress) = (ReportArea::new(&memory, 32), Progress::default());
+        let (area, progress) = (ReportArea::new(&memory, 0..32), Progress::default());
         assert_eq!(area.show(&progress), u64::MAX);
         assert_eq!(progress.bytes_done.load(Ordering::Relaxed), u64::MAX);
         assert_eq!(progress.bytes_total.load(Ordering::Relaxed), u64::MAX);
@@ -111,7 +110,7 @@ mod tests {
     #[test]
     fn a_memory_without_a_report_area_has_no_report() {
         let memory = memory(1 << 20);
-        let area = ReportArea::new(&memory, 1);
-        assert!(area.header().is_none() && area.disk(0).is_none());
+        let area = ReportArea::new(&memory, [0]);
+        assert!(area.header().is_none() && area.device(0).is_none());
     }
 }

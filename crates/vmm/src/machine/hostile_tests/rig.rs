@@ -9,10 +9,10 @@ use crate::machine::addresses::Addresses;
 use crate::machine::attach;
 use crate::machine::bus::Bus;
 use crate::machine::counters::RunCounters;
+use crate::machine::devices::NamedDevice;
 use crate::machine::dirty::VcpuLog;
 use paravane_attach::AttachedDevice;
 use paravane_attach::LocalIoEventFds;
-use paravane_device::Device;
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::mmio::{Mmio, Window};
@@ -143,7 +143,12 @@ impl Host {
         let (counters, fds) = (Arc::new(RunCounters::default()), Arc::new(LocalIoEventFds::default()));
         let config =
             RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
-        let devices = (0..2).map(|_| Box::new(Source::new()) as Box<dyn Device>).collect();
+        let device = |number| NamedDevice {
+            name: format!("rng {number}").into(),
+            device: Box::new(Source::new()),
+            vhost: false,
+        };
+        let devices = (0..2).map(device).collect();
         let played = Played(Arc::clone(&fds));
         let machine = Machine::new(&config, &memory, &counters, &played, devices, None, None).unwrap();
         let addresses = Addresses { bus: Arc::clone(&machine.bus), fds };
