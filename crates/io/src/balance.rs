@@ -11,25 +11,31 @@ const GAIN: u64 = 10;
 
 /// A queue, its thread, and how busy it kept that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Load {
-    pub(crate) key: QueueKey,
-    pub(crate) thread: usize,
+pub struct Load {
+    /// The queue.
+    pub key: QueueKey,
+    /// Index of its thread.
+    pub thread: usize,
     /// Percent of the time.
-    pub(crate) busy: u64,
+    pub busy: u64,
     /// It was moved a short time ago, and stays.
-    pub(crate) stays: bool,
+    pub stays: bool,
 }
 
 /// A move of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Move {
-    pub(crate) key: QueueKey,
-    pub(crate) from: usize,
-    pub(crate) to: usize,
+pub struct Move {
+    /// The queue.
+    pub key: QueueKey,
+    /// Index of its thread.
+    pub from: usize,
+    /// Index of the thread to move it to.
+    pub to: usize,
 }
 
-/// The best move, if one is worth it.
-pub(crate) fn best_move(threads: usize, loads: &[Load]) -> Option<Move> {
+/// The best move between `threads` threads, if one is worth it.
+#[must_use]
+pub fn best_move(threads: usize, loads: &[Load]) -> Option<Move> {
     let mut busy = vec![0; threads];
     for load in loads {
         *busy.get_mut(load.thread)? += load.busy;
@@ -85,6 +91,25 @@ mod tests {
             assert_eq!(moved(2, of), None, "{of:?}");
         }
         assert_eq!((moved(1, &[(0, 50), (0, 50)]), moved(2, &[])), (None, None));
+    }
+
+    #[test]
+    fn it_comes_to_rest() {
+        let mut state = 7_u64;
+        for _ in 0..2000 {
+            let mut next = |most: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % most
+            };
+            let (threads, queues) = (1 + next(4) as usize, 1 + next(12));
+            let mut all: Vec<_> = (0..queues).map(|_| (next(threads as u64) as usize, next(1000))).collect();
+            let mut moves = 0;
+            while let Some((queue, _, to)) = moved(threads, &all) {
+                all[queue].0 = to;
+                moves += 1;
+                assert!(moves < 100, "{threads} threads, {all:?}");
+            }
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ mod spares;
 mod tests;
 mod watch;
 
+pub use balance::{Load, Move, best_move};
 pub use counters::{IoThreadFigures, QueueWork};
 pub use host_queue::HostQueue;
 pub use inline::Inline;

@@ -9,7 +9,6 @@ pub(crate) mod accel;
 #[cfg(test)]
 mod addresses;
 pub(crate) mod attach;
-mod balance;
 pub(crate) mod bus;
 pub(crate) mod choice;
 pub(crate) mod console;
@@ -35,6 +34,7 @@ use crate::arch::SystemDevices;
 use crate::config::{RunConfig, ServingMode, TransportChoice};
 use crate::error::RunError;
 use crate::helper::Helper;
+use crate::lock::lock;
 use accel::Accelerator;
 use attach::attach;
 use bus::Bus;
@@ -50,7 +50,7 @@ use paravane_transport::pci::root::Root;
 use rebalance::Rebalancer;
 use std::io;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vhost_net::VhostNet;
 
@@ -77,12 +77,14 @@ pub(crate) struct Machine {
     /// What the guest reaches.
     pub(crate) bus: Arc<Bus>,
     placement: Placement,
-    rebalancer: Option<Rebalancer>,
+    rebalancer: Option<Mutex<Rebalancer>>,
     domains: Vec<Domain>,
     /// Of each device: its name, and whether vhost-net serves it.
     names: Vec<(Arc<str>, bool)>,
 }
 
+/// Interval at which the thread that waits for the guest's end looks after the machine.
+pub(crate) const PERIOD: Duration = Duration::from_millis(50);
 /// Longest wait for the end of a domain's translations after its queues stopped.
 const LET_GO: Duration = Duration::from_secs(5);
 
@@ -136,12 +138,15 @@ impl Machine {
             None => bus,
         };
         let bus = Arc::new(bus);
-        let rebalancer =
-            config.rebalance.then(|| Rebalancer::spawn(Arc::clone(&bus), placement.thread_count()));
-        let rebalancer = rebalancer
-            .transpose()
-            .map_err(|source| RunError::Os { what: "start the thread that moves queues", source })?;
+        let rebalancer = config.rebalance.then(Mutex::default);
         Ok(Self { bus, placement, rebalancer, domains, names })
+    }
+
+    /// Moves a queue to an idle thread, if that is wanted and worth it. To be called every [`PERIOD`].
+    pub(crate) fn rebalance(&self) {
+        if let Some(rebalancer) = &self.rebalancer {
+            lock(rebalancer).step(self.bus.devices(), self.placement.thread_count());
+        }
     }
 
     /// What each I/O thread has counted.
@@ -151,7 +156,6 @@ impl Machine {
 
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<NamedDevice> {
-        self.rebalancer.iter().for_each(Rebalancer::stop);
         let stop = |(device, (name, vhost)): (&AttachedDevice, &(Arc<str>, bool))| {
             Some(NamedDevice { name: Arc::clone(name), device: device.stop()?, vhost: *vhost })
         };

@@ -34,7 +34,7 @@ use report_area::ReportArea;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
-use watch::watch;
+use watch::Watch;
 
 /// See [`crate::run()`].
 pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
@@ -60,7 +60,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         None
     };
     let running = on_cpu(config.vcpu_cpu, || accelerator.start(Arc::clone(&machine.bus), sender))??;
-    let verdict = watch(running, &ended, &area, progress, config.hang_timeout);
+    let watch = Watch { machine: &machine, area: &area, progress, hang_timeout: config.hang_timeout };
+    let verdict = watch.watch(running, &ended);
     // Dropped at the end: the images stay locked while the host verifies.
     let _locks = machine.stop();
     let mut problems = machine.let_go();

@@ -18,7 +18,7 @@ use crate::machine::console::Power;
 use crate::machine::counters::RunCounters;
 use crate::machine::devices::{self, NamedDevice};
 use crate::machine::kvm::KvmMachine;
-use crate::machine::{Machine, ram};
+use crate::machine::{Machine, PERIOD, ram};
 use crate::report::GuestFailure;
 use crate::run::Progress;
 use paravane_attach::AttachedDevice;
@@ -26,10 +26,7 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// How often it is looked whether the operator has had enough.
-const PERIOD: Duration = Duration::from_millis(50);
+use std::time::Instant;
 
 /// See [`crate::run_linux`].
 pub(crate) fn run(
@@ -125,7 +122,8 @@ impl Life {
     fn live(self, progress: &Progress) -> Result<(Ended, Machine), RunError> {
         let (sender, ended) = channel();
         let running = Box::new(self.kvm).start(Arc::clone(&self.machine.bus), sender)?;
-        Ok((wait(running, &ended, progress)?, self.machine))
+        let end = wait(running, &ended, progress, &self.machine)?;
+        Ok((end, self.machine))
     }
 }
 
@@ -146,7 +144,12 @@ fn check(config: &RunConfig) -> Result<(), RunError> {
 }
 
 /// Waits for the guest's end, or ends it.
-fn wait(running: Box<dyn Running>, ended: &Receiver<Ended>, progress: &Progress) -> Result<Ended, RunError> {
+fn wait(
+    running: Box<dyn Running>,
+    ended: &Receiver<Ended>,
+    progress: &Progress,
+    machine: &Machine,
+) -> Result<Ended, RunError> {
     loop {
         match ended.recv_timeout(PERIOD) {
             Ok(end) => {
@@ -156,6 +159,7 @@ fn wait(running: Box<dyn Running>, ended: &Receiver<Ended>, progress: &Progress)
             Err(RecvTimeoutError::Disconnected) => return Err(lost()),
             Err(RecvTimeoutError::Timeout) => {}
         }
+        machine.rebalance();
         // Relaxed: a request that is seen one period later is as good.
         if progress.cancel.load(Ordering::Relaxed) {
             return Ok(stop(running, ended)?.unwrap_or(Ended::Stopped(Vec::new())));

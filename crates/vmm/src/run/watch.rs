@@ -9,15 +9,13 @@
 //! ```
 use crate::error::RunError;
 use crate::machine::accel::{Ended, Running, lost, stop};
+use crate::machine::{Machine, PERIOD};
 use crate::report::GuestFailure;
 use crate::run::Progress;
 use crate::run::report_area::ReportArea;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-
-/// Interval between looks at the report area.
-const PERIOD: Duration = Duration::from_millis(50);
 
 /// End of the guest's part of a run.
 #[derive(Debug)]
@@ -30,52 +28,61 @@ pub(crate) enum Verdict {
     Cancelled,
 }
 
-/// Waits for the guest's end.
-///
-/// # Errors
-/// The host failed under it.
-pub(crate) fn watch(
-    running: Box<dyn Running>,
-    ended: &Receiver<Ended>,
-    area: &ReportArea,
-    progress: &Progress,
-    hang_timeout: Duration,
-) -> Result<Verdict, RunError> {
-    let mut heartbeat = 0;
-    let mut alive = Instant::now();
-    loop {
-        match ended.recv_timeout(PERIOD) {
-            Ok(end) => {
-                running.join();
-                area.show(progress);
-                return verdict(end, GuestFailure { reason: String::new(), registers: Vec::new() });
-            }
-            Err(RecvTimeoutError::Disconnected) => return Err(lost()),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        let beat = area.show(progress);
-        if beat != heartbeat {
-            heartbeat = beat;
-            alive = Instant::now();
-        }
-        // Relaxed: a request that is seen one period later is as good.
-        if progress.cancel.load(Ordering::Relaxed) {
-            return match stop(running, ended)? {
-                Some(Ended::Host(error)) => Err(error),
-                _ => Ok(Verdict::Cancelled),
-            };
-        }
-        if alive.elapsed() >= hang_timeout {
-            let seconds = hang_timeout.as_secs_f64();
-            let mut failure =
-                GuestFailure { reason: format!("no progress for {seconds} s"), registers: Vec::new() };
-            return match stop(running, ended)? {
-                Some(end) => verdict(end, failure),
-                None => {
-                    failure.reason += "; its thread cannot be stopped and was abandoned";
-                    Ok(Verdict::Failed(failure))
+/// What is looked at while the guest runs.
+pub(crate) struct Watch<'a> {
+    pub(crate) machine: &'a Machine,
+    pub(crate) area: &'a ReportArea,
+    pub(crate) progress: &'a Progress,
+    pub(crate) hang_timeout: Duration,
+}
+
+impl Watch<'_> {
+    /// Waits for the guest's end.
+    ///
+    /// # Errors
+    /// The host failed under it.
+    pub(crate) fn watch(
+        &self,
+        running: Box<dyn Running>,
+        ended: &Receiver<Ended>,
+    ) -> Result<Verdict, RunError> {
+        let mut heartbeat = 0;
+        let mut alive = Instant::now();
+        loop {
+            match ended.recv_timeout(PERIOD) {
+                Ok(end) => {
+                    running.join();
+                    self.area.show(self.progress);
+                    return verdict(end, GuestFailure { reason: String::new(), registers: Vec::new() });
                 }
-            };
+                Err(RecvTimeoutError::Disconnected) => return Err(lost()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.machine.rebalance();
+            let beat = self.area.show(self.progress);
+            if beat != heartbeat {
+                heartbeat = beat;
+                alive = Instant::now();
+            }
+            // Relaxed: a request that is seen one period later is as good.
+            if self.progress.cancel.load(Ordering::Relaxed) {
+                return match stop(running, ended)? {
+                    Some(Ended::Host(error)) => Err(error),
+                    _ => Ok(Verdict::Cancelled),
+                };
+            }
+            if alive.elapsed() >= self.hang_timeout {
+                let seconds = self.hang_timeout.as_secs_f64();
+                let mut failure =
+                    GuestFailure { reason: format!("no progress for {seconds} s"), registers: Vec::new() };
+                return match stop(running, ended)? {
+                    Some(end) => verdict(end, failure),
+                    None => {
+                        failure.reason += "; its thread cannot be stopped and was abandoned";
+                        Ok(Verdict::Failed(failure))
+                    }
+                };
+            }
         }
     }
 }
