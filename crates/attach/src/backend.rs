@@ -71,6 +71,10 @@ pub struct Loan<'a> {
     pub kick: &'a Notifier,
     /// To signal when the driver wants an interrupt.
     pub call: &'a Notifier,
+    /// Sends the queue's message itself, in place of `call` and without a thread between.
+    ///
+    /// Mask, pending bits and counters know nothing of it. `None`: no eventfd sends it.
+    pub message: Option<&'a Notifier>,
     /// To signal when the queue is broken.
     pub error: &'a Notifier,
 }

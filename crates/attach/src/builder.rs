@@ -4,7 +4,7 @@ use crate::counters::Counters;
 use crate::device::{AttachedDevice, MakeBackend, Settings};
 use crate::events::DeviceEvents;
 use crate::features::{RingFeatures, offered};
-use crate::placement::{Kind, Placement, Spread};
+use crate::placement::{Placement, Spread};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
 use paravane_notify::msi::{MsiController, MsiTable};
@@ -125,13 +125,13 @@ impl Builder {
     /// Offers SUSPEND \[off\]: the driver may suspend and resume the device.
     ///
     /// A suspended device keeps its state.
-    ///
-    /// Not offered if another process serves the queues ([`Placement::process`]).
     pub fn suspendable(self) -> Self {
         Self { suspendable: true, ..self }
     }
 
-    /// Lends each queue to a back end right after its start, if the back end takes it.
+    /// Lends each queue to a back end at its start, if the back end takes it.
+    ///
+    /// No I/O thread has served it before.
     pub fn lend_to(self, make: impl Fn(u16) -> Box<dyn QueueBackend> + Send + Sync + 'static) -> Self {
         Self { backend: Some(Box::new(make)), ..self }
     }
@@ -200,11 +200,9 @@ impl Builder {
     }
 
     fn description(&self) -> DeviceDescription {
-        let elsewhere = |placement: &Placement| matches!(placement.kind(), Kind::Process(_));
-        let suspendable = self.suspendable && !self.placement.as_ref().is_some_and(elsewhere);
         DeviceDescription {
             device_id: self.device.device_id(),
-            features: offered(self.device.features(), self.rings, self.domain.is_some(), suspendable),
+            features: offered(self.device.features(), self.rings, self.domain.is_some(), self.suspendable),
             queue_sizes: self.device.queue_sizes().to_vec(),
         }
     }

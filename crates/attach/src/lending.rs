@@ -18,8 +18,8 @@ use crate::lent_queue::LentQueue;
 use crate::lock::lock;
 use crate::queue::{Queue, Serving, Started};
 use paravane_device::State;
-use paravane_dma::LogError;
-use paravane_io::{NotPutOn, RestingQueue};
+use paravane_dma::{Lent, LogError};
+use paravane_io::{HostQueue, NotPutOn, RestingQueue};
 use paravane_spec::queue::QueueAddresses;
 use std::sync::Arc;
 use thiserror::Error;
@@ -117,14 +117,43 @@ impl AttachedDevice {
         Some(control.queues.get(usize::from(queue))?.started?.addresses)
     }
 
-    /// Lends a queue that was just started to the back end for all queues.
+    /// Lends a queue that no thread has had to the back end for all queues, or puts it on its thread.
+    ///
+    /// # Errors
+    /// The thread does not take it.
+    pub(crate) fn lend_or_serve(
+        &self,
+        slot: &mut Queue,
+        queue: u16,
+        host_queue: Box<HostQueue>,
+    ) -> Result<(), String> {
+        if let Some(make) = &self.settings.backend {
+            let backend = make(queue);
+            let name = backend.name();
+            match self.loan(queue) {
+                Ok(loan) => {
+                    self.log_loan(queue, name, self.lend_parked(slot, queue, host_queue, backend, loan));
+                    return Ok(());
+                }
+                Err(error) => self.log_loan(queue, name, Err(error)),
+            }
+        }
+        self.put_on(slot, host_queue)
+    }
+
+    /// Lends a queue that was just resumed to the back end for all queues.
     ///
     /// If that fails, we go on to serve it.
-    pub(crate) fn lend_at_start(&self, control: &mut Control, queue: u16) {
+    pub(crate) fn lend_again(&self, control: &mut Control, queue: u16) {
         let Some(make) = &self.settings.backend else { return };
-        let (device, backend) = (self.events.number, make(queue));
+        let backend = make(queue);
         let name = backend.name();
-        match self.lend(control, queue, backend) {
+        self.log_loan(queue, name, self.lend(control, queue, backend));
+    }
+
+    fn log_loan(&self, queue: u16, name: &str, result: Result<(), LendError>) {
+        let device = self.events.number;
+        match result {
             Ok(()) => tracing::info!(device, queue, "{name} serves the queue"),
             Err(LendError::Refused { source }) if source.kind() == std::io::ErrorKind::NotConnected => {}
             Err(error) => tracing::warn!(device, queue, "{name} does not serve the queue: {error}"),
@@ -137,13 +166,27 @@ impl AttachedDevice {
         queue: u16,
         backend: Box<dyn QueueBackend>,
     ) -> Result<(), LendError> {
-        if self.settings.domain.is_some() {
-            return Err(LendError::Translated);
-        }
         let not_ours = || LendError::NotOurs { queue };
         let slot = control.queues.get_mut(usize::from(queue)).ok_or_else(not_ours)?;
         let Serving::Thread(index) = slot.serving else { return Err(not_ours()) };
         let thread = self.settings.placement.thread(index).ok_or_else(not_ours)?;
+        let loan = self.loan(queue)?;
+        let taken = thread.take_off(self.key(queue)).ok_or_else(not_ours)?;
+        if !taken.at_rest() {
+            if let Err(refused) = thread.put_on(taken) {
+                slot.serving = Serving::Lost;
+                self.or_lost(queue, Err(refused.source.to_string()))?;
+            }
+            return Err(LendError::Busy { queue });
+        }
+        self.lend_parked(slot, queue, taken, backend, loan)
+    }
+
+    /// Guest memory for a back end, and its way to the driver.
+    fn loan(&self, queue: u16) -> Result<(Lent, Relay), LendError> {
+        if self.settings.domain.is_some() {
+            return Err(LendError::Translated);
+        }
         let memory = self.settings.memory.lend()?;
         let broken = {
             let events = Arc::clone(&self.events);
@@ -153,17 +196,20 @@ impl AttachedDevice {
             }
         };
         let relay = Relay::new(queue, Arc::clone(&self.events.interrupts), broken);
-        let relay = relay.map_err(|source| LendError::Refused { source })?;
-        let taken = thread.take_off(self.key(queue)).ok_or_else(not_ours)?;
-        if !taken.at_rest() {
-            if let Err(refused) = thread.put_on(taken) {
-                slot.serving = Serving::Lost;
-                self.or_lost(queue, Err(refused.source.to_string()))?;
-            }
-            return Err(LendError::Busy { queue });
-        }
+        Ok((memory, relay.map_err(|source| LendError::Refused { source })?))
+    }
+
+    /// Parks a queue that no thread has, and starts its back end.
+    fn lend_parked(
+        &self,
+        slot: &mut Queue,
+        queue: u16,
+        host_queue: Box<HostQueue>,
+        backend: Box<dyn QueueBackend>,
+        (memory, relay): (Lent, Relay),
+    ) -> Result<(), LendError> {
         slot.serving = Serving::Lost;
-        match taken.park() {
+        match host_queue.park() {
             Ok(resting) => {
                 self.start_backend(slot, queue, LentQueue { backend, relay, resting, _memory: memory })
             }
@@ -181,6 +227,7 @@ impl AttachedDevice {
         }
         let LentQueue { backend, relay, resting, _memory: memory } = &mut lent;
         let (parked, handler) = resting.parts();
+        let message = self.events.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
         let started = backend.start(&mut Loan {
             queue,
             features,
@@ -190,6 +237,7 @@ impl AttachedDevice {
             memory,
             kick: notifier.notifier(),
             call: relay.call(),
+            message: message.as_ref(),
             error: relay.error(),
         });
         if let Err(source) = started {
@@ -209,7 +257,13 @@ impl AttachedDevice {
         let notifier = slot.notifier.clone().ok_or("it has no notifier")?;
         let resumed = resting.resume(position).map_err(|error| error.to_string())?;
         notifier.release().map_err(|error| error.to_string())?;
-        self.settings.placement.put_on(slot.thread, resumed).map_err(|NotPutOn { queue, source }| {
+        self.put_on(slot, resumed)
+    }
+
+    /// Puts a queue on its thread.
+    pub(crate) fn put_on(&self, slot: &mut Queue, queue: Box<HostQueue>) -> Result<(), String> {
+        self.settings.placement.put_on(slot.thread, queue).map_err(|NotPutOn { queue, source }| {
+            // Its ioeventfd goes with it.
             queue.into_iter().for_each(|queue| queue.abandon());
             source.to_string()
         })?;

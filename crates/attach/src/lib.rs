@@ -51,7 +51,7 @@
 //!
 //! # States of a queue
 //! ```text
-//!   Stopped    --start------------> Thread(n), Inline or Process: the placement decides
+//!   Stopped    --start------------> Thread(n) or Inline: the placement decides; Lent, if there is a back end
 //!   Thread(n)  --move_queue-------> Thread(m)
 //!   Thread(n)  --lend_queue-------> Lent
 //!   Lent       --take_back_queue--> Thread(n)
@@ -97,5 +97,5 @@ pub use features::RingFeatures;
 pub use interrupt::{InterruptFn, MessageFn};
 pub use lending::LendError;
 pub use local_ioeventfds::LocalIoEventFds;
-pub use placement::{Placement, QueueProcess, RemoteQueue, Spread};
+pub use placement::{Placement, Spread};
 pub use status::{KickPath, QueueStatus};

@@ -1,8 +1,6 @@
-//! Where queues are served: I/O threads, exits of kicks, or another process.
+//! Where queues are served: I/O threads, or exits of kicks.
 use crate::lock::lock;
-use paravane_io::{HostQueue, Inline, IoThread, IoThreadFigures, NotPutOn, QueueKey};
-use paravane_notify::Notifier;
-use paravane_spec::queue::QueueAddresses;
+use paravane_io::{HostQueue, Inline, IoThread, IoThreadFigures, NotPutOn};
 use std::collections::BTreeSet;
 use std::io;
 use std::num::NonZeroUsize;
@@ -33,32 +31,6 @@ struct Shared {
 pub(crate) enum Kind {
     Pool { threads: Box<[IoThread]>, spread: Spread },
     Inline(Inline),
-    Process(Arc<dyn QueueProcess>),
-}
-
-/// Another process that serves queues, with its own device for each of ours.
-pub trait QueueProcess: Send + Sync {
-    /// Starts a queue. Kicks signal `kick`; an interrupt is a signal to `call`.
-    ///
-    /// # Errors
-    /// The process refuses the queue or has ended.
-    fn start(&self, queue: &RemoteQueue, kick: &Notifier, call: &Notifier) -> io::Result<()>;
-
-    /// Stops a queue: nothing of it is in flight when this returns.
-    ///
-    /// What was in flight is completed if `complete` is set, else forgotten.
-    fn stop(&self, key: QueueKey, complete: bool);
-}
-
-/// A queue as another process is told of it.
-#[derive(Clone, Copy, Debug)]
-pub struct RemoteQueue {
-    /// Device number and queue index.
-    pub key: QueueKey,
-    /// Negotiated features.
-    pub features: u64,
-    /// Guest-physical addresses of the rings, and the size.
-    pub addresses: QueueAddresses,
 }
 
 impl Placement {
@@ -99,20 +71,12 @@ impl Placement {
         Ok(Self::new(Kind::Inline(Inline::spawn()?)))
     }
 
-    /// Has another process serve queues.
-    ///
-    /// Their interrupts must be messages that are delivered by eventfds.
-    #[must_use]
-    pub fn process(process: Arc<dyn QueueProcess>) -> Self {
-        Self::new(Kind::Process(process))
-    }
-
     /// Number of I/O threads; 0 if this is no pool.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         match &self.0.kind {
             Kind::Pool { threads, .. } => threads.len(),
-            Kind::Inline(_) | Kind::Process(_) => 0,
+            Kind::Inline(_) => 0,
         }
     }
 
@@ -121,7 +85,7 @@ impl Placement {
     pub fn thread(&self, index: usize) -> Option<&IoThread> {
         match &self.0.kind {
             Kind::Pool { threads, .. } => threads.get(index),
-            Kind::Inline(_) | Kind::Process(_) => None,
+            Kind::Inline(_) => None,
         }
     }
 
@@ -149,7 +113,7 @@ impl Placement {
                 let queue = if *spread == Spread::Queues { usize::from(queue) } else { 0 };
                 (number + queue) % threads.len()
             }
-            Kind::Inline(_) | Kind::Process(_) => 0,
+            Kind::Inline(_) => 0,
         }
     }
 
@@ -179,7 +143,6 @@ impl std::fmt::Debug for Placement {
         f.write_str(match &self.0.kind {
             Kind::Pool { .. } => "Placement::Pool",
             Kind::Inline(_) => "Placement::Inline",
-            Kind::Process(_) => "Placement::Process",
         })
     }
 }

@@ -18,8 +18,6 @@ pub(crate) enum Serving {
     Thread(usize),
     /// The exits of its kicks.
     Inline,
-    /// Another process.
-    Process,
     /// A back end that it is lent to.
     Lent(Box<LentQueue>),
     /// Nobody, while the device is suspended.

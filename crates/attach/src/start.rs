@@ -2,11 +2,11 @@
 use crate::AttachedDevice;
 use crate::device::{Control, NO_WINDOW, Settings};
 use crate::lock::lock;
-use crate::placement::{Kind, RemoteQueue};
+use crate::placement::Kind;
 use crate::queue::{Serving, Started};
 use crate::status::KickPath;
 use paravane_dma::Domain;
-use paravane_io::{NotPutOn, QueueStart};
+use paravane_io::QueueStart;
 use paravane_notify::{HostNotifier, NoIoEventFds, NotifyError};
 use paravane_transport::NotifyAddress;
 use std::sync::Arc;
@@ -14,12 +14,9 @@ use std::sync::atomic::Ordering;
 
 impl AttachedDevice {
     pub(crate) fn start_queue(&self, control: &mut Control, queue: u16, started: Started) {
-        match self.try_start_queue(control, queue, started) {
-            Ok(()) => self.lend_at_start(control, queue),
-            Err(reason) => {
-                tracing::warn!(device = self.events.number, queue, "queue not started: {reason}");
-                self.events.fault(reason);
-            }
+        if let Err(reason) = self.try_start_queue(control, queue, started) {
+            tracing::warn!(device = self.events.number, queue, "queue not started: {reason}");
+            self.events.fault(reason);
         }
     }
 
@@ -33,50 +30,27 @@ impl AttachedDevice {
         if slot.is_live() {
             return Err("it is running already".into());
         }
-        slot.serving = match self.settings.placement.kind() {
-            Kind::Process(process) => {
-                let call = self.events.interrupts.msi().and_then(|table| table.queue_eventfd(queue));
-                let call = call.ok_or("its interrupts have no eventfd for another process")?;
-                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
-                let kicks_by = self.kick_path(queue, wanted.then(|| notifier.assign()));
-                let remote = RemoteQueue {
-                    key: self.key(queue),
-                    features: started.features,
-                    addresses: started.addresses,
-                };
-                process.start(&remote, notifier.notifier(), &call).map_err(|error| error.to_string())?;
-                slot.set_notifier(Some(Arc::new(notifier)));
-                slot.kicks_by = kicks_by;
-                Serving::Process
-            }
-            kind => {
-                let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
-                let notifier = Arc::new(notifier);
-                let mut host_queue = self
-                    .begin(queue, started)
-                    .counted_by(Arc::clone(&slot.work))
-                    .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
-                    .map_err(|error| error.to_string())?;
-                slot.set_notifier(Some(notifier));
-                slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
-                if let Kind::Inline(inline) = kind {
-                    inline.put_on(host_queue).map_err(|error| error.to_string())?;
-                    Serving::Inline
-                } else {
-                    slot.thread = self.settings.placement.first(self.events.number, queue);
-                    if let Err(NotPutOn { queue, source }) =
-                        self.settings.placement.put_on(slot.thread, host_queue)
-                    {
-                        // Its ioeventfd goes with it.
-                        queue.into_iter().for_each(|queue| queue.abandon());
-                        return Err(source.to_string());
-                    }
-                    Serving::Thread(slot.thread)
-                }
-            }
-        };
+        let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
+        let notifier = Arc::new(notifier);
+        let mut host_queue = self
+            .begin(queue, started)
+            .counted_by(Arc::clone(&slot.work))
+            .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
+            .map_err(|error| error.to_string())?;
+        slot.set_notifier(Some(notifier));
+        slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
         slot.started = Some(started);
-        Ok(())
+        match self.settings.placement.kind() {
+            Kind::Inline(inline) => {
+                inline.put_on(host_queue).map_err(|error| error.to_string())?;
+                slot.serving = Serving::Inline;
+                Ok(())
+            }
+            Kind::Pool { .. } => {
+                slot.thread = self.settings.placement.first(self.events.number, queue);
+                self.lend_or_serve(slot, queue, host_queue)
+            }
+        }
     }
 
     /// A queue with its view of guest memory.
@@ -123,16 +97,8 @@ impl AttachedDevice {
             Serving::Thread(index) => placement.thread(index).and_then(|thread| thread.take_off(key)),
             Serving::Inline => match placement.kind() {
                 Kind::Inline(inline) => inline.take_off(key),
-                Kind::Pool { .. } | Kind::Process(_) => None,
+                Kind::Pool { .. } => None,
             },
-            Serving::Process => {
-                // Its ioeventfd first, as everywhere.
-                slot.set_notifier(None);
-                if let Kind::Process(process) = placement.kind() {
-                    process.stop(key, complete);
-                }
-                None
-            }
             Serving::Lent(lent) => {
                 lent.stop();
                 None

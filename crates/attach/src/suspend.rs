@@ -12,7 +12,7 @@ use crate::device::Control;
 use crate::lock::lock;
 use crate::placement::Kind;
 use crate::queue::Serving;
-use paravane_io::{HostQueue, NotPutOn, RestingQueue};
+use paravane_io::{HostQueue, RestingQueue};
 
 impl AttachedDevice {
     /// Carries out a suspension.
@@ -61,7 +61,6 @@ impl AttachedDevice {
                 placement.thread(*index).and_then(|thread| thread.take_off(self.key(queue)))
             }
             (Serving::Inline, Kind::Inline(inline)) => inline.take_off(self.key(queue)),
-            (Serving::Process, _) => return Err("another process serves it".into()),
             _ => return Ok(()),
         };
         slot.serving = Serving::Lost;
@@ -88,12 +87,8 @@ impl AttachedDevice {
             slot.serving = Serving::Inline;
             return Ok(());
         }
-        placement.put_on(slot.thread, resumed).map_err(|NotPutOn { queue, source }| {
-            queue.into_iter().for_each(|queue| queue.abandon());
-            source.to_string()
-        })?;
-        slot.serving = Serving::Thread(slot.thread);
-        self.lend_at_start(control, queue);
+        self.put_on(slot, resumed)?;
+        self.lend_again(control, queue);
         Ok(())
     }
 }

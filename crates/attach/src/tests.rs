@@ -307,6 +307,37 @@ fn a_queue_that_its_back_end_refuses_stays_ours() {
     assert!(!rig.needs_reset());
 }
 
+/// A back end that takes queues and does nothing.
+struct Idle;
+
+impl QueueBackend for Idle {
+    fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
+        match loan.parked.state().vring_base() {
+            0 => Ok(()),
+            other => Err(io::Error::other(format!("position {other}"))),
+        }
+    }
+
+    fn stop(&mut self) -> io::Result<u32> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn a_queue_that_is_lent_at_its_start_was_not_served_before() {
+    for _ in 0..50 {
+        let fds = Arc::new(LocalIoEventFds::default());
+        let mut rig = Rig::with(&memory(), fds, |builder| builder.lend_to(|_| Box::new(Idle)));
+        rig.set_up(DESC as u32);
+        rig.offer();
+        rig.driver_ok();
+        assert_eq!(rig.used(), 0);
+        rig.device.take_back_queue(0).unwrap();
+        rig.wait_for("a used buffer", |rig| rig.used() == 1);
+        assert!(!rig.needs_reset());
+    }
+}
+
 const RUNNING: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK;
 const SUSPENDED: u32 = ACKNOWLEDGE | DRIVER | FEATURES_OK | SUSPEND;
 

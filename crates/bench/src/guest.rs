@@ -5,7 +5,7 @@ use paravane_vmm::{
     AccelChoice, DiskConfig, Job, KickFigures, NetConfig, Outcome, PhaseFigures, Report, RunConfig,
 };
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -31,6 +31,11 @@ impl Image {
         let file = File::from(fd);
         file.set_len(bytes).map_err(failed)?;
         Ok(Self { file, bytes })
+    }
+
+    /// The image itself.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     /// A machine with this image as its disk.

@@ -10,9 +10,8 @@
 //! asserts nothing about its figures. The cargo feature `peers` (on by default) adds published
 //! crates as subjects; without it, only Paravane is measured.
 //!
-//! A program that calls [`run`] must call [`child_main`] and `paravane_vmm::helper_main` at the
-//! start of its `main`: both benchmarks and the machines that they run start the program again as a
-//! child.
+//! A program that calls [`run`] must call [`child_main`] at the start of its `main`: benchmarks start
+//! the program again as a child.
 mod barrier;
 #[cfg(feature = "peers")]
 mod blk;

@@ -31,6 +31,7 @@ use sample::sample;
 
 mod case;
 mod injection;
+pub(crate) mod process;
 mod sample;
 
 /// The name of this benchmark.

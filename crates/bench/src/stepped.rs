@@ -1,6 +1,7 @@
 //! The child process of the instruction count by single steps.
 use crate::instructions::failed;
 use crate::instructions::single_step::{STEP_ENV, per_chain};
+use crate::notify::process;
 use crate::ring::{Case, QUEUE_SIZE};
 use crate::subject::Subject;
 use crate::{BenchError, barrier, dma, latencies, poll, ring};
@@ -28,15 +29,15 @@ pub fn single_step(case: &str, subject: &str) -> Result<f64, BenchError> {
     per_chain(case, batch, subject).map_err(failed)
 }
 
-/// Runs as a child of the instruction count, and returns its exit code.
+/// Runs as a child of a measurement, and returns its exit code.
 ///
-/// Call it at the start of `main`, and end with the code that it returns. Without a hardware
-/// counter, [`crate::run`] starts the program again as a child and steps through its work. An
-/// environment variable marks that child. In every other process this function returns `None` at
-/// once.
+/// Call it at the start of `main`, and end with the code that it returns. [`crate::run`] starts the
+/// program again as a child: without a hardware counter, it steps through the child's work; of
+/// `notify`, a child serves queues. An environment variable or the first argument marks the child.
+/// In every other process this function returns `None` at once.
 #[must_use]
 pub fn child_main() -> Option<ExitCode> {
-    let job = std::env::var(STEP_ENV).ok()?;
+    let Ok(job) = std::env::var(STEP_ENV) else { return process::child_main() };
     Some(match work(&job) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {

@@ -42,10 +42,6 @@ use std::time::Instant;
 fn main() -> ExitCode {
     #[cfg(feature = "run")]
     let started = Instant::now();
-    #[cfg(feature = "run")]
-    if let Some(code) = paravane_vmm::helper_main() {
-        return code;
-    }
     let words = conventions::expand(std::env::args_os());
     if let Some(kind) = conventions::asked(&words) {
         return match conventions::print_capabilities(kind) {

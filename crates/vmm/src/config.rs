@@ -3,9 +3,11 @@ mod check;
 
 pub(crate) use check::{check, check_jobs, refuse};
 
+use crate::machine::server::QueueServer;
 use paravane_attach::RingFeatures;
 use paravane_device::blk::EngineChoice;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Accelerator.
@@ -186,11 +188,6 @@ pub enum ServingMode {
     ///
     /// Works without ioeventfds only.
     Vcpu,
-    /// A helper process, for comparison.
-    ///
-    /// It is this program, started once more ([`crate::helper_main`]). It needs KVM, a transport
-    /// with messages, and [`MsiDelivery::Irqfd`].
-    Process,
 }
 
 /// One network card.
@@ -297,6 +294,8 @@ pub struct RunConfig {
     pub longest_poll: Duration,
     /// What serves queues.
     pub serving_mode: ServingMode,
+    /// Takes the queues from the I/O threads, for comparisons.
+    pub server: Option<Arc<dyn QueueServer>>,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
     /// CPU for the guest; `None`: any.
@@ -352,6 +351,7 @@ impl Default for RunConfig {
             rebalance: false,
             longest_poll: Duration::ZERO,
             serving_mode: ServingMode::IoThreads,
+            server: None,
             time_kicks: false,
             vcpu_cpu: None,
             entropy: 4096,

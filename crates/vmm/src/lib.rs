@@ -4,12 +4,11 @@
 //! config ---> run (open, watch, judge, report): the built-in guest ---.
 //!       '---> linux: a Linux guest -----------------------------------+--> machine: memory, bus, devices, vCPU
 //! arch: what one architecture needs
-//! helper: a process that serves queues     doctor, injection: measurements of the host
+//! doctor, injection: measurements of the host
 //! ```
 mod arch;
 mod config;
 mod error;
-mod helper;
 mod linux;
 mod lock;
 mod machine;
@@ -25,9 +24,9 @@ pub use config::{
     Network, RingLayout, RunConfig, ServingMode, TransportChoice,
 };
 pub use error::RunError;
-pub use helper::helper_main;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};
 pub use machine::console::Power;
+pub use machine::server::{QueueServer, ServerFigures};
 pub use paravane_attach::KickPath;
 pub use paravane_device::blk::EngineChoice;
 pub use paravane_io::IoThreadFigures;

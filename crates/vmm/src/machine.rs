@@ -1,7 +1,7 @@
 //! The machine: memory, bus, devices with threads, and a vCPU or a host thread.
 //!
 //! ```text
-//! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads, helper process)
+//! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads)
 //!                           |      '---> console, PCI root, a Linux guest's system devices
 //!                           '----------> Accelerator (KVM, or a host thread): interrupts, ioeventfds, runs the guest
 //! ```
@@ -27,13 +27,13 @@ pub(crate) mod nets;
 #[cfg(test)]
 mod pci_tests;
 mod rebalance;
+pub(crate) mod server;
 pub(crate) mod thread;
 mod vhost_net;
 
 use crate::arch::SystemDevices;
 use crate::config::{RunConfig, ServingMode, TransportChoice};
 use crate::error::RunError;
-use crate::helper::Helper;
 use crate::lock::lock;
 use accel::Accelerator;
 use attach::attach;
@@ -99,10 +99,9 @@ impl Machine {
         counters: &Arc<RunCounters>,
         accelerator: &dyn Accelerator,
         devices: Vec<NamedDevice>,
-        helper: Option<Arc<Helper>>,
         system: Option<SystemDevices>,
     ) -> Result<Self, RunError> {
-        let placement = placement(config, devices.len(), helper.as_ref())
+        let placement = placement(config, devices.len())
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
         let fds = match config.max_ioeventfds {
             None => accelerator.ioeventfds(),
@@ -128,11 +127,14 @@ impl Machine {
             if vhost {
                 builder = builder.lend_to(|_| Box::new(VhostNet::default()) as Box<dyn QueueBackend>);
             }
+            if let Some(server) = config.server.clone() {
+                builder = builder.lend_to(move |queue| server.backend(number as usize, queue));
+            }
             attached.push(attach(builder, config.transport, accelerator, number)?);
         }
         let console = Console::new(memory, Arc::clone(counters));
         let root = (config.transport == TransportChoice::Pci).then(Root::new);
-        let bus = Bus::new(attached, root, console).with_helper(helper);
+        let bus = Bus::new(attached, root, console).with_server(config.server.clone());
         let bus = match system {
             Some(system) => bus.with_system(system),
             None => bus,
@@ -179,10 +181,7 @@ impl Machine {
 }
 
 /// Where the queues of `devices` devices are served.
-fn placement(config: &RunConfig, devices: usize, helper: Option<&Arc<Helper>>) -> io::Result<Placement> {
-    if let Some(helper) = helper {
-        return Ok(Placement::process(Arc::<Helper>::clone(helper)));
-    }
+fn placement(config: &RunConfig, devices: usize) -> io::Result<Placement> {
     if config.serving_mode == ServingMode::Vcpu {
         return Placement::inline();
     }

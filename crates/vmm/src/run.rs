@@ -46,8 +46,7 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     tracing::debug!(accel, "accelerator: {accel_reason}");
 
     let counters = Arc::new(RunCounters::default());
-    let helper = open::helper(config, &region, &disks)?;
-    let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, helper.clone(), None)?;
+    let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, None)?;
     put_boot_info(&memory, &plan::boot_info(config, &work, accelerator.clock_khz()))?;
 
     let area = ReportArea::new(&memory, disks.iter().map(|disk| disk.number));
@@ -80,7 +79,6 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         accel_reason,
         region: &region,
         machine: &machine,
-        helper: helper.as_deref(),
         disks: &disks,
         rng,
         cards: &cards,

@@ -1,5 +1,6 @@
 //! One sample: a run of the microVM, and the figures of its measured phase.
 use super::case::{Case, SampleSize, Subject};
+use super::process::Process;
 use crate::figures::{Figure, by};
 use crate::guest::{self, Image, Sample};
 use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
@@ -19,7 +20,7 @@ pub(super) fn sample(
     cpu: Option<usize>,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
-    let config = RunConfig {
+    let mut config = RunConfig {
         accel,
         transport: TransportChoice::MmioMsi,
         // Another process can interrupt the guest only by a file descriptor.
@@ -27,14 +28,21 @@ pub(super) fn sample(
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
         serving_mode: match subject {
             Subject::Inline => ServingMode::Vcpu,
-            Subject::Exit | Subject::IoEventFd => ServingMode::IoThreads,
-            Subject::Process => ServingMode::Process,
+            Subject::Exit | Subject::IoEventFd | Subject::Process => ServingMode::IoThreads,
         },
         time_kicks: true,
         vcpu_cpu: cpu,
         ..case.machine(size, image)
     };
-    Ok(figures(case, &guest::run(config)?, real_time))
+    if subject != Subject::Process {
+        return Ok(figures(case, &guest::run(config)?, real_time));
+    }
+    let refused = |error| format!("cannot start a process that serves queues: {error}");
+    let process = Process::spawn(&config, image.fd()).map_err(refused)?;
+    config.server = Some(process.clone());
+    let sample = guest::run(config)?;
+    process.check()?;
+    Ok(figures(case, &sample, real_time))
 }
 
 fn figures(case: Case, sample: &Sample, real_time: bool) -> Vec<(Figure, f64)> {

@@ -1,7 +1,5 @@
 //! Checks of a configuration that need no open file.
-use super::{
-    DirtyLogging, DiskConfig, Job, MsiDelivery, NetConfig, Network, RunConfig, ServingMode, TransportChoice,
-};
+use super::{DiskConfig, Job, NetConfig, Network, RunConfig};
 use crate::error::RunError;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{FIRST_GSI, IRQ_COUNT, MAX_DEVICES};
@@ -81,9 +79,6 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         let (asked, most) = (config.longest_poll.as_micros(), LONGEST_POLL.as_micros());
         return refuse(format!("polls of {asked} µs: must be at most {most} µs"));
     }
-    if config.serving_mode == ServingMode::Process {
-        check_process(config)?;
-    }
     if config.hang_timeout.is_zero() {
         return refuse("hang timeout of 0: would end every run at once");
     }
@@ -97,24 +92,6 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), RunError> {
         ));
     }
     config.nets.iter().try_for_each(check_net)
-}
-
-/// A helper process sees guest-physical memory, and interrupts by descriptors.
-fn check_process(config: &RunConfig) -> Result<(), RunError> {
-    if config.transport == TransportChoice::Mmio || config.msi_delivery != MsiDelivery::Irqfd {
-        return refuse("a helper process needs the transport mmio-msi or pci, and MSI delivery by irqfd");
-    }
-    if config.iommu || config.dirty_log != DirtyLogging::Off || config.hugepages || config.entropy > 0 {
-        return refuse(
-            "a helper process cannot be combined with IOMMU, dirty log, huge pages or entropy device",
-        );
-    }
-    if config.nets.iter().any(|net| !net.network.for_the_builtin_guest()) {
-        return refuse(
-            "a helper process cannot have TAP devices or links; use echo, echo peer, sink or source",
-        );
-    }
-    Ok(())
 }
 
 /// Checks that the built-in guest has a job for each card.

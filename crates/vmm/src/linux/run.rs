@@ -112,7 +112,7 @@ impl Life {
             .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
         let attached = attached(machine_config.transport, devices.len());
         let system = SystemDevices::new(kvm.sink(CONSOLE_GSI)?, Box::new(screen));
-        let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, None, Some(system))?;
+        let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, Some(system))?;
         let boot = Boot { initrd: config.initrd.as_deref(), cmdline: &config.cmdline, devices: &attached };
         linux::start(kernel, &boot, &memory, kvm.parts())?;
         Ok(Self { machine, kvm })

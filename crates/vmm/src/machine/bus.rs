@@ -1,9 +1,9 @@
 //! The bus: guest-physical addresses that are not RAM.
 use crate::arch::SystemDevices;
-use crate::helper::Helper;
 use crate::machine::console::{Console, GuestEnd};
 use crate::machine::footprint;
 use crate::machine::measured::MeasuredPhase;
+use crate::machine::server::QueueServer;
 use crate::report::PhaseFigures;
 use paravane_attach::AttachedDevice;
 use paravane_spec::builtin::{CONTROL_BASE, PCI_ECAM, control};
@@ -24,19 +24,19 @@ pub(crate) struct Bus {
     /// Console and power controls of a Linux guest, which has no control page.
     system: Option<SystemDevices>,
     measured: MeasuredPhase,
-    /// The process that serves the queues, if another one does.
-    helper: Option<Arc<Helper>>,
+    /// Who serves the queues in place of I/O threads.
+    server: Option<Arc<dyn QueueServer>>,
 }
 
 impl Bus {
     /// A bus with these devices, each in its window.
     pub(crate) fn new(devices: Vec<AttachedDevice>, root: Option<Root>, console: Console) -> Self {
-        Self { devices, root, console, system: None, measured: MeasuredPhase::default(), helper: None }
+        Self { devices, root, console, system: None, measured: MeasuredPhase::default(), server: None }
     }
 
-    /// The same, with queues that another process serves.
-    pub(crate) fn with_helper(self, helper: Option<Arc<Helper>>) -> Self {
-        Self { helper, ..self }
+    /// The same, with queues that `server` serves.
+    pub(crate) fn with_server(self, server: Option<Arc<dyn QueueServer>>) -> Self {
+        Self { server, ..self }
     }
 
     /// The same for a Linux guest.
@@ -106,14 +106,14 @@ impl Bus {
     /// The counters now.
     fn counters(&self) -> PhaseFigures {
         let counters = self.console.counters();
-        let helper = self.helper.as_ref().map(|helper| helper.figures()).unwrap_or_default();
+        let server = self.server.as_ref().map(|server| server.figures()).unwrap_or_default();
         PhaseFigures {
             exits: counters.exits_by_kind(),
-            kicks: counters.kicks() + helper.kicks,
-            interrupts: self.devices.iter().map(AttachedDevice::interrupts).sum::<u64>() + helper.interrupts,
+            kicks: counters.kicks() + server.kicks,
+            interrupts: self.devices.iter().map(AttachedDevice::interrupts).sum::<u64>() + server.interrupts,
             // The guest's own count comes with its report.
             taken: 0,
-            cpu_s: footprint::cpu_seconds() + helper.cpu_s,
+            cpu_s: footprint::cpu_seconds() + server.cpu_s,
         }
     }
 

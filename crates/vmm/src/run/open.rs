@@ -1,14 +1,11 @@
 //! Opens and locks what a run works on, and makes its devices.
 use super::plan::{self, DiskPlan};
-use crate::config::{NetConfig, RunConfig, ServingMode, check, check_jobs};
+use crate::config::{NetConfig, RunConfig, check, check_jobs};
 use crate::error::RunError;
-use crate::helper::Helper;
 use crate::machine::devices::{self, NamedDevice};
 use paravane_device::net::Counters;
-use paravane_dma::Region;
 use paravane_spec::builtin::{DeviceEntry, job};
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -77,22 +74,4 @@ pub(super) fn open(config: &RunConfig) -> Result<Opened, RunError> {
     }
     plan::check_memory(config, &opened.disks.iter().map(|disk| disk.plan).collect::<Vec<_>>())?;
     Ok(opened)
-}
-
-/// Starts the helper process, if one is to serve the queues.
-///
-/// # Errors
-/// The host refuses.
-pub(super) fn helper(
-    config: &RunConfig,
-    region: &Arc<Region>,
-    disks: &[Disk],
-) -> Result<Option<Arc<Helper>>, RunError> {
-    match config.serving_mode {
-        ServingMode::Process => {
-            let images: Vec<BorrowedFd<'_>> = disks.iter().map(|disk| disk.image.as_fd()).collect();
-            Ok(Some(Arc::new(Helper::spawn(config, region, &images)?)))
-        }
-        ServingMode::IoThreads | ServingMode::Vcpu => Ok(None),
-    }
 }

@@ -5,7 +5,6 @@ use super::open::{Card, Disk};
 use super::report_area::ReportArea;
 use super::watch::Verdict;
 use crate::config::{RingLayout, RunConfig};
-use crate::helper::Helper;
 use crate::machine::counters::RunCounters;
 use crate::machine::{Machine, footprint};
 use crate::report::{DirtyFigures, Outcome, PhaseFigures, QueueResult, Report};
@@ -25,7 +24,6 @@ pub(super) struct Over<'a> {
     pub(super) accel_reason: String,
     pub(super) region: &'a Region,
     pub(super) machine: &'a Machine,
-    pub(super) helper: Option<&'a Helper>,
     pub(super) disks: &'a [Disk],
     /// Number of the entropy device.
     pub(super) rng: Option<usize>,
@@ -47,8 +45,8 @@ impl Over<'_> {
         let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, self.disks);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
         let nets = self.cards.iter().map(|card| {
-            let totals = match self.helper {
-                Some(helper) => helper.totals(card.number),
+            let totals = match &config.server {
+                Some(server) => server.totals(card.number),
                 None => card.counters.totals(),
             };
             judge.net(card, &totals, finished)

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    if let Some(code) = paravane_bench::child_main().or_else(paravane_vmm::helper_main) {
+    if let Some(code) = paravane_bench::child_main() {
         return code;
     }
     let (log, bench) = match parse(std::env::args_os()) {

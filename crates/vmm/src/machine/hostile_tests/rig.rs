@@ -150,7 +150,7 @@ impl Host {
         };
         let devices = (0..2).map(device).collect();
         let played = Played(Arc::clone(&fds));
-        let machine = Machine::new(&config, &memory, &counters, &played, devices, None, None).unwrap();
+        let machine = Machine::new(&config, &memory, &counters, &played, devices, None).unwrap();
         let addresses = Addresses { bus: Arc::clone(&machine.bus), fds };
         Self { machine, addresses, counters, transport, region }
     }

@@ -1,15 +1,15 @@
-//! The helper process.
+//! The process that serves queues.
 use super::message::{self, Answer, Request, kind};
-use super::{FIRST_ARGUMENT, net_of};
-use crate::machine::footprint;
-use crate::machine::nets;
+use super::{DISK, FIRST_ARGUMENT, net_of};
+use nix::time::{ClockId, clock_gettime};
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::net::Counters;
-use paravane_device::{Device, ServeError};
+use paravane_device::net::{BackEnd, Counters, Generator, LinkEnd, Net, NetConfig as CardConfig};
+use paravane_device::{Device, ServeError, State};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_io::{IoThread, QueueEvents, QueueKey, QueueStart};
 use paravane_notify::{HostNotifier, Notifier};
 use paravane_spec::queue::QueueAddresses;
+use paravane_vmm::{NetConfig, Network};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,11 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Serves queues until the parent ends; `None`: this is no helper process.
-///
-/// Call it first thing in `main`.
-#[must_use]
-pub fn helper_main() -> Option<ExitCode> {
+/// Serves queues until the parent ends; `None`: this is not such a process.
+pub(crate) fn child_main() -> Option<ExitCode> {
     // Those of other processes may be no text.
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != FIRST_ARGUMENT {
@@ -41,7 +38,7 @@ pub fn helper_main() -> Option<ExitCode> {
 
 /// Writes a line to stderr, which may be closed.
 fn complain(what: &dyn std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "helper process: {what}");
+    let _ = writeln!(io::stderr(), "the process that serves queues: {what}");
 }
 
 /// A device, and the counters of a card.
@@ -75,10 +72,13 @@ impl QueueEvents for ParentEvents {
     }
 }
 
-/// The devices, and the thread that serves their queues.
+/// The device, and the thread that serves its queues.
 struct Server {
-    memory: Memory,
-    devices: Vec<CountedDevice>,
+    ram: u64,
+    memory: Option<Memory>,
+    device: Box<dyn Device>,
+    /// Of a network card.
+    frames: Option<Arc<Counters>>,
     thread: IoThread,
     counts: Arc<Counts>,
     /// The kick eventfd of the next queue.
@@ -87,14 +87,13 @@ struct Server {
 
 fn serve(arguments: &[String]) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let (size, devices) = arguments.split_first().ok_or_else(|| odd("arguments are missing"))?;
-    let size = size.parse().map_err(|_| odd("the first argument is not a size"))?;
-    let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
-    let region = Region::open(config, descriptor(&socket, kind::MEMORY)?.into()).map_err(io::Error::other)?;
-    let devices = devices.iter().map(|argument| device(argument, &socket)).collect::<io::Result<_>>()?;
+    let [ram, device] = arguments else { return Err(odd("arguments are missing")) };
+    let (device, frames) = make_device(device, descriptor(&socket, kind::IMAGE)?)?;
     let mut server = Server {
-        memory: Memory::new(vec![region]).map_err(io::Error::other)?,
-        devices,
+        ram: ram.parse().map_err(|_| odd("the first argument is not a size"))?,
+        memory: None,
+        device,
+        frames,
         thread: IoThread::spawn("io0".into(), Duration::ZERO)?,
         counts: Arc::default(),
         kick: None,
@@ -117,21 +116,41 @@ fn descriptor(socket: &UnixStream, kind: u32) -> io::Result<File> {
     file.filter(|_| request.kind == kind).ok_or_else(|| odd("a message is out of order"))
 }
 
-fn device(argument: &str, socket: &UnixStream) -> io::Result<CountedDevice> {
-    if let Some(read_only) = argument.strip_prefix("disk,") {
-        let image = descriptor(socket, kind::IMAGE)?;
-        let config = BlkConfig { read_only: read_only == "1", ..BlkConfig::new("image") };
+fn make_device(argument: &str, image: File) -> io::Result<CountedDevice> {
+    if argument == DISK {
+        // The parent's disk has the lock.
+        let config = BlkConfig { lock: false, ..BlkConfig::new("image") };
         return Ok((Box::new(Blk::of(image, config).map_err(io::Error::other)?), None));
     }
     let net = net_of(argument).ok_or_else(|| odd("an argument does not name a device"))?;
-    let mut cards = nets::cards(&[net]).map_err(io::Error::other)?;
-    let card = cards.pop().ok_or_else(|| odd("an argument does not name a device"))?;
-    Ok((card.device, Some(card.counters)))
+    let reply = net.reply() as usize;
+    match net.network {
+        Network::EchoPeer => card(&net, LinkEnd::to_echo_peer(net.queues, reply)?),
+        Network::Source => card(&net, Generator::new(net.queues, net.frames, reply)?),
+        _ => card(&net, Generator::new(net.queues, 0, reply)?),
+    }
+}
+
+fn card<B: BackEnd>(net: &NetConfig, back_end: B) -> io::Result<CountedDevice> {
+    let mtu = u16::try_from(net.size.max(net.reply())).unwrap_or(u16::MAX).max(1500);
+    let config = CardConfig { mtu: Some(mtu), ..CardConfig::new(net.mac) };
+    let card = Net::new(config, back_end).map_err(io::Error::other)?;
+    let frames = card.counters();
+    Ok((Box::new(card), Some(frames)))
 }
 
 impl Server {
     fn obey(&mut self, socket: &UnixStream, request: &Request, file: Option<File>) -> io::Result<()> {
         let answer = match request.kind {
+            kind::MEMORY => {
+                let config = RegionConfig { gpa: 0, size: self.ram, backing: Backing::Pages, writable: true };
+                let file = file.ok_or_else(|| odd("guest memory is missing"))?;
+                if self.memory.is_none() {
+                    let region = Region::open(config, file.into()).map_err(io::Error::other)?;
+                    self.memory = Some(Memory::new(vec![region]).map_err(io::Error::other)?);
+                }
+                return Ok(());
+            }
             kind::KICK => {
                 self.kick = file.map(|file| OwnedFd::from(file).into());
                 return Ok(());
@@ -147,24 +166,24 @@ impl Server {
                 Answer { refused: started.is_err().into(), ..Answer::default() }
             }
             kind::STOP => {
-                let queue = request.queue as u16;
-                let key = QueueKey { device: request.device as usize, queue };
-                let taken = self.thread.take_off(key);
-                if let Some(stopping) = taken {
-                    stopping.stop(request.complete != 0);
+                let taken = self.thread.take_off(key(request));
+                match taken.map(|queue| queue.leave()) {
+                    Some(Ok((position, _))) => {
+                        Answer { base: position.vring_base().into(), ..Answer::default() }
+                    }
+                    // The queue has failed, and said so.
+                    Some(Err(_)) | None => Answer { refused: 1, ..Answer::default() },
                 }
-                Answer::default()
             }
-            kind::FIGURES => self.figures(request.device as usize),
+            kind::FIGURES => self.figures(),
             _ => return Err(odd("unknown request")),
         };
         message::send(socket, &answer, None)
     }
 
     fn start(&mut self, request: &Request, call: Notifier) -> io::Result<()> {
-        let key = QueueKey { device: request.device as usize, queue: request.queue as u16 };
         let kick = self.kick.take().ok_or_else(|| odd("the kick eventfd is missing"))?;
-        let (device, _) = self.devices.get_mut(key.device).ok_or_else(|| odd("there is no such device"))?;
+        let memory = self.memory.as_ref().ok_or_else(|| odd("guest memory is missing"))?;
         let addresses = QueueAddresses {
             size: request.size as u16,
             desc: request.desc,
@@ -173,22 +192,27 @@ impl Server {
         };
         let events = Arc::new(ParentEvents { call, counts: Arc::clone(&self.counts) });
         let kicks = Arc::new(HostNotifier::of(kick)).into();
-        let start = QueueStart::new(key, addresses, request.features, self.memory.handle());
-        let queue = start.build(&mut **device, kicks, events).map_err(io::Error::other)?;
+        let position = State::from_vring_base(request.base, request.features).map_err(io::Error::other)?;
+        let start = QueueStart::new(key(request), addresses, request.features, memory.handle());
+        let queue = start.at(position).build(&mut *self.device, kicks, events).map_err(io::Error::other)?;
         self.thread.put_on(queue).map_err(|refused| refused.source)
     }
 
-    /// Counters, with those of card `device` if it is one.
-    fn figures(&self, device: usize) -> Answer {
-        let card = self.devices.get(device).and_then(|(_, counters)| counters.as_ref());
-        let totals = card.map(|counters| counters.totals()).unwrap_or_default();
+    /// Counters, with the frames of a card.
+    fn figures(&self) -> Answer {
+        let totals = self.frames.as_ref().map(|frames| frames.totals()).unwrap_or_default();
+        let cpu = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
         Answer {
-            refused: 0,
             kicks: self.counts.kicks.load(Ordering::Relaxed),
             interrupts: self.counts.interrupts.load(Ordering::Relaxed),
-            cpu_ns: (footprint::cpu_seconds() * 1e9) as u64,
+            cpu_ns: cpu.as_nanos() as u64,
             transmitted: totals.transmitted,
             received: totals.received,
+            ..Answer::default()
         }
     }
+}
+
+fn key(request: &Request) -> QueueKey {
+    QueueKey { device: 0, queue: request.queue as u16 }
 }

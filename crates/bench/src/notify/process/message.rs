@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Kinds of requests. All but the first three are answered.
+/// Kinds of requests. All with a descriptor but [`START`](kind::START) have no answer.
 pub(super) mod kind {
     /// Guest memory, as a descriptor.
     pub(crate) const MEMORY: u32 = 1;
-    /// The next disk's image, as a descriptor.
+    /// The disk's image, as a descriptor; also of a network card.
     pub(crate) const IMAGE: u32 = 2;
     /// The eventfd for the kicks of the queue that is started next.
     pub(crate) const KICK: u32 = 3;
@@ -28,12 +28,10 @@ pub(super) mod kind {
 pub(super) struct Request {
     /// One of [`kind`].
     pub(super) kind: u32,
-    pub(super) device: u32,
     pub(super) queue: u32,
     pub(super) size: u32,
-    /// Whether what is in flight is completed.
-    pub(super) complete: u32,
-    pub(super) reserved: u32,
+    /// Position to begin at, as SET_VRING_BASE has it.
+    pub(super) base: u32,
     pub(super) desc: u64,
     pub(super) driver: u64,
     pub(super) device_area: u64,
@@ -57,6 +55,8 @@ pub(super) struct Answer {
     pub(super) cpu_ns: u64,
     pub(super) transmitted: u64,
     pub(super) received: u64,
+    /// Position of a queue that was stopped.
+    pub(super) base: u64,
 }
 
 /// Sends one.
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn messages_come_one_by_one_with_their_descriptors() {
         let (one, other) = UnixStream::pair().unwrap();
-        let request = Request { device: 7, features: u64::MAX, ..Request::of(kind::START) };
+        let request = Request { queue: 7, features: u64::MAX, ..Request::of(kind::START) };
         send(&one, &request, Some(other.as_fd())).unwrap();
         send(&one, &Request::of(kind::STOP), None).unwrap();
         let (got, file): (Request, _) = receive(&other).unwrap();

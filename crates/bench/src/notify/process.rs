@@ -1,0 +1,222 @@
+//! Queues in another process: same device, rings, I/O thread and memory.
+//!
+//! ```text
+//!  this process                                  the other: this program once more, `child_main`
+//!    machine, transport, ioeventfds, irqfds         a device, its queues, an I/O thread
+//!    spawn ----- what the device is (arguments), its image --------------->  makes it
+//!    start ----- guest memory, addresses, kick eventfd, call eventfd ----->  QueueStart, put on its thread
+//!    stop  <---- position -------------------------------------------------  taken off, drained
+//!    figures <-- kicks, interrupts, CPU time, frames ----------------------
+//!    guest's kick ---- ioeventfd ----------------------------------------->  served
+//!    guest's interrupt <---- irqfd ----------------------------------------
+//! ```
+//! Both ends are one program and one user, so they trust each other. A process of another program
+//! would speak vhost-user.
+mod child;
+mod message;
+
+pub(crate) use child::child_main;
+
+use message::{Answer, Request, kind};
+use paravane_attach::{Loan, QueueBackend};
+use paravane_device::net::Totals;
+use paravane_vmm::{NetConfig, Network, QueueServer, RunConfig, ServerFigures};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// First argument of the process.
+const FIRST_ARGUMENT: &str = "serve-queues";
+
+/// The process, as the machine sees it.
+#[derive(Debug)]
+pub(super) struct Process(Arc<End>);
+
+/// Our end. The process ends when this is dropped.
+#[derive(Debug)]
+struct End {
+    socket: Mutex<UnixStream>,
+    child: Mutex<Child>,
+    /// Queues that the machine has asked it to serve, and those that it has served.
+    asked: AtomicUsize,
+    started: AtomicUsize,
+}
+
+impl Process {
+    /// Starts a process with the device of `config`, whose image is `image`.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(super) fn spawn(config: &RunConfig, image: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let device = config.nets.first().map_or_else(|| DISK.to_owned(), net_argument);
+        let child = Command::new(std::env::current_exe()?)
+            .args([FIRST_ARGUMENT, &config.memory.to_string(), &device])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        let (asked, started) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let end = End { socket: Mutex::new(ours), child: Mutex::new(child), asked, started };
+        end.tell(&Request::of(kind::IMAGE), image)?;
+        // The answer comes when the device is made.
+        end.ask(&Request::of(kind::FIGURES), None)?;
+        Ok(Arc::new(Self(Arc::new(end))))
+    }
+
+    /// Checks that it has served all queues.
+    ///
+    /// # Errors
+    /// This process has served some.
+    pub(super) fn check(&self) -> Result<(), String> {
+        // Relaxed: the machine's threads have ended.
+        let [asked, started] = [&self.0.asked, &self.0.started].map(|count| count.load(Ordering::Relaxed));
+        if asked > 0 && asked == started {
+            return Ok(());
+        }
+        Err(format!("the other process served {started} of {asked} queues"))
+    }
+}
+
+impl QueueServer for Process {
+    fn backend(&self, _device: usize, queue: u16) -> Box<dyn QueueBackend> {
+        self.0.asked.fetch_add(1, Ordering::Relaxed);
+        Box::new(Queue { end: Arc::clone(&self.0), queue })
+    }
+
+    fn figures(&self) -> ServerFigures {
+        let Answer { kicks, interrupts, cpu_ns, .. } = self.0.figures();
+        ServerFigures { kicks, interrupts, cpu_s: cpu_ns as f64 * 1e-9 }
+    }
+
+    fn totals(&self, _device: usize) -> Totals {
+        let Answer { transmitted, received, .. } = self.0.figures();
+        Totals { transmitted, received, ..Totals::default() }
+    }
+}
+
+impl End {
+    fn socket(&self) -> MutexGuard<'_, UnixStream> {
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, request: &Request, fd: BorrowedFd<'_>) -> io::Result<()> {
+        message::send(&self.socket(), request, Some(fd))
+    }
+
+    fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>) -> io::Result<Answer> {
+        let socket = self.socket();
+        message::send(&socket, request, fd)?;
+        let (answer, _): (Answer, _) = message::receive(&socket)?;
+        match answer.refused {
+            0 => Ok(answer),
+            _ => Err(io::Error::other("the other process refuses; its message is on stderr")),
+        }
+    }
+
+    /// Counters so far; zeroes if the process has ended.
+    fn figures(&self) -> Answer {
+        self.ask(&Request::of(kind::FIGURES), None).unwrap_or_default()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.socket().shutdown(std::net::Shutdown::Both);
+        // It ends by itself when the socket does.
+        let _ = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
+    }
+}
+
+/// A queue that the process serves.
+struct Queue {
+    end: Arc<End>,
+    queue: u16,
+}
+
+impl QueueBackend for Queue {
+    fn name(&self) -> &'static str {
+        "another process"
+    }
+
+    fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
+        let message = loan.message.ok_or_else(|| io::Error::other("its interrupts have no eventfd"))?;
+        let [region] = loan.memory.regions() else {
+            return Err(io::Error::other("guest memory is more than one region"));
+        };
+        let request = Request {
+            queue: self.queue.into(),
+            size: loan.addresses.size.into(),
+            desc: loan.addresses.desc,
+            driver: loan.addresses.driver,
+            device_area: loan.addresses.device,
+            features: loan.features,
+            base: loan.parked.state().vring_base(),
+            ..Request::of(kind::START)
+        };
+        self.end.tell(&Request::of(kind::MEMORY), region.fd())?;
+        self.end.tell(&Request::of(kind::KICK), loan.kick.as_fd())?;
+        self.end.ask(&request, Some(message.as_fd()))?;
+        self.end.started.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn stop(&mut self) -> io::Result<u32> {
+        let request = Request { queue: self.queue.into(), ..Request::of(kind::STOP) };
+        Ok(self.end.ask(&request, None)?.base as u32)
+    }
+}
+
+/// Argument for a disk.
+const DISK: &str = "disk";
+
+fn net_argument(net: &NetConfig) -> String {
+    let far = match net.network {
+        Network::EchoPeer => "echo-peer",
+        Network::Sink => "sink",
+        Network::Source => "source",
+        _ => "other",
+    };
+    format!("net,{far},{},{},{},{}", net.queues, net.frames, net.size, net.reply())
+}
+
+/// Parses what [`net_argument`] writes; `None`: it is something else.
+fn net_of(argument: &str) -> Option<NetConfig> {
+    let mut parts = argument.strip_prefix("net,")?.split(',');
+    let network = match parts.next()? {
+        "echo-peer" => Network::EchoPeer,
+        "sink" => Network::Sink,
+        "source" => Network::Source,
+        _ => return None,
+    };
+    let queues = parts.next()?.parse().ok()?;
+    let frames = parts.next()?.parse().ok()?;
+    let size = parts.next()?.parse().ok()?;
+    let reply = Some(parts.next()?.parse().ok()?);
+    Some(NetConfig { network, queues, frames, size, reply, ..NetConfig::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_survives_the_command_line() {
+        for network in [Network::EchoPeer, Network::Sink, Network::Source] {
+            let net = NetConfig {
+                network,
+                queues: 3,
+                frames: 77,
+                size: 1514,
+                reply: Some(60),
+                ..NetConfig::default()
+            };
+            assert_eq!(net_of(&net_argument(&net)), Some(net));
+        }
+        for nonsense in ["", "disk", "net", "net,far,1,1,60,60", "net,sink,1,1,60", "net,sink,x,1,60,60"] {
+            assert_eq!(net_of(nonsense), None, "{nonsense}");
+        }
+    }
+}
