@@ -88,6 +88,36 @@ fn a_record_is_read_as_it_was_written() {
     assert_eq!((layout(&read.session), read.pending), (layout(&wanted.session), wanted.pending));
 }
 
+/// Earlier versions read these bytes, and later ones have to.
+#[test]
+fn the_bytes_of_a_record_stay() {
+    let section = |tag: u32, fds: u32, value: &[u8]| -> Vec<u8> {
+        [&[tag, fds, value.len() as u32].map(u32::to_le_bytes).concat(), value].concat()
+    };
+    let endpoint =
+        [&[0; 4][..], &9_u64.to_le_bytes(), &1_u64.to_le_bytes(), &[0xff; 8], b"/run/x.sock"].concat();
+    let inflight = Inflight { size: 4096, queues: 2, queue_size: 64, ..Inflight::default() };
+    let body = [
+        section(1, 1, &endpoint),
+        section(9, 0, b"image"),
+        section(2, 2, &[5; 14]),
+        section(3, 0, &[&[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0][..], &[1; 8]].concat()),
+        section(3, 1, &[&[12, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0][..], &[0; 8]].concat()),
+        section(4, 0, &[1, 0, 0, 0, 2, 0, 0, 0]),
+        section(5, 0, b"\x03\0\0\0descriptor loop"),
+        section(6, 0, &[7; 60]),
+        section(7, 0, &[2, 0, 0, 0]),
+        section(8, 0, &[4; 20]),
+        section(0x4000_0001, 1, inflight.as_bytes()),
+        section(0x4000_0002, 0, &[&[2, 1, 0, 0, 12, 0, 0, 0][..], &[9; 20]].concat()),
+    ]
+    .concat();
+    let length = (HEADER + body.len() + CHECKSUM) as u32;
+    let mut record = [b"PRVHAND\n\x01\0\0\0", &length.to_le_bytes()[..], &body].concat();
+    record.extend(checksum(&record).to_le_bytes());
+    assert_eq!(bytes(), record);
+}
+
 #[test]
 fn what_the_driver_knows_is_read_without_its_descriptors() {
     let record = bytes();
