@@ -8,16 +8,16 @@ use arbitrary::{Result, Unstructured};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
 use paravane_dma::MappingQuota;
+use paravane_export::SharedStatus;
+use paravane_export::socket::{Connection, Received};
 use paravane_io::{DeviceThreads, IoPool};
 use paravane_spec::feature;
 use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, F_PROTOCOL_FEATURES, Header, Inflight, Iotlb, LogArea, MemoryRegion,
     MemoryTable, SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, iotlb, request,
 };
-use paravane_vhost::SharedStatus;
-use paravane_vhost::message::MAX_PAYLOAD;
-use paravane_vhost::session::{Offer, Session};
-use paravane_vhost::socket::{Connection, Received};
+use paravane_vhost::message::{FRAMING, MAX_PAYLOAD, split};
+use paravane_vhost::session::{Offer, VhostSession};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::IoSlice;
@@ -144,11 +144,11 @@ fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> R
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("a flag");
     let client = Client::new(ours);
-    let mut connection = Connection::new(theirs.into());
+    let mut connection = Connection::new(theirs.into(), &FRAMING);
     let offer = Offer { packed: true, in_order: true };
     // A panic of a client before has lost it.
     let Some(device) = disk.take() else { return Ok(()) };
-    let Ok(mut session) = Session::new(device, Arc::clone(threads), Arc::clone(status), offer) else {
+    let Ok(mut session) = VhostSession::new(device, Arc::clone(threads), Arc::clone(status), offer) else {
         panic!("too few descriptors")
     };
     let mut result = Ok(());
@@ -167,13 +167,14 @@ fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> R
 }
 
 /// Receives all answers; returns `false` if the session has ended.
-fn serve(client: &Client, session: &mut Session, connection: &mut Connection) -> bool {
+fn serve(client: &Client, session: &mut VhostSession, connection: &mut Connection) -> bool {
     loop {
         match connection.receive() {
             Err(_) | Ok(Received::Closed) => return false,
             Ok(Received::Nothing) => return true,
-            Ok(Received::Message(header, fds)) => {
-                let (answer, result) = session.answer(header, connection.payload(), fds);
+            Ok(Received::Message(fds)) => {
+                let (header, payload) = split(connection.message()).expect("a whole header");
+                let (answer, result) = session.answer(header, payload, fds);
                 if let Some((bytes, fd)) = answer {
                     let (said, rest) = Header::read_from_prefix(&bytes).expect("a header");
                     assert_eq!(said.request, header.request);
@@ -190,7 +191,7 @@ fn serve(client: &Client, session: &mut Session, connection: &mut Connection) ->
     }
 }
 
-fn step(client: &Client, session: &mut Session, u: &mut Unstructured<'_>) -> Result<()> {
+fn step(client: &Client, session: &mut VhostSession, u: &mut Unstructured<'_>) -> Result<()> {
     match u.int_in_range(0..=15)? {
         // Random bytes.
         0 => {

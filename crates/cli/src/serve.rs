@@ -62,7 +62,7 @@ use inspector::InspectorProcess;
 use metrics::Metrics;
 use network_events::NetworkEvents;
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
-use paravane_vhost::{MappingPool, Notifier};
+use paravane_vhost::{MappingPool, Notifier, RecordedSession as _};
 use process::ProcessFiles;
 use reader::ConfigFile;
 use reloader::Reloader;

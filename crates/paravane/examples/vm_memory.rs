@@ -12,7 +12,7 @@ use paravane::dma::{DirtyLog, DirtyPages};
 use paravane::spec::feature;
 use paravane::vhost::MappingQuota;
 use paravane::vhost::memory::ClientMemory;
-use paravane::vhost::message::{Reply, Request};
+use paravane::vhost::message::{FRAMING, Reply, Request, split};
 use paravane::vhost::socket::{Connection, Received};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
@@ -32,18 +32,21 @@ fn shared_memory(connection: &mut Connection) -> Result<ClientMemory, Error> {
         match connection.receive()? {
             Received::Closed => return Err("the client has closed the connection".into()),
             Received::Nothing => std::thread::sleep(Duration::from_millis(1)),
-            Received::Message(header, fds) => match Request::decode(header, connection.payload(), fds)? {
-                Request::SetMemTable(regions) => {
-                    memory.publish(memory.with_all(regions)?)?;
-                    return Ok(memory);
+            Received::Message(fds) => {
+                let (header, payload) = split(connection.message())?;
+                match Request::decode(header, payload, fds)? {
+                    Request::SetMemTable(regions) => {
+                        memory.publish(memory.with_all(regions)?)?;
+                        return Ok(memory);
+                    }
+                    Request::GetFeatures => {
+                        let (bytes, fd) = Reply::Number(feature::VERSION_1).encode(header.request);
+                        connection.send(&bytes, fd.as_ref().map(AsFd::as_fd))?;
+                    }
+                    // SET_OWNER, SET_FEATURES and others that have no answer.
+                    _ => {}
                 }
-                Request::GetFeatures => {
-                    let (bytes, fd) = Reply::Number(feature::VERSION_1).encode(header.request);
-                    connection.send(&bytes, fd.as_ref().map(AsFd::as_fd))?;
-                }
-                // SET_OWNER, SET_FEATURES and others that have no answer.
-                _ => {}
-            },
+            }
         }
     }
 }
@@ -51,7 +54,7 @@ fn shared_memory(connection: &mut Connection) -> Result<ClientMemory, Error> {
 fn main() -> Result<(), Error> {
     let socket = std::env::args().nth(1).ok_or("usage: vm_memory SOCKET")?;
     let (stream, _) = UnixListener::bind(socket)?.accept()?;
-    let mut connection = Connection::new(stream.into());
+    let mut connection = Connection::new(stream.into(), &FRAMING);
     let client = shared_memory(&mut connection)?;
 
     // From here on every write is marked.

@@ -13,8 +13,8 @@
 //! (`AccessGuard::is_translated`), and the record is deleted after the translation is in place: so
 //! one of the two sides sees the other.
 use crate::message::message;
-use crate::socket::{SocketError, send};
 use paravane_dma::{Access, Miss};
+use paravane_export::socket::{SocketError, send};
 use paravane_spec::vhost_user::{Iotlb, back_end_request, flags, iotlb};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};

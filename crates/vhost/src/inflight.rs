@@ -4,7 +4,7 @@
 //!   GET_INFLIGHT_FD: a file of zeroes is made and sent ---------> the client keeps it
 //!   SET_INFLIGHT_FD: the client returns it, after a crash too --> one region per queue, in which the ring tracks chains
 //! ```
-//! Where a keeper keeps sessions ([`crate::keeper`]) and the client has no region, the session makes
+//! Where a keeper keeps sessions ([`paravane_export::keeper`]) and the client has no region, the session makes
 //! one of its own, in the same format.
 //!
 //! With GET_VRING_BASE_INFLIGHT the client takes the region along when it migrates, with the

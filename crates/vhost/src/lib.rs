@@ -1,8 +1,9 @@
 //! Serve virtio devices to other VMMs over vhost-user.
 //!
 //! [`Export`] does all of it: it listens on a socket (or connects to one), speaks the protocol on
-//! one thread, and serves the queues on I/O threads. [`message`] and [`session`] use no socket, so
-//! that they can be tested and fuzzed alone.
+//! one thread, and serves the queues on I/O threads. What it does for any protocol is in the crate
+//! `paravane-export`, which this one re-exports; [`VhostUser`] makes the sessions. [`message`] and
+//! [`session`] use no socket, so that they can be tested and fuzzed alone.
 //!
 //! ```text
 //!   client (a VMM)                   export's thread                                       I/O threads
@@ -13,21 +14,7 @@
 //!   call: eventfd, pipe, socket pair <---------------------------------------------- notifiers ------'
 //! ```
 //!
-//! # States of an export
-//!
-//! ```text
-//!   start --> waiting --client connects--> session --client disconnects, or breaks the protocol--> waiting
-//!                |                            |
-//!                '-- stop, or a panic --------'--> stopping: socket removed, queues drained --> ended
-//! ```
-//!
-//! An export can be handed over to another process while a client is connected
-//! ([`Export::begin_hand_over`], [`Export::resume`]): the client keeps its connection. With a
-//! [`Keeper`] a later process continues it after a crash, too ([`Export::recover`]). Within a process,
-//! an export can take the place of another one ([`Export::begin_exchange`], [`Export::exchange`]).
-//!
-//! An export serves one client at a time; further clients wait until it disconnects. See
-//! [`session`] for the states of a session.
+//! See `paravane-export` for the states of an export, and [`session`] for those of a session.
 //!
 //! # Trust
 //!
@@ -54,30 +41,19 @@
 //! ```
 mod back_channel;
 mod device_state;
-mod exchanged;
-mod export;
-mod handover;
 mod inflight;
 mod iotlb;
-pub mod keeper;
 pub mod memory;
 pub mod message;
-mod notifiers;
-mod pair;
-mod protocol_threads;
-pub mod record_file;
+mod protocol;
 pub mod session;
-pub mod socket;
-mod status;
 mod vring;
 
-pub use exchanged::Exchanged;
-pub use export::{Endpoint, Export, ExportConfig, ExportError, Noter, Refresher};
-pub use handover::{Handover, HandoverError, KnownToDriver};
-pub use keeper::{Keeper, Kept, KeptError};
 pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
+pub use paravane_export::{
+    Endpoint, Exchanged, Export, ExportError, ExportStatus, Handover, HandoverError, Inspector, Keeper, Kept,
+    KeptError, Noter, ProtocolThreads, QueueStatus, SharedStatus, keeper, record_file, socket,
+};
 pub use paravane_io::{IoPool, caught};
 pub use paravane_notify::Notifier;
-pub use protocol_threads::ProtocolThreads;
-pub use socket::Inspector;
-pub use status::{ExportStatus, QueueStatus, SharedStatus};
+pub use protocol::{ExportConfig, KnownToDriver, RecordedSession, VhostUser};

@@ -1,4 +1,4 @@
-//! Decode and encode vhost-user messages. Uses no socket.
+//! Decode and encode vhost-user messages.
 //!
 //! ```text
 //! 12 bytes --payload_len--> payload --Request::decode(header, payload, descriptors)--> Request
@@ -9,6 +9,7 @@
 //! [`crate::session`].
 //!
 //! Source: QEMU's `docs/interop/vhost-user.rst`.
+use paravane_export::Framing;
 use paravane_spec::vhost_user::{
     ConfigAccess, Header, INFLIGHT_SIZE, Inflight, Iotlb, LogArea, MAX_TABLE_REGIONS, MemoryRegion,
     MemoryTable, SingleRegion, StateTransfer, VRING_INDEX_MASK, VRING_NO_FD, VringAddr, VringState, flags,
@@ -24,6 +25,17 @@ pub const HEADER: usize = size_of::<Header>();
 pub const MAX_PAYLOAD: usize = 4096;
 /// Largest number of descriptors with a message.
 pub const MAX_FDS: usize = MAX_TABLE_REGIONS;
+
+/// Frame of the messages of a client.
+pub static FRAMING: Framing = Framing {
+    header: HEADER,
+    max_message: HEADER + MAX_PAYLOAD,
+    max_fds: MAX_FDS,
+    payload: |header| {
+        let (header, _) = split(header)?;
+        Ok(payload_len(header)?)
+    },
+};
 
 /// Malformed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -379,6 +391,16 @@ impl Reply {
             Self::Empty => (message(request, flags, &[]), None),
         }
     }
+}
+
+/// Splits a message into header and payload.
+///
+/// # Errors
+/// It is shorter than a header.
+pub fn split(message: &[u8]) -> Result<(Header, &[u8]), MessageError> {
+    let refused = |_| MessageError::Size { request: 0, size: message.len() };
+    // Plain data: every bit pattern is valid.
+    Header::read_from_prefix(message).map_err(refused)
 }
 
 /// Encodes a message: header and payload.

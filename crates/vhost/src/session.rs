@@ -16,11 +16,14 @@ mod error;
 mod features;
 mod handover;
 mod migration;
+mod protocol;
 mod queues;
+mod saved;
 mod translation;
 
 pub use error::SessionError;
-pub use features::Offer;
+pub use paravane_export::protocol::{Answer, Offer};
+pub(crate) use saved::{check, seen_by_driver};
 
 use crate::back_channel::BackChannel;
 use crate::device_state::{DeviceState, Transfer};
@@ -28,13 +31,12 @@ use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
 use crate::message::{Reply, Request};
-use crate::notifiers::Signal;
-use crate::pair;
-use crate::status::SharedStatus;
 use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
 use paravane_dma::{DirtyLog, headroom};
+use paravane_export::SharedStatus;
+use paravane_export::notifiers::Signal;
 use paravane_io::DeviceThreads;
 use paravane_notify::Notifier;
 use paravane_spec::net;
@@ -42,7 +44,6 @@ use paravane_spec::vhost_user::{
     ConfigAccess, F_LOG_ALL, Header, LogArea, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
 };
 use paravane_spec::{device_id, feature};
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,11 +62,8 @@ const HEADROOM: usize = 32 << 20;
 /// Longest wait for a running batch when memory, the log or the features change.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes to send, and at most one descriptor.
-pub type Answer = (Vec<u8>, Option<OwnedFd>);
-
-/// Session of one client.
-pub struct Session {
+/// Session of one client, for [`VhostUser`](crate::VhostUser).
+pub struct VhostSession {
     device: Box<dyn Device>,
     threads: Arc<DeviceThreads>,
     shared_status: Arc<SharedStatus>,
@@ -76,9 +74,11 @@ pub struct Session {
     inflight: Option<InflightMemory>,
     /// Of ours, where a later process may continue the session and the client has none.
     own_inflight: Option<InflightMemory>,
-    /// Queues do not start yet; see [`Session::release`].
+    /// Queues do not start yet; see [`VhostSession::release_held`].
     is_held: bool,
     back_channel: Arc<BackChannel>,
+    /// Its socket, while it is waited for.
+    watched: Option<Arc<OwnedFd>>,
     /// Set while addresses are IOVAs.
     translations: Option<Translations>,
     transfer: Transfer,
@@ -89,7 +89,7 @@ pub struct Session {
     ticker: Notifier,
 }
 
-impl Session {
+impl VhostSession {
     /// Begins the session of a client that has connected.
     ///
     /// The session owns the device until it ends.
@@ -125,6 +125,7 @@ impl Session {
             own_inflight: None,
             is_held: false,
             back_channel: Arc::default(),
+            watched: None,
             translations: None,
             transfer: Transfer::None,
             status: 0,
@@ -149,7 +150,7 @@ impl Session {
 
     /// Clears the tracking of queues that a message may start anew.
     ///
-    /// Call it before [`Session::answer`], if a later process may continue the session. Returns
+    /// Call it before [`VhostSession::answer`], if a later process may continue the session. Returns
     /// whether the message may start queues.
     ///
     /// # Errors
@@ -265,7 +266,7 @@ impl Session {
             Request::SetBackendReqFd(fd) => {
                 self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
                 let request = "SET_BACKEND_REQ_FD";
-                pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
+                paravane_export::pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
                 self.back_channel.connect(fd);
                 self.follow_carrier();
             }
@@ -442,32 +443,6 @@ impl Session {
         }
     }
 
-    /// Has the device read its host-side configuration again.
-    ///
-    /// Returns whether it changed.
-    ///
-    /// Tells the client about a change.
-    ///
-    /// # Errors
-    /// The host reports an error.
-    pub fn refresh(&mut self) -> io::Result<bool> {
-        let changed = self.device.refresh()?;
-        if changed {
-            self.config_changed();
-        }
-        Ok(changed)
-    }
-
-    /// Whether the client's memory is behind an IOMMU.
-    pub(crate) fn translates(&self) -> bool {
-        self.translations.is_some()
-    }
-
-    /// The device that the session owns.
-    pub(crate) fn device(&mut self) -> &mut dyn Device {
-        &mut *self.device
-    }
-
     /// Tells the client that the configuration space changed, if it accepted CONFIG.
     pub fn config_changed(&mut self) {
         if self.features.has_protocol(protocol_feature::CONFIG) {
@@ -486,13 +461,13 @@ impl Session {
 
     /// Socket for requests to the client, if there is one.
     ///
-    /// Call [`Session::hear`] when it is readable or broken.
+    /// Call [`VhostSession::hear`] when it is readable or broken.
     #[must_use]
     pub fn back_channel(&self) -> Option<Arc<OwnedFd>> {
         self.back_channel.socket()
     }
 
-    /// Discards what the client sent on [`Session::back_channel`].
+    /// Discards what the client sent on [`VhostSession::back_channel`].
     ///
     /// Drops a channel that the client closed or floods; returns whether it did.
     pub fn hear(&mut self) -> bool {
@@ -505,13 +480,13 @@ impl Session {
 
     /// Descriptor that becomes readable when shared memory may be lost.
     ///
-    /// Then call [`Session::check_memory`].
+    /// Then call [`VhostSession::check_memory`].
     #[must_use]
     pub fn alarm(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
-    /// Checks that shared memory is still there. Call it after [`Session::alarm`].
+    /// Checks that shared memory is still there. Call it after [`VhostSession::alarm`].
     ///
     /// # Errors
     /// Shared memory is lost: the client truncated a file.
@@ -522,7 +497,7 @@ impl Session {
         if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }
 
-    /// Time until the next call of [`Session::tick`] is due, if nothing else happens.
+    /// Time until the next call of [`VhostSession::tick`] is due, if nothing else happens.
     #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
         let polls = |vring: &Vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll));

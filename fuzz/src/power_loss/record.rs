@@ -1,6 +1,6 @@
 //! The record file of a holder, whose writer is killed.
+use paravane_export::record_file::RecordFile;
 use paravane_test_support::Random;
-use paravane_vhost::record_file::RecordFile;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -15,7 +15,7 @@ mod process;
 pub(crate) use process::main;
 
 use anyhow::Context;
-use paravane_vhost::Inspector;
+use paravane_export::Inspector;
 use rustix::io::{Errno, IoSlice};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,

@@ -5,7 +5,7 @@
 pub(crate) use crate::daemon::skip;
 use crate::daemon::{Daemon, Folder, paravane, patience, without_sandbox};
 use crate::images::{Format, Image};
-use paravane_vhost::{ExportStatus, QueueStatus};
+use paravane_export::{ExportStatus, QueueStatus};
 use serde_json::Value;
 use std::io::Read;
 use std::os::unix::net::UnixStream;

@@ -3,6 +3,7 @@ use crate::memory::TableError;
 use crate::message::MessageError;
 use paravane_device::{StartError, StateError};
 use paravane_dma::LogError;
+use paravane_export::HandoverError;
 use paravane_notify::NotifyError;
 use paravane_spec::queue::MAX_SIZE;
 use std::io;
@@ -152,6 +153,9 @@ pub enum SessionError {
         /// Cause.
         source: io::Error,
     },
+    /// Section of a handover record that cannot be used.
+    #[error(transparent)]
+    Saved(#[from] HandoverError),
     /// Failure to make an eventfd.
     #[error(transparent)]
     Host(#[from] NotifyError),

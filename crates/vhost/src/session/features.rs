@@ -1,5 +1,5 @@
 //! Features offered to a client, and those that it accepted.
-use super::SessionError;
+use super::{Offer, SessionError};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 use paravane_spec::{device_id, feature};
@@ -52,15 +52,6 @@ const TRANSLATION_NEEDS: u64 = protocol_feature::BACKEND_REQ | protocol_feature:
 /// QEMU does not apply, and the device hangs. Earlier versions show and accept what the user asks
 /// for, offered or not, so every device accepts the feature.
 const OFFERS_TRANSLATION: [u32; 2] = [device_id::BLK, device_id::NET];
-
-/// Ring features to offer beside the device's features.
-#[derive(Clone, Copy, Debug)]
-pub struct Offer {
-    /// Offer packed queues.
-    pub packed: bool,
-    /// Offer IN_ORDER: use buffers in the order of their arrival.
-    pub in_order: bool,
-}
 
 /// Offered and accepted features, of virtio and of the protocol.
 #[derive(Clone, Copy, Debug)]

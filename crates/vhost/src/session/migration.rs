@@ -7,13 +7,13 @@
 //! ```
 //! The used ring is marked like all other memory, by its guest-physical address, whether
 //! SET_VRING_ADDR asks for it or not.
-use super::{BATCH_TIMEOUT, Session, SessionError};
+use super::{BATCH_TIMEOUT, SessionError, VhostSession};
 use paravane_dma::DirtyLog;
 use paravane_spec::vhost_user::{F_LOG_ALL, LogArea, protocol_feature};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-impl Session {
+impl VhostSession {
     pub(super) fn set_log_base(&mut self, area: LogArea, file: OwnedFd) -> Result<(), SessionError> {
         self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
         let (alarm, quota) = (self.memory.alarm(), self.memory.quota());

@@ -1,11 +1,11 @@
 //! Queues of a session: their configuration, start and stop.
-use super::{BATCH_TIMEOUT, HEADROOM, Session, SessionError};
+use super::{BATCH_TIMEOUT, HEADROOM, SessionError, VhostSession};
 use crate::memory::ClientRegions;
 use crate::message::Reply;
-use crate::notifiers::Relay;
 use crate::vring::{Kick, Stage, Vring};
 use paravane_device::{StartError, State};
 use paravane_dma::{Access, headroom};
+use paravane_export::notifiers::Relay;
 use paravane_io::{
     ForeignKicks, HostQueue, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
 };
@@ -18,7 +18,7 @@ use paravane_spec::vhost_user::{F_PROTOCOL_FEATURES, VringAddr, VringState, prot
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-impl Session {
+impl VhostSession {
     /// Checks the index of a queue.
     pub(super) fn queue(&self, index: u32) -> Result<u16, SessionError> {
         let queue = u16::try_from(index).map_err(|_| SessionError::Queue(index))?;
@@ -234,7 +234,7 @@ impl Session {
             start = start.behind(translations.invalidation_lock());
         }
         let events: Arc<dyn QueueEvents> =
-            Arc::<crate::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
+            Arc::<paravane_export::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
         let host_queue = match (start.build(&mut *self.device, kicks, events), &self.translations) {
             (Ok(host_queue), _) => host_queue,
             (Err(QueueStartError::Ring(error @ StartError::Memory { .. })), Some(_)) => {

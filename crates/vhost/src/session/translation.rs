@@ -13,7 +13,7 @@
 //! Translations are dropped when a driver starts over (SET_FEATURES while no queue is in use, or
 //! the last GET_VRING_BASE), and when the table is full. Those that are still needed are requested
 //! again.
-use super::{Session, SessionError};
+use super::{SessionError, VhostSession};
 use crate::iotlb::{Piece, Refused, Translations, touched_pages};
 use crate::vring::Stage;
 use paravane_device::{ServeError, StartError};
@@ -31,7 +31,7 @@ pub(super) enum Handled {
     Refused,
 }
 
-impl Session {
+impl VhostSession {
     pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });

@@ -452,7 +452,7 @@ fn a_session_with_a_transfer_is_not_handed_over() {
     let load = StateTransfer { direction: 1, phase: 0 };
     raw.send(request::SET_DEVICE_STATE_FD, load.as_bytes(), &[read.as_fd()]).unwrap();
     raw.receive().unwrap();
-    assert!(matches!(relay.try_take(), Err(HandoverError::Transfer)));
+    assert!(matches!(relay.try_take(), Err(HandoverError::Transfer(_))));
     assert!(raw.is_closed() && !relay.socket().exists(), "as if it had been stopped");
 }
 

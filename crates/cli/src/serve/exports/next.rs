@@ -1,7 +1,7 @@
 //! New settings of devices that are served, on their way; see [`super::exchange`].
 use super::super::spec::DeviceSpec;
 use crate::kinds::opening::Opening;
-use paravane_vhost::Exchanged;
+use paravane_export::Exchanged;
 use std::sync::mpsc::Sender;
 
 /// New settings of a group that is served, for which its devices have to be opened again.

@@ -12,7 +12,7 @@ use super::{Exports, Inner};
 use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
-use paravane_vhost::Noter;
+use paravane_export::Noter;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

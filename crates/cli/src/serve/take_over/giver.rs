@@ -8,7 +8,7 @@
 use super::super::exports::Exports;
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, PATIENCE, VERSION};
-use paravane_vhost::Handover;
+use paravane_export::Handover;
 use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;

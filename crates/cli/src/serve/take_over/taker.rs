@@ -7,7 +7,7 @@ use super::super::trace::lines::{Ask, HandOverRequest};
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, Offered, PATIENCE, VERSION};
 use anyhow::{Context, anyhow, bail};
-use paravane_vhost::Handover;
+use paravane_export::Handover;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};

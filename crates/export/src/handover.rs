@@ -5,17 +5,24 @@
 //!                                                                                             |
 //!  new: serves  <-- queues started, each signalled once <-- messages replayed <-- resume <----'
 //! ```
-//! The record of a session is the list of vhost-user messages that make it again, each with its
-//! descriptors. To resume is to handle them as if a client sent them: there is no second parser
-//! to trust, and every check applies. A few facts that no message carries stand beside them.
+//! A record has the state of the export and the sections that its session wrote
+//! ([`Session::save`](crate::protocol::Session::save)), which mean something to its protocol only.
 //!
 //! The descriptors of a disk image do not go along: the new process opens and locks it anew, so the
 //! old one has finished all its requests by then. It drops its device meanwhile.
 pub(crate) mod record;
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use thiserror::Error;
+
+/// Tags of sections that belong to a session. A reader skips those that it does not know.
+pub const SECTION_TAGS: RangeInclusive<u32> = 3..=8;
+/// Set in the tags of sections that a reader must know.
+///
+/// 1 and from 4 on are those of sessions; 2 and 3 are those of exports.
+pub const REQUIRED: u32 = 1 << 30;
 
 /// State of an export that another process resumes.
 ///
@@ -31,15 +38,6 @@ pub struct Handover {
     pub fds: Vec<OwnedFd>,
 }
 
-/// What a driver knows of its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownToDriver {
-    /// Configuration space as the driver has seen it.
-    pub config: Vec<u8>,
-    /// Features that the driver has accepted; 0: none yet.
-    pub features: u64,
-}
-
 impl Handover {
     /// A copy, whose descriptors keep the client connected.
     ///
@@ -52,12 +50,12 @@ impl Handover {
         Ok(Self { record: self.record.clone(), fds })
     }
 
-    /// What the driver of the session knows of its device. `None`: there is no session.
+    /// The sections of the session in the record, with their tags: those in [`SECTION_TAGS`].
     ///
     /// # Errors
     /// The record is damaged, invalid or of another version.
-    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        record::known_to_driver(&self.record)
+    pub fn session_sections(&self) -> Result<Vec<(u32, &[u8])>, HandoverError> {
+        record::session_sections(&self.record)
     }
 }
 
@@ -71,9 +69,9 @@ pub enum HandoverError {
     /// Device that failed.
     #[error("the device failed before it was handed over; start a new export")]
     Failed,
-    /// Session with a device-state transfer.
-    #[error("the client is transferring device state (SET_DEVICE_STATE_FD); hand over when it has migrated")]
-    Transfer,
+    /// Session with a transfer of this kind of state.
+    #[error("the client is transferring {0}; hand over when it has migrated")]
+    Transfer(&'static str),
     /// Queue without a known position.
     #[error("queue {0}: its position is unknown; the client must reconnect")]
     Position(u32),
@@ -92,6 +90,16 @@ pub enum HandoverError {
     /// Record with a section that this version does not know and must.
     #[error("handover record needs section {0:#x}, which this version does not know; start a new export")]
     Section(u32),
+    /// Record of another protocol.
+    #[error(
+        "handover record is of protocol {recorded}, this export's is {own}; correct the configuration or start a new export"
+    )]
+    Protocol {
+        /// Number of the protocol in the record.
+        recorded: u32,
+        /// Number of the export's protocol.
+        own: u32,
+    },
     /// Record that is damaged, or is none.
     #[error("invalid handover record: {0}; start a new export")]
     Record(&'static str),

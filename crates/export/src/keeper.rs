@@ -26,9 +26,9 @@ mod same_file;
 
 use crate::export::note::Note;
 use crate::handover::record::{ConnectionState, EndpointState, ExportState, Pending, note_of};
-use crate::handover::{Handover, HandoverError, KnownToDriver};
+use crate::handover::{Handover, HandoverError};
+use crate::protocol::{Collected, Session, Successor};
 use crate::record_file::{RecordFile, RecordFileError};
-use crate::session::Session;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::io;
@@ -121,12 +121,9 @@ impl Kept {
         Ok(Some(Self { handover, keeping, device }))
     }
 
-    /// What the driver of the session knows of its device. `None`: there is no session.
-    ///
-    /// # Errors
-    /// As [`Handover::known_to_driver`].
-    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        self.handover.known_to_driver()
+    /// The state of the export.
+    pub fn handover(&self) -> &Handover {
+        &self.handover
     }
 
     /// The note of the owner that had it kept ([`ExportConfig::note`](crate::ExportConfig::note)).
@@ -134,7 +131,7 @@ impl Kept {
     /// Empty: an earlier version, or there was none.
     ///
     /// # Errors
-    /// As [`Handover::known_to_driver`].
+    /// As [`Handover::session_sections`].
     pub fn note(&self) -> Result<Vec<u8>, HandoverError> {
         note_of(&self.handover.record)
     }
@@ -179,6 +176,8 @@ pub(crate) struct Fixed {
     /// Descriptors of the device.
     pub(crate) device: Vec<OwnedFd>,
     pub(crate) note: Arc<Note>,
+    /// Number of the export's protocol.
+    pub(crate) protocol: u32,
 }
 
 /// State of a keeper that works.
@@ -206,7 +205,7 @@ pub(crate) struct State<'a> {
 /// Client in a record.
 pub(crate) struct Client<'a> {
     pub(crate) socket: BorrowedFd<'a>,
-    pub(crate) session: &'a mut Session,
+    pub(crate) session: &'a mut dyn Session,
     pub(crate) pending: Option<Pending>,
 }
 
@@ -250,7 +249,7 @@ impl Keeping {
 
     /// What is kept, for another [`Keeping`]. All descriptors of the session are detached.
     pub(crate) fn into_active(self) -> Option<Active> {
-        let Self { fixed: Fixed { endpoint, device, note: _ }, active, .. } = self;
+        let Self { fixed: Fixed { endpoint, device, note: _, protocol: _ }, active, .. } = self;
         let mut active = active?;
         for fd in device.into_iter().chain(endpoint.listener) {
             if let Some(number) = active.numbers.remove(&fd.as_raw_fd()) {
@@ -310,7 +309,7 @@ impl Keeping {
         let Some(active) = &mut self.active else { return false };
         match active.record(&mut *self.keeper, &self.fixed, state) {
             Ok(is_new) => is_new,
-            Err(KeepError::State(HandoverError::Transfer)) => {
+            Err(KeepError::State(HandoverError::Transfer(_))) => {
                 // Until it has ended.
                 self.forget();
                 false
@@ -390,7 +389,7 @@ impl Active {
             Ok(number)
         };
         let State { sessions, client } = state;
-        let Fixed { endpoint, device, note } = fixed;
+        let Fixed { endpoint, device, note, protocol } = fixed;
         let device = device.iter().map(|fd| give(fd.as_fd())).collect::<Result<Vec<u64>, _>>()?;
         let endpoint = EndpointState {
             kind: endpoint.kind,
@@ -399,13 +398,15 @@ impl Active {
             listener: endpoint.listener.as_ref().map(|listener| give(listener.as_fd())).transpose()?,
         };
         let connection = client.map(|Client { socket, session, pending }| {
-            let session = session.state_to_keep(&mut give)?;
+            let mut collected = Collected { sections: Vec::new(), give: &mut give };
+            session.save(Successor::Later, &mut collected)?;
+            let session = collected.sections;
             let partial = (Vec::new(), Vec::new());
             Ok::<_, HandoverError>(ConnectionState { socket: give(socket)?, partial, session, pending })
         });
         let connection = connection.transpose()?;
-        let note = note.bytes();
-        let (record, list) = ExportState { endpoint, sessions, connection, note }.write()?;
+        let (protocol, note) = (*protocol, note.bytes());
+        let (record, list) = ExportState { protocol, endpoint, sessions, connection, note }.write()?;
         let count = device.len() + list.len();
         let mut content = Vec::with_capacity(8 + count * NUMBER + record.len());
         for count in [count, device.len()] {

@@ -5,26 +5,24 @@
 //!     step ... step, until the client disconnects, an error, a handover, or the export's end
 //! ```
 use super::unseen::Unseen;
-use super::{SessionEnd, Shared, log_refresh};
+use super::{EndCause, Shared, log_refresh};
 use crate::handover::record::{Pending, PendingAnswer};
 use crate::keeper::{Client, Keeping, State};
+use crate::protocol::Session;
 use crate::protocol_threads::Ready;
-use crate::session::Session;
 use crate::socket::{Connection, Received};
-use paravane_spec::vhost_user::Header;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Numbers of descriptors to wait for.
+/// Numbers of descriptors to wait for: the connection, and behind it those of the session.
 const SOCKET: u8 = 0;
-const ALARM: u8 = 1;
-const BACK_CHANNEL: u8 = 2;
+const OF_SESSION: u8 = 1;
 
 /// One client with its session.
 pub(super) struct Talk {
-    pub(super) session: Session,
+    pub(super) session: Box<dyn Session>,
     pub(super) connection: Connection,
     pub(super) shared: Arc<Shared>,
     pub(super) keeping: Option<Keeping>,
@@ -36,8 +34,6 @@ pub(super) struct Talk {
     pub(super) start: Instant,
     /// Number of buffers returned to clients before.
     pub(super) completed: u64,
-    /// See [`Session::back_channel`]. The same until the next step.
-    back_channel: Option<Arc<OwnedFd>>,
     /// That the client has connected is not reported yet: its earlier sessions ended by errors.
     pub(super) is_quiet: bool,
     /// Whether the client shares the memory of its rings.
@@ -55,7 +51,7 @@ pub(super) enum Talked {
 
 impl Talk {
     pub(super) fn new(
-        session: Session,
+        session: Box<dyn Session>,
         connection: Connection,
         shared: Arc<Shared>,
         keeping: Option<Keeping>,
@@ -63,7 +59,6 @@ impl Talk {
         number: u64,
     ) -> Self {
         let (start, completed) = (Instant::now(), shared.completed());
-        let (back_channel, is_quiet) = (None, false);
         let unseen = Unseen::new(&shared.shared_status.read());
         Self {
             session,
@@ -74,14 +69,13 @@ impl Talk {
             number,
             start,
             completed,
-            back_channel,
-            is_quiet,
+            is_quiet: false,
             unseen,
         }
     }
 
     /// Settles what a dead process has left.
-    fn settle_pending(&mut self, pending: Option<Pending>) -> Result<(), SessionEnd> {
+    fn settle_pending(&mut self, pending: Option<Pending>) -> Result<(), EndCause> {
         let Some(pending) = pending else { return Ok(()) };
         match (self.connection.recover(&pending)?, pending) {
             (true, Pending::Done { answer: PendingAnswer::Bytes(bytes), .. }) => {
@@ -90,7 +84,7 @@ impl Talk {
             (true, _) => self.connection.settle(None)?,
             (false, Pending::Begun) => {
                 match self.connection.receive()? {
-                    Received::Message(header, fds) => self.handle(header, fds)?,
+                    Received::Message(fds) => self.handle(fds)?,
                     Received::Closed | Received::Nothing => {}
                 }
                 self.session.release()?;
@@ -101,7 +95,7 @@ impl Talk {
     }
 
     /// Keeps the session, if there is a keeper for it.
-    fn keep(&mut self) -> Result<(), SessionEnd> {
+    fn keep(&mut self) -> Result<(), EndCause> {
         // Relaxed: the signal orders.
         let is_new = self.shared.keep.swap(false, Ordering::Relaxed);
         let Some(keeping) = self.keeping.as_mut() else { return Ok(()) };
@@ -109,7 +103,7 @@ impl Talk {
             keeping.begin();
         }
         if keeping.is_active() && self.connection.is_at_boundary() && !self.connection.is_kept() {
-            self.session.track_itself()?;
+            self.session.track()?;
             self.connection.keep()?;
         }
         Ok(())
@@ -118,7 +112,7 @@ impl Talk {
     /// The keeping of this client, and what to record; `None`: it is not kept.
     fn kept(&mut self, pending: Option<Pending>) -> Option<(&mut Keeping, State<'_>)> {
         let keeping = self.keeping.as_mut().filter(|keeping| keeping.is_active())?;
-        let client = Client { socket: self.connection.as_fd(), session: &mut self.session, pending };
+        let client = Client { socket: self.connection.as_fd(), session: &mut *self.session, pending };
         let sessions = self.shared.shared_status.sessions();
         self.connection.is_kept().then_some((keeping, State { sessions, client: Some(client) }))
     }
@@ -132,13 +126,13 @@ impl Talk {
     }
 
     /// Handles a message and answers it.
-    fn handle(&mut self, header: Header, fds: Vec<OwnedFd>) -> Result<(), SessionEnd> {
+    fn handle(&mut self, fds: Vec<OwnedFd>) -> Result<(), EndCause> {
         if let Some(keeping) = self.keeping.as_mut() {
             keeping.received(&fds);
         }
-        let may_start = self.session.prepare(header)?;
+        let may_start = self.session.prepare(self.connection.message())?;
         let is_begun = may_start && self.record(Some(Pending::Begun));
-        let (answer, result) = self.session.answer(header, self.connection.payload(), fds);
+        let (answer, result) = self.session.answer(self.connection.message(), fds);
         let answer = answer.as_ref().map(|(bytes, fd)| (&**bytes, fd.as_ref().map(AsFd::as_fd)));
         let at_once = self.connection.settles_at_once();
         let is_recorded = result.is_ok()
@@ -146,7 +140,7 @@ impl Talk {
                 || !at_once
                 || self.kept(None).is_some_and(|(keeping, state)| keeping.differs(state)))
             && self.record(Some(Pending::Done {
-                len: self.connection.message_len(),
+                len: self.connection.message().len(),
                 answer: match answer {
                     None => PendingAnswer::None,
                     Some((bytes, None)) => PendingAnswer::Bytes(bytes.to_vec()),
@@ -164,7 +158,7 @@ impl Talk {
     }
 
     /// Begins: settles what a dead process has left, and keeps the session.
-    pub(super) fn begin(&mut self, pending: Option<Pending>) -> Result<(), SessionEnd> {
+    pub(super) fn begin(&mut self, pending: Option<Pending>) -> Result<(), EndCause> {
         self.settle_pending(pending)?;
         self.keep()?;
         self.record(None);
@@ -173,19 +167,19 @@ impl Talk {
 
     /// Descriptors to wait for.
     pub(super) fn fds(&self) -> Vec<(u8, BorrowedFd<'_>)> {
-        let mut fds = vec![(ALARM, self.session.alarm())];
+        let own = self.session.descriptors().into_iter();
+        let mut fds: Vec<_> = own.map(|(number, fd)| (OF_SESSION + number, fd)).collect();
         // The part of a message that stays on the socket makes it readable.
         if !self.connection.has_part() {
             fds.push((SOCKET, self.connection.as_fd()));
         }
-        fds.extend(self.back_channel.as_ref().map(|socket| (BACK_CHANNEL, socket.as_fd())));
         fds
     }
 
     /// Handles messages and events until there is none.
     ///
     /// `is_first`: nothing was waited for.
-    pub(super) fn step(&mut self, ready: Ready, is_first: bool) -> Result<Talked, SessionEnd> {
+    pub(super) fn step(&mut self, ready: Ready, is_first: bool) -> Result<Talked, EndCause> {
         if !is_first {
             self.woken(ready)?;
         }
@@ -195,7 +189,7 @@ impl Talk {
             }
             match self.connection.receive()? {
                 Received::Closed => return Ok(Talked::Over),
-                Received::Message(header, fds) => self.handle(header, fds)?,
+                Received::Message(fds) => self.handle(fds)?,
                 Received::Nothing => break,
             }
         }
@@ -208,8 +202,7 @@ impl Talk {
             self.session.config_changed();
         }
         self.look_for_unseen();
-        self.back_channel = self.session.back_channel();
-        let times = [self.session.next_tick(), self.connection.next_look(), look.again, self.unseen.next()];
+        let times = [self.session.rest(), self.connection.next_look(), look.again, self.unseen.next()];
         Ok(Talked::Waits(times.into_iter().flatten().min()))
     }
 
@@ -229,19 +222,23 @@ impl Talk {
     }
 
     /// Does what the owner of the export wants. Returns whether the session is over.
-    fn obey(&mut self) -> Result<bool, SessionEnd> {
+    fn obey(&mut self) -> Result<bool, EndCause> {
         // Relaxed, all: the wake-up orders.
         if self.shared.stop.load(Ordering::Relaxed) {
             return Ok(true);
         }
         if self.shared.has_failed() {
-            return Err(SessionEnd::Failed);
+            return Err(EndCause::Failed);
         }
         if self.shared.floods.swap(false, Ordering::Relaxed) {
-            return Err(SessionEnd::Floods);
+            return Err(EndCause::Floods);
         }
         if self.shared.refresh.swap(false, Ordering::Relaxed) {
-            log_refresh(&self.device, self.session.refresh());
+            let changed = self.session.device().refresh();
+            if let Ok(true) = changed {
+                self.session.config_changed();
+            }
+            log_refresh(&self.device, changed);
             self.record(None);
         }
         if self.shared.config_changed.swap(false, Ordering::Relaxed) {
@@ -267,20 +264,13 @@ impl Talk {
     }
 
     /// Handles events other than messages.
-    fn woken(&mut self, ready: Ready) -> Result<(), SessionEnd> {
-        if ready.has(ALARM) {
-            self.session.check_memory()?;
+    fn woken(&mut self, ready: Ready) -> Result<(), EndCause> {
+        for number in (0..3).filter(|number| ready.has(OF_SESSION + number)) {
+            if self.session.woken(number)? {
+                self.record(None);
+            }
         }
-        if ready.has(BACK_CHANNEL) && self.session.hear() {
-            tracing::info!(
-                device = &*self.device,
-                "client closed its back channel; it gets no more reports of sizes and missing translations"
-            );
-            self.record(None);
-        }
-        if self.session.next_tick().is_some() {
-            self.session.tick()?;
-        }
+        self.session.tick()?;
         Ok(())
     }
 }

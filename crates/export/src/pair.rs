@@ -2,7 +2,7 @@
 //!
 //! The client keeps the other end and can leave descriptors in the pair, the client's end of its
 //! own connection perhaps, which then stays open while they lie there. So received data is
-//! discarded: as it arrives (`back_channel`), or here, where the client may send nothing.
+//! discarded: as it arrives, or here, where the client may send nothing.
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, SocketType, recv, shutdown, sockopt};
 use std::io;
@@ -16,7 +16,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 ///
 /// # Errors
 /// It is something else.
-pub(crate) fn check(fd: &OwnedFd) -> io::Result<()> {
+pub fn check(fd: &OwnedFd) -> io::Result<()> {
     let refused = || io::Error::new(io::ErrorKind::InvalidInput, "not an end of a pair of stream sockets");
     // Any socket has names; these calls fail for another family, or if it is not connected.
     let stream = UnixStream::from(fd.try_clone()?);
@@ -33,7 +33,7 @@ pub(crate) fn check(fd: &OwnedFd) -> io::Result<()> {
 ///
 /// # Errors
 /// It is no end of a pair.
-pub(crate) fn write_only(fd: &OwnedFd) -> io::Result<()> {
+pub fn write_only(fd: &OwnedFd) -> io::Result<()> {
     check(fd)?;
     shutdown(fd, Shutdown::Read)?;
     let mut bytes = [0; 4096];

@@ -47,12 +47,12 @@ use note::Note;
 use task::ExportTask;
 
 use crate::exchanged::{Earlier, Exchanged, Left};
+use crate::framing::SessionEnd;
 use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
 use crate::keeper::{Fixed, Keeper, Keeping, Kept};
-use crate::message::MessageError;
+use crate::protocol::{Offer, Protocol};
 use crate::protocol_threads::{ProtocolThreads, Waker};
-use crate::session::{Offer, SessionError};
 use crate::socket::{Inspector, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
@@ -70,10 +70,14 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use thiserror::Error;
 
-/// Configuration of an export.
+/// Configuration of an export with the protocol `P`.
+///
+/// The crate of a protocol has a name for it, so that a caller need not name `P`.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct ExportConfig {
+pub struct ExportConfig<P> {
+    /// Protocol of the clients.
+    pub protocol: P,
     /// Name in logs and in the status.
     pub name: String,
     /// Where the export listens or connects.
@@ -119,11 +123,12 @@ pub struct ExportConfig {
     pub note: Vec<u8>,
 }
 
-impl ExportConfig {
+impl<P: Protocol + Default> ExportConfig<P> {
     /// Makes a configuration with the defaults.
     #[must_use]
     pub fn new(name: impl Into<String>, endpoint: Endpoint) -> Self {
         Self {
+            protocol: P::default(),
             name: name.into(),
             endpoint,
             workers: 1,
@@ -138,6 +143,31 @@ impl ExportConfig {
             inspector: None,
             keeper: None,
             note: Vec::new(),
+        }
+    }
+}
+
+impl<P: Protocol + 'static> ExportConfig<P> {
+    /// The same for all protocols.
+    fn erased(self) -> ExportConfig<Arc<dyn Protocol>> {
+        let Self { protocol, name, endpoint, workers, io_pool, protocol_threads, longest_poll, .. } = self;
+        let Self { packed, in_order, latencies, quota, ended, inspector, keeper, note, .. } = self;
+        ExportConfig {
+            protocol: Arc::new(protocol),
+            name,
+            endpoint,
+            workers,
+            io_pool,
+            protocol_threads,
+            longest_poll,
+            packed,
+            in_order,
+            latencies,
+            quota,
+            ended,
+            inspector,
+            keeper,
+            note,
         }
     }
 }
@@ -166,9 +196,16 @@ pub enum ExportError {
         /// Cause.
         source: io::Error,
     },
-    /// Device with more queues than vhost-user can address.
-    #[error("the device has {0} queues; vhost-user addresses at most 256")]
-    Queues(usize),
+    /// Device with more queues than a client can address.
+    #[error("the device has {queues} queues; {protocol} addresses at most {max}")]
+    Queues {
+        /// Number of queues of the device.
+        queues: usize,
+        /// Name of the protocol.
+        protocol: &'static str,
+        /// Largest number of queues.
+        max: usize,
+    },
     /// Thread or eventfd that cannot be made.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
@@ -364,8 +401,11 @@ impl Export {
     /// # Errors
     /// The socket or a thread cannot be made, or the device has too many queues: see
     /// [`ExportError`].
-    pub fn start(config: ExportConfig, device: Box<dyn Device>) -> Result<Self, ExportError> {
-        Self::launch(config, device, |endpoint| {
+    pub fn start<P: Protocol + 'static>(
+        config: ExportConfig<P>,
+        device: Box<dyn Device>,
+    ) -> Result<Self, ExportError> {
+        Self::launch(config.erased(), device, |endpoint| {
             let (acceptor, file) = Acceptor::open(endpoint)?;
             let (connection, kept, restoring) = (None, Earlier::Nothing, None);
             Ok(Beginning { acceptor, file, sessions: 0, connection, kept, restoring })
@@ -373,15 +413,17 @@ impl Export {
     }
 
     fn launch(
-        config: ExportConfig,
+        config: ExportConfig<Arc<dyn Protocol>>,
         mut device: Box<dyn Device>,
         begin: impl FnOnce(Endpoint) -> Result<Beginning, ExportError>,
     ) -> Result<Self, ExportError> {
         let queues = device.queue_sizes().len();
-        if queues > 256 {
-            return Err(ExportError::Queues(queues));
+        let (name, max) = (config.protocol.name(), config.protocol.max_queues());
+        if queues > max {
+            return Err(ExportError::Queues { queues, protocol: name, max });
         }
         let ExportConfig {
+            protocol,
             name,
             endpoint,
             workers,
@@ -411,7 +453,8 @@ impl Export {
                 .net()
                 .map(|net| net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect());
             let device = fds.unwrap_or_else(|| Ok(Vec::new()))?;
-            Ok(Keeping::new(keeper, Fixed { endpoint, device, note: Arc::clone(&note) }))
+            let (note, protocol) = (Arc::clone(&note), protocol.number());
+            Ok(Keeping::new(keeper, Fixed { endpoint, device, note, protocol }))
         });
         let mut keeping = keeping.transpose().map_err(ExportError::Thread)?;
         let shared_status = SharedStatus::new(&name, queues, quota);
@@ -473,6 +516,7 @@ impl Export {
             name: log_name,
             device: Some(device),
             threads: Some(threads),
+            protocol,
             offer,
             keeping,
             restoring,
@@ -685,12 +729,12 @@ impl Export {
     ///
     /// # Errors
     /// As [`Export::start`], or the handover is invalid. The client is disconnected.
-    pub fn resume(
-        config: ExportConfig,
+    pub fn resume<P: Protocol + 'static>(
+        config: ExportConfig<P>,
         device: Box<dyn Device>,
         handover: Handover,
     ) -> Result<Self, ExportError> {
-        Self::go_on(config, device, handover, Earlier::Nothing)
+        Self::go_on(config.erased(), device, handover, Earlier::Nothing)
     }
 
     /// Starts an export that continues where another one of this process was.
@@ -700,13 +744,13 @@ impl Export {
     ///
     /// # Errors
     /// As [`Export::resume`]. What is kept ends with the last copy of `exchanged`.
-    pub fn exchange(
-        config: ExportConfig,
+    pub fn exchange<P: Protocol + 'static>(
+        config: ExportConfig<P>,
         device: Box<dyn Device>,
         exchanged: Exchanged,
     ) -> Result<Self, ExportError> {
         let Exchanged { handover, left } = exchanged;
-        Self::go_on(config, device, handover, Earlier::Exchanged(left))
+        Self::go_on(config.erased(), device, handover, Earlier::Exchanged(left))
     }
 
     /// Starts an export that continues where that of a dead process was.
@@ -719,17 +763,22 @@ impl Export {
     ///
     /// # Errors
     /// As [`Export::resume`]. Have the keeper close its copies.
-    pub fn recover(config: ExportConfig, device: Box<dyn Device>, kept: Kept) -> Result<Self, ExportError> {
-        Self::go_on(config, device, kept.handover, Earlier::Died(Box::new(kept.keeping)))
+    pub fn recover<P: Protocol + 'static>(
+        config: ExportConfig<P>,
+        device: Box<dyn Device>,
+        kept: Kept,
+    ) -> Result<Self, ExportError> {
+        Self::go_on(config.erased(), device, kept.handover, Earlier::Died(Box::new(kept.keeping)))
     }
 
     fn go_on(
-        config: ExportConfig,
+        config: ExportConfig<Arc<dyn Protocol>>,
         device: Box<dyn Device>,
         handover: Handover,
         kept: Earlier,
     ) -> Result<Self, ExportError> {
-        let ExportState { endpoint, sessions, connection, note: _ } = ExportState::decode(handover)?;
+        let ExportState { endpoint, sessions, connection, protocol: _, note: _ } =
+            ExportState::decode(handover, &*config.protocol)?;
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
             return Err(HandoverError::Record("its connection is no stream socket").into());
         }
@@ -817,25 +866,19 @@ struct Beginning {
     restoring: Option<Sender<Infallible>>,
 }
 
-/// Error that ended a session.
+/// Why a session ended.
 #[derive(Debug, Error)]
-enum SessionEnd {
+enum EndCause {
     #[error(transparent)]
-    Session(#[from] SessionError),
+    Session(#[from] SessionEnd),
     #[error(transparent)]
     Socket(#[from] SocketError),
     #[error("cannot restore the session: {0}")]
-    Restore(#[source] SessionError),
+    Restore(#[source] SessionEnd),
     #[error("the client kept its call eventfd full, which blocks the I/O threads of other devices")]
     Floods,
     #[error("device failed")]
     Failed,
-}
-
-impl From<MessageError> for SessionEnd {
-    fn from(error: MessageError) -> Self {
-        Self::Session(error.into())
-    }
 }
 
 /// The I/O threads of an export.

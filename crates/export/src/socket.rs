@@ -1,9 +1,9 @@
 //! Connection to a client: whole messages with their descriptors. No call waits.
 //!
 //! ```text
-//!  idle --12 bytes--> header --payload_len--> payload --last byte--> a message, and idle again
-//!    |                  |                        |
-//!    closed: end        closed: cut off          closed: cut off
+//!  idle --first bytes--> header --its length--> payload --last byte--> a message, and idle again
+//!    |                     |                       |
+//!    closed: end           closed: cut off         closed: cut off
 //! ```
 //! A client may send its bytes one by one; wait for them with `poll`. It must not stop in the
 //! middle of a message: the received descriptors may include its own end of the connection, which
@@ -17,10 +17,9 @@
 mod exchange;
 mod peek;
 
+use crate::framing::{Framing, SessionEnd};
 use crate::handover::record::{Pending, PendingAnswer};
-use crate::message::{self, HEADER, MAX_FDS, MAX_PAYLOAD, MessageError};
 use exchange::Exchange;
-use paravane_spec::vhost_user::Header;
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -33,7 +32,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
-use zerocopy::FromBytes;
 
 /// Longest time from the first to the last byte of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,13 +44,13 @@ const PEEK_INTERVAL: Duration = Duration::from_millis(1);
 pub enum SocketError {
     /// Malformed message.
     #[error(transparent)]
-    Message(#[from] MessageError),
+    Message(SessionEnd),
     /// Disconnection within a message.
     #[error("client disconnected in the middle of a message")]
     CutOff,
     /// Message with too many descriptors.
-    #[error("message with more than {MAX_FDS} file descriptors")]
-    TooManyFds,
+    #[error("message with more than {0} file descriptors")]
+    TooManyFds(usize),
     /// Message that takes too long to arrive.
     #[error("incomplete message after {MESSAGE_TIMEOUT:?}")]
     Slow,
@@ -90,8 +88,8 @@ pub(crate) type AnswerParts<'a> = (&'a [u8], Option<BorrowedFd<'a>>);
 /// Result of [`Connection::receive`].
 #[derive(Debug)]
 pub enum Received {
-    /// A message. [`Connection::payload`] returns its payload.
-    Message(Header, Vec<OwnedFd>),
+    /// A message. [`Connection::message`] returns its bytes.
+    Message(Vec<OwnedFd>),
     /// No complete message yet.
     Nothing,
     /// The client closed its end.
@@ -111,8 +109,11 @@ enum Peeked {
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
+    framing: &'static Framing,
     /// One more than the longest message: see [`Connection::peek_to_need`].
-    bytes: Box<[u8; HEADER + MAX_PAYLOAD + 1]>,
+    bytes: Box<[u8]>,
+    /// Space for the descriptors of a message.
+    control: Box<[MaybeUninit<u8>]>,
     /// Number of bytes received.
     have: usize,
     /// Number of bytes of the message, as far as known.
@@ -132,13 +133,14 @@ pub struct Connection {
 impl Connection {
     /// Takes a connected stream socket. Leaves its flags unchanged.
     #[must_use]
-    pub fn new(socket: OwnedFd) -> Self {
-        let bytes = Box::new([0; HEADER + MAX_PAYLOAD + 1]);
+    pub fn new(socket: OwnedFd, framing: &'static Framing) -> Self {
         Self {
             socket,
-            bytes,
+            framing,
+            bytes: vec![0; framing.max_message + 1].into(),
+            control: vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(framing.max_fds))].into(),
             have: 0,
-            need: HEADER,
+            need: framing.header,
             begun: None,
             fds: Vec::new(),
             is_kept: false,
@@ -160,19 +162,22 @@ impl Connection {
     ///
     /// # Errors
     /// The part is no beginning of a message.
-    pub fn resume(socket: OwnedFd, part: &[u8], fds: Vec<OwnedFd>) -> Result<Self, SocketError> {
-        let mut connection = Self::new(socket);
+    pub fn resume(
+        socket: OwnedFd,
+        framing: &'static Framing,
+        part: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> Result<Self, SocketError> {
+        let mut connection = Self::new(socket, framing);
         if part.is_empty() && fds.is_empty() {
             return Ok(connection);
         }
-        if let Ok((header, _)) = Header::read_from_prefix(part) {
-            connection.need = HEADER + message::payload_len(header)?;
-        }
+        connection.need = framing.message_len(part).map_err(SocketError::Message)?;
         if part.is_empty() || part.len() >= connection.need {
             return Err(SocketError::CutOff);
         }
-        if fds.len() > MAX_FDS {
-            return Err(SocketError::TooManyFds);
+        if fds.len() > framing.max_fds {
+            return Err(SocketError::TooManyFds(framing.max_fds));
         }
         connection.bytes[..part.len()].copy_from_slice(part);
         (connection.have, connection.begun, connection.fds) = (part.len(), Some(Instant::now()), fds);
@@ -198,7 +203,8 @@ impl Connection {
     /// The kernel refuses.
     pub(crate) fn keep(&mut self) -> Result<(), SocketError> {
         peek::set_offset(self.socket.as_fd(), 0)?;
-        self.exchange = Exchange::new().inspect_err(|error| tracing::debug!("no io_uring: {error}")).ok();
+        self.exchange =
+            Exchange::new(self.framing).inspect_err(|error| tracing::debug!("no io_uring: {error}")).ok();
         self.is_kept = true;
         Ok(())
     }
@@ -223,11 +229,6 @@ impl Connection {
         self.have == 0 || self.have == self.need
     }
 
-    /// Length of the last message in bytes.
-    pub(crate) fn message_len(&self) -> usize {
-        self.need
-    }
-
     /// As [`Connection::keep`], where an earlier process has left a message.
     ///
     /// Returns whether the first message on the socket is done, and must be settled with its answer.
@@ -247,7 +248,7 @@ impl Connection {
             return Ok(false);
         }
         match self.receive()? {
-            Received::Message(..) if self.need == *len && self.is_unsettled() => Ok(true),
+            Received::Message(_) if self.need == *len && self.is_unsettled() => Ok(true),
             _ => Err(SocketError::CutOff),
         }
     }
@@ -267,7 +268,7 @@ impl Connection {
                     }
                 });
             }
-            let mut taken = [0; HEADER + MAX_PAYLOAD];
+            let mut taken = vec![0; self.framing.max_message];
             for piece in pieces {
                 let space = taken.get_mut(..piece).ok_or(SocketError::CutOff)?;
                 let received = loop {
@@ -289,21 +290,21 @@ impl Connection {
 
     /// Looks at the next message without taking it off the socket.
     fn peek(&mut self) -> Result<Received, SocketError> {
-        (self.have, self.need) = (0, HEADER);
-        let mut header = self.peek_to_need()?;
-        if header == Peeked::Whole {
-            self.need = HEADER + message::payload_len(self.header()?)?;
-            if self.need > HEADER {
+        (self.have, self.need) = (0, self.framing.header);
+        let mut peeked = self.peek_to_need()?;
+        if peeked == Peeked::Whole {
+            self.need = self.message_len()?;
+            if self.need > self.framing.header {
                 // From the start again, so that the pieces are those of the whole message.
                 self.have = 0;
-                header = self.peek_to_need()?;
+                peeked = self.peek_to_need()?;
             }
         }
         let timeout = self.rest() == Some(Duration::ZERO);
-        match header {
+        match peeked {
             Peeked::Whole => {
                 self.begun = None;
-                Ok(Received::Message(self.header()?, std::mem::take(&mut self.fds)))
+                Ok(Received::Message(std::mem::take(&mut self.fds)))
             }
             Peeked::Closed if self.have == 0 => Ok(Received::Closed),
             Peeked::Closed => Err(SocketError::CutOff),
@@ -349,12 +350,13 @@ impl Connection {
     }
 
     fn check_fds(&self) -> Result<(), SocketError> {
-        if self.fds.len() > MAX_FDS { Err(SocketError::TooManyFds) } else { Ok(()) }
+        let most = self.framing.max_fds;
+        if self.fds.len() > most { Err(SocketError::TooManyFds(most)) } else { Ok(()) }
     }
 
-    fn header(&self) -> Result<Header, SocketError> {
-        // Plain data: every bit pattern is valid.
-        Ok(Header::read_from_prefix(&self.bytes[..]).map_err(|_| SocketError::CutOff)?.0)
+    /// Length of the message whose header is there.
+    fn message_len(&self) -> Result<usize, SocketError> {
+        self.framing.message_len(&self.bytes[..self.have]).map_err(SocketError::Message)
     }
 
     /// Whether a part of a message is on the socket, which is readable therefore.
@@ -372,7 +374,7 @@ impl Connection {
         }
         // The last message has been handled.
         if self.have == self.need {
-            (self.have, self.need) = (0, HEADER);
+            (self.have, self.need) = (0, self.framing.header);
         }
         loop {
             match self.receive_some(self.need, RecvFlags::empty())? {
@@ -389,13 +391,12 @@ impl Connection {
             if self.have < self.need {
                 continue;
             }
-            let header = self.header()?;
-            if self.have == HEADER {
-                self.need = HEADER + message::payload_len(header)?;
+            if self.have == self.framing.header {
+                self.need = self.message_len()?;
             }
             if self.have == self.need {
                 self.begun = None;
-                return Ok(Received::Message(header, std::mem::take(&mut self.fds)));
+                return Ok(Received::Message(std::mem::take(&mut self.fds)));
             }
         }
     }
@@ -412,10 +413,10 @@ impl Connection {
         Some(if self.is_kept { rest.min(PEEK_INTERVAL) } else { rest })
     }
 
-    /// Payload of the last message.
+    /// The last message.
     #[must_use]
-    pub fn payload(&self) -> &[u8] {
-        &self.bytes[HEADER..self.need.max(HEADER)]
+    pub fn message(&self) -> &[u8] {
+        &self.bytes[..self.need]
     }
 
     /// Receives once, up to the byte `end` of the message; `None` if there is no data.
@@ -475,8 +476,7 @@ impl Connection {
 
     /// As [`Connection::receive_some`], with all descriptors.
     fn receive_all(&mut self, end: usize, more: RecvFlags) -> Result<Option<usize>, SocketError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut control = RecvAncillaryBuffer::new(&mut self.control);
         let mut slices = [IoSliceMut::new(&mut self.bytes[self.have..end])];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | more;
         let received = loop {
@@ -496,7 +496,7 @@ impl Connection {
         }
         // The kernel closed the descriptors that did not fit.
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(SocketError::TooManyFds);
+            return Err(SocketError::TooManyFds(self.framing.max_fds));
         }
         Ok(Some(received.bytes))
     }
@@ -517,11 +517,10 @@ impl AsFd for Connection {
 }
 
 /// Sends a message completely or not at all.
-pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fd: Option<BorrowedFd<'_>>,
-) -> Result<(), SocketError> {
+///
+/// # Errors
+/// The client does not read, or has disconnected.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), SocketError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fd.as_slice();

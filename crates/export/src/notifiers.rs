@@ -21,7 +21,7 @@ const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
 /// Descriptor of the client that signals it.
 #[derive(Debug)]
-pub(crate) struct Signal {
+pub struct Signal {
     fd: OwnedFd,
     /// Whether it is an eventfd.
     has_counter: bool,
@@ -29,7 +29,10 @@ pub(crate) struct Signal {
 
 impl Signal {
     /// Takes the descriptor.
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// It is a socket other than an end of a pair, or the host refuses.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
         if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) == FileType::Socket {
             pair::write_only(&fd)?;
             return Ok(Self { fd, has_counter: false });
@@ -91,7 +94,7 @@ struct QueueNotifiers {
 
 /// Notifiers of all queues of a device.
 #[derive(Debug)]
-pub(crate) struct ClientNotifiers {
+pub struct ClientNotifiers {
     name: String,
     queues: Box<[QueueNotifiers]>,
     /// Replaced descriptors, in which an I/O thread may still block.
@@ -110,9 +113,11 @@ impl std::fmt::Debug for Panicked {
 
 /// Has an I/O thread signal the client for a queue that is on no thread.
 #[derive(Debug)]
-pub(crate) struct Relay {
-    pub(crate) notifiers: Arc<ClientNotifiers>,
-    pub(crate) tasks: Tasks,
+pub struct Relay {
+    /// Notifiers of the device.
+    pub notifiers: Arc<ClientNotifiers>,
+    /// Where the I/O thread takes them.
+    pub tasks: Tasks,
 }
 
 impl QueueEvents for Relay {
@@ -145,7 +150,9 @@ fn send(signal: &Mutex<Option<Arc<Signal>>>) {
 }
 
 impl ClientNotifiers {
-    pub(crate) fn new(name: &str, queues: usize) -> Self {
+    /// Makes the notifiers of a device with this name in logs.
+    #[must_use]
+    pub fn new(name: &str, queues: usize) -> Self {
         let notifiers = std::iter::repeat_with(QueueNotifiers::default).take(queues).collect();
         let (replaced, panicked) = (Mutex::default(), OnceLock::new());
         Self { name: name.to_owned(), queues: notifiers, replaced, panicked }
@@ -154,7 +161,7 @@ impl ClientNotifiers {
     /// Calls `panicked` with the message when the code that serves a queue panics.
     ///
     /// Only the first call counts.
-    pub(crate) fn watch_panics(&self, panicked: impl Fn(&str) + Send + Sync + 'static) {
+    pub fn watch_panics(&self, panicked: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.panicked.set(Panicked(Box::new(panicked)));
     }
 
@@ -176,53 +183,53 @@ impl ClientNotifiers {
     /// Sets the call descriptor.
     ///
     /// The client may have missed an interrupt through the old one, or while there was none.
-    pub(crate) fn set_call(&self, queue: u16, call: Option<Signal>) {
+    pub fn set_call(&self, queue: u16, call: Option<Signal>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             self.replace(&queue_notifiers.call, call);
         }
     }
 
     /// Sets the error descriptor.
-    pub(crate) fn set_err(&self, queue: u16, err: Option<Signal>) {
+    pub fn set_err(&self, queue: u16, err: Option<Signal>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             self.replace(&queue_notifiers.err, err);
         }
     }
 
     /// Interrupts the driver, perhaps once too often.
-    pub(crate) fn interrupt(&self, queue: u16) {
+    pub fn interrupt(&self, queue: u16) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             send(&queue_notifiers.call);
         }
     }
 
     /// Error that stopped the queue, if any.
-    pub(crate) fn failure(&self, queue: u16) -> Option<String> {
+    pub fn failure(&self, queue: u16) -> Option<String> {
         lock(&self.queue_notifiers(queue)?.failure).clone()
     }
 
     /// Clears the error: the queue starts over.
-    pub(crate) fn forget_failure(&self, queue: u16) {
+    pub fn forget_failure(&self, queue: u16) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             *lock(&queue_notifiers.failure) = None;
         }
     }
 
     /// Number of kicks so far, over all clients.
-    pub(crate) fn kicks(&self, queue: u16) -> u64 {
+    pub fn kicks(&self, queue: u16) -> u64 {
         // Relaxed: a statistic.
         self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
     }
 
     /// Records the error of a queue that failed in an earlier process.
-    pub(crate) fn restore_failure(&self, queue: u16, error: String) {
+    pub fn restore_failure(&self, queue: u16, error: String) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
             *lock(&queue_notifiers.failure) = Some(error);
         }
     }
 
     /// The call and error descriptors of a queue.
-    pub(crate) fn signals(&self, queue: u16) -> [Option<Arc<Signal>>; 2] {
+    pub fn signals(&self, queue: u16) -> [Option<Arc<Signal>>; 2] {
         let Some(QueueNotifiers { call, err, .. }) = self.queue_notifiers(queue) else {
             return [None, None];
         };
@@ -230,7 +237,7 @@ impl ClientNotifiers {
     }
 
     /// Drops the client's descriptors and all errors. Counters stay.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         for queue_notifiers in &self.queues {
             self.replace(&queue_notifiers.call, None);
             self.replace(&queue_notifiers.err, None);
@@ -241,7 +248,7 @@ impl ClientNotifiers {
     /// Frees an I/O thread that blocks because the client filled an eventfd.
     ///
     /// The client loses its count. Returns whether an eventfd was full.
-    pub(crate) fn unblock(&self) -> bool {
+    pub fn unblock(&self) -> bool {
         let mut was_full = false;
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {

@@ -6,21 +6,21 @@
 //! ```
 //! All numbers are little-endian. A section takes its descriptors from the front of those that
 //! remain. A section with an unknown tag is skipped with its descriptors, unless the tag has the bit
-//! [`tag::REQUIRED`]: a later version may add sections that an earlier one can do without, and marks
+//! [`REQUIRED`]: a later version may add sections that an earlier one can do without, and marks
 //! others.
 //!
 //! The type of a descriptor is a parameter: the descriptor itself for another process, or the number
 //! under which it is kept for a later one ([`crate::keeper`]).
 //!
-//! A record is not trusted. Each length is checked, nothing is allocated before, and the messages
-//! go through the same checks as those of a client.
-use super::{Handover, HandoverError, KnownToDriver};
-use crate::memory::MAX_SLOTS;
-use crate::message::{HEADER as MESSAGE_HEADER, MAX_FDS, MAX_PAYLOAD};
+//! This file knows the sections of an export. Those of its session are the protocol's
+//! ([`Protocol::check`], [`Session::replay`](crate::protocol::Session::replay)).
+//!
+//! A record is not trusted. Each length is checked, and nothing is allocated before.
+use super::{Handover, HandoverError, REQUIRED, SECTION_TAGS};
+use crate::framing::Framing;
+use crate::protocol::{Protocol, Section};
 use crc32fast::hash as checksum;
-use paravane_spec::vhost_user::{Header, Inflight, request};
 use std::os::fd::OwnedFd;
-use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const MAGIC: [u8; 8] = *b"PRVHAND\n";
 pub(crate) const VERSION: u32 = 1;
@@ -31,43 +31,26 @@ const CHECKSUM: usize = 4;
 const SECTION: usize = 4 + 4 + 4;
 /// Largest record in bytes. The translations of an IOMMU are up to 3 MiB.
 pub(crate) const MAX_RECORD: usize = 16 << 20;
-/// Longest path of a socket in bytes, and longest text of an error.
-const MAX_TEXT: usize = 4096;
-/// Largest configuration space in bytes.
-const MAX_CONFIG: usize = paravane_spec::vhost_user::MAX_CONFIG as usize;
-
-/// Most bytes of what a driver knows of a device beside its configuration space.
-const MAX_IDENTITY: usize = 64;
+/// Longest path of a socket in bytes.
+const MAX_PATH: usize = 4096;
 
 /// Longest note of an owner in bytes.
 const MAX_NOTE: usize = 8192;
 
-/// Tags of sections.
+/// Tags of the sections of an export.
 mod tag {
+    use super::REQUIRED;
+
     /// Endpoint, number of sessions so far, and the listening socket.
     pub(super) const EXPORT: u32 = 1;
     /// Connection, with the part of a message that has arrived.
     pub(super) const CONNECTION: u32 = 2;
-    /// One vhost-user message.
-    pub(super) const MESSAGE: u32 = 3;
-    /// How often each memory region was added.
-    pub(super) const REGION_TIMES: u32 = 4;
-    /// Queue that has failed.
-    pub(super) const FAILED: u32 = 5;
-    /// Configuration space as the driver has seen it.
-    pub(super) const CONFIG: u32 = 6;
-    /// Queue pairs that the driver has set through the control queue.
-    pub(super) const PAIRS: u32 = 7;
-    /// What the driver knows of the device beside its configuration space.
-    pub(super) const IDENTITY: u32 = 8;
     /// Note of the owner of the export.
     pub(super) const NOTE: u32 = 9;
-    /// Set in the tags of sections that a reader must know.
-    pub(super) const REQUIRED: u32 = 1 << 30;
-    /// In-flight region of ours, for a client without one.
-    pub(super) const OWN_INFLIGHT: u32 = REQUIRED | 1;
     /// The first message on the connection has not been done, or not been answered.
     pub(super) const PENDING: u32 = REQUIRED | 2;
+    /// Number of the protocol, if it is not 0: readers that know vhost-user only refuse the record.
+    pub(super) const PROTOCOL: u32 = REQUIRED | 3;
 }
 
 /// Kind of an endpoint.
@@ -101,9 +84,6 @@ pub(crate) struct EndpointState<D = OwnedFd> {
     pub(crate) listener: Option<D>,
 }
 
-/// Message, with its header, and its descriptors.
-pub(crate) type Message<D = OwnedFd> = (Vec<u8>, Vec<D>);
-
 /// What a process that died may have left undone of the first message on the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -128,59 +108,29 @@ pub(crate) enum PendingAnswer {
     Again,
 }
 
-/// State of a session, without its connection.
-#[derive(Debug)]
-pub(crate) struct SessionState<D = OwnedFd> {
-    /// Messages that make it again, in their order.
-    pub(crate) messages: Vec<Message<D>>,
-    /// How often each region was added, in the order of the regions.
-    pub(crate) region_times: Vec<u32>,
-    /// Queues that have failed, each with its error.
-    pub(crate) failed: Vec<(u16, String)>,
-    /// Configuration space as the driver has seen it.
-    pub(crate) config: Vec<u8>,
-    /// Number of queue pairs that the driver has set; 0: none.
-    pub(crate) pairs: u16,
-    /// What the driver knows of the device beside that. `None`: it was not noted.
-    pub(crate) identity: Option<Vec<u8>>,
-    /// In-flight region of ours. Queues may have been live: it has their positions.
-    pub(crate) own_inflight: Option<(Inflight, D)>,
-}
-
-impl<D> Default for SessionState<D> {
-    fn default() -> Self {
-        Self {
-            messages: Vec::new(),
-            region_times: Vec::new(),
-            failed: Vec::new(),
-            config: Vec::new(),
-            pairs: 0,
-            identity: None,
-            own_inflight: None,
-        }
-    }
-}
-
 /// Connection with the session on it.
 #[derive(Debug)]
 pub(crate) struct ConnectionState<D = OwnedFd> {
     pub(crate) socket: D,
     /// The part of a message that has arrived, and its descriptors.
-    pub(crate) partial: Message<D>,
-    pub(crate) session: SessionState<D>,
+    pub(crate) partial: (Vec<u8>, Vec<D>),
+    /// What makes the session again.
+    pub(crate) session: Vec<Section<D>>,
     pub(crate) pending: Option<Pending>,
 }
 
 impl ConnectionState {
     /// A connection without messages so far.
     pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, partial: Message::default(), session: SessionState::default(), pending: None }
+        Self { socket, partial: (Vec::new(), Vec::new()), session: Vec::new(), pending: None }
     }
 }
 
 /// State of an export.
 #[derive(Debug)]
 pub(crate) struct ExportState<D = OwnedFd> {
+    /// Number of its protocol.
+    pub(crate) protocol: u32,
     pub(crate) endpoint: EndpointState<D>,
     /// Number of sessions so far.
     pub(crate) sessions: u64,
@@ -213,7 +163,7 @@ impl<D> ExportState<D> {
     /// # Errors
     /// It would be too large.
     pub(crate) fn write(self) -> Result<(Vec<u8>, Vec<D>), HandoverError> {
-        let Self { endpoint, sessions, connection, note } = self;
+        let Self { protocol, endpoint, sessions, connection, note } = self;
         let mut writer = Writer { record: Vec::new(), fds: Vec::new() };
         writer.record.extend(MAGIC);
         writer.record.extend(VERSION.to_le_bytes());
@@ -224,29 +174,16 @@ impl<D> ExportState<D> {
         }
         value.extend(&endpoint.path);
         writer.section(tag::EXPORT, &value, endpoint.listener);
+        if protocol != 0 {
+            writer.section(tag::PROTOCOL, &protocol.to_le_bytes(), None);
+        }
         if !note.is_empty() {
             writer.section(tag::NOTE, &note[..note.len().min(MAX_NOTE)], None);
         }
         if let Some(ConnectionState { socket, partial, session, pending }) = connection {
             writer.section(tag::CONNECTION, &partial.0, std::iter::once(socket).chain(partial.1));
-            for (message, fds) in session.messages {
-                writer.section(tag::MESSAGE, &message, fds);
-            }
-            let times: Vec<u8> = session.region_times.iter().flat_map(|times| times.to_le_bytes()).collect();
-            writer.section(tag::REGION_TIMES, &times, None);
-            for (queue, error) in session.failed {
-                let text = &error.as_bytes()[..error.floor_char_boundary(MAX_TEXT)];
-                writer.section(tag::FAILED, &[&u32::from(queue).to_le_bytes(), text].concat(), None);
-            }
-            writer.section(tag::CONFIG, &session.config, None);
-            if session.pairs > 0 {
-                writer.section(tag::PAIRS, &u32::from(session.pairs).to_le_bytes(), None);
-            }
-            if let Some(identity) = session.identity.filter(|identity| !identity.is_empty()) {
-                writer.section(tag::IDENTITY, &identity, None);
-            }
-            if let Some((layout, file)) = session.own_inflight {
-                writer.section(tag::OWN_INFLIGHT, layout.as_bytes(), Some(file));
+            for Section { tag, value, fds } in session {
+                writer.section(tag, &value, fds);
             }
             if let Some(pending) = pending {
                 writer.section(tag::PENDING, &pending.encode(), None);
@@ -273,77 +210,40 @@ impl ExportState {
         Ok(Handover { record, fds })
     }
 
-    /// Reads a record.
+    /// Reads a record of an export of this protocol.
     ///
     /// # Errors
-    /// It is damaged, invalid or of another version. All descriptors are closed.
-    pub(crate) fn decode(handover: Handover) -> Result<Self, HandoverError> {
+    /// It is damaged, invalid, or of another version or protocol. All descriptors are closed.
+    pub(crate) fn decode(handover: Handover, protocol: &dyn Protocol) -> Result<Self, HandoverError> {
         let Handover { record, fds } = handover;
+        let framing = protocol.framing();
         let mut sections = Reader { rest: body(&record)?, fds: fds.into_iter() };
-        let (mut export, mut connection, mut session) = (None, None, SessionState::default());
-        let (mut times, mut config, mut pairs) = (None, None, None);
-        let (mut identity, mut own_inflight, mut pending, mut note) = (None, None, None, None);
+        let (mut export, mut connection, mut session) = (None, None, Vec::new());
+        let (mut number, mut pending, mut note) = (None, None, None);
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
-            let is_of_session = (tag::MESSAGE..=tag::IDENTITY).contains(&tag) || tag & tag::REQUIRED != 0;
-            if is_of_session && connection.is_none() {
+            let is_of_connection = SECTION_TAGS.contains(&tag) || tag & REQUIRED != 0;
+            if is_of_connection && tag != tag::PROTOCOL && connection.is_none() {
                 return Err(invalid("session without a connection"));
             }
             match tag {
-                tag::EXPORT => once(&mut export, read_export(value, fds)?)?,
+                tag::EXPORT => once(&mut export, read_export(&value, fds)?)?,
+                tag::PROTOCOL => {
+                    let read = <[u8; 4]>::try_from(value).ok().filter(|_| fds.is_empty());
+                    once(&mut number, read.map(u32::from_le_bytes).ok_or(invalid("protocol"))?)?;
+                }
                 tag::CONNECTION => {
-                    if value.len() > MESSAGE_HEADER + MAX_PAYLOAD || !(1..=MAX_FDS + 1).contains(&fds.len()) {
+                    if value.len() > framing.max_message || !(1..=framing.max_fds + 1).contains(&fds.len()) {
                         return Err(invalid("connection"));
                     }
                     let socket = fds.remove(0);
-                    once(&mut connection, (socket, (value.to_vec(), fds)))?;
+                    once(&mut connection, (socket, (value, fds)))?;
                 }
-                tag::MESSAGE => {
-                    if !(MESSAGE_HEADER..=MESSAGE_HEADER + MAX_PAYLOAD).contains(&value.len())
-                        || fds.len() > MAX_FDS
-                    {
-                        return Err(invalid("message"));
-                    }
-                    session.messages.push((value.to_vec(), fds));
-                }
-                tag::REGION_TIMES => {
-                    let (numbers, rest) = value.as_chunks::<4>();
-                    if !rest.is_empty() || numbers.len() > MAX_SLOTS || !fds.is_empty() {
-                        return Err(invalid("memory regions"));
-                    }
-                    once(&mut times, numbers.iter().map(|number| u32::from_le_bytes(*number)).collect())?;
-                }
-                tag::FAILED => session.failed.push(read_failed(value, &fds)?),
-                tag::CONFIG => {
-                    if value.len() > MAX_CONFIG || !fds.is_empty() {
-                        return Err(invalid("configuration space"));
-                    }
-                    once(&mut config, value.to_vec())?;
-                }
-                tag::PAIRS => {
-                    let number = value.try_into().map(u32::from_le_bytes).map(u16::try_from);
-                    let (Ok(Ok(number)), true) = (number, fds.is_empty()) else {
-                        return Err(invalid("queue pairs"));
-                    };
-                    once(&mut pairs, number)?;
-                }
-                tag::IDENTITY => {
-                    if !(1..=MAX_IDENTITY).contains(&value.len()) || !fds.is_empty() {
-                        return Err(invalid("identity"));
-                    }
-                    once(&mut identity, value.to_vec())?;
-                }
-                tag::NOTE => once(&mut note, read_note(value, fds.len())?)?,
-                tag::OWN_INFLIGHT => {
-                    let (Ok(layout), [_]) = (Inflight::read_from_bytes(value), &fds[..]) else {
-                        return Err(invalid("in-flight region"));
-                    };
-                    once(&mut own_inflight, (layout, fds.remove(0)))?;
-                }
+                tag::NOTE => once(&mut note, read_note(&value, fds.len())?)?,
                 tag::PENDING => {
-                    let read = Pending::decode(value).filter(|_| fds.is_empty());
+                    let read = Pending::decode(&value, framing).filter(|_| fds.is_empty());
                     once(&mut pending, read.ok_or(invalid("message that is not done"))?)?;
                 }
-                tag if tag & tag::REQUIRED != 0 => return Err(HandoverError::Section(tag)),
+                _ if is_of_connection => session.push(Section { tag, value, fds }),
                 // Of a later version.
                 _ => {}
             }
@@ -351,13 +251,15 @@ impl ExportState {
         if !sections.fds.as_slice().is_empty() {
             return Err(invalid("more descriptors than it names"));
         }
+        let number = number.unwrap_or(0);
+        if number != protocol.number() {
+            return Err(HandoverError::Protocol { recorded: number, own: protocol.number() });
+        }
         let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
-        (session.region_times, session.config) = (times.unwrap_or_default(), config.unwrap_or_default());
-        (session.pairs, session.own_inflight) = (pairs.unwrap_or_default(), own_inflight);
-        session.identity = identity;
+        protocol.check(&session)?;
         let connection =
             connection.map(|(socket, partial)| ConnectionState { socket, partial, session, pending });
-        Ok(Self { endpoint, sessions, connection, note: note.unwrap_or_default() })
+        Ok(Self { protocol: number, endpoint, sessions, connection, note: note.unwrap_or_default() })
     }
 }
 
@@ -371,14 +273,14 @@ impl Pending {
                     PendingAnswer::Bytes(bytes) => (2, bytes),
                     PendingAnswer::Again => (3, &[]),
                 };
-                // A message has at most a header and MAX_PAYLOAD bytes.
+                // No message of a protocol is that long.
                 let head = [&[kind, u8::from(*at_once), 0, 0], &(*len as u32).to_le_bytes()[..]].concat();
                 [&head, bytes].concat()
             }
         }
     }
 
-    fn decode(value: &[u8]) -> Option<Self> {
+    fn decode(value: &[u8], framing: &Framing) -> Option<Self> {
         let (&[kind, at_once, 0, 0, l0, l1, l2, l3], bytes) = value.split_first_chunk::<8>()? else {
             return None;
         };
@@ -386,11 +288,11 @@ impl Pending {
         let answer = match (kind, bytes) {
             (0, []) if at_once == 0 && len == 0 => return Some(Self::Begun),
             (1, []) => PendingAnswer::None,
-            (2, bytes) if bytes.len() <= MESSAGE_HEADER + MAX_PAYLOAD => PendingAnswer::Bytes(bytes.to_vec()),
+            (2, bytes) if bytes.len() <= framing.max_message => PendingAnswer::Bytes(bytes.to_vec()),
             (3, []) => PendingAnswer::Again,
             _ => return None,
         };
-        let fits = (MESSAGE_HEADER..=MESSAGE_HEADER + MAX_PAYLOAD).contains(&len) && at_once <= 1;
+        let fits = (framing.header..=framing.max_message).contains(&len) && at_once <= 1;
         fits.then_some(Self::Done { len, answer, at_once: at_once == 1 })
     }
 }
@@ -432,29 +334,18 @@ fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
     Ok(&summed[HEADER..])
 }
 
-/// What a record says that the driver knows of its device.
-///
-/// `None`: it has no session.
+/// The sections of a record that are its session's, with their tags.
 ///
 /// # Errors
 /// The record is damaged, invalid or of another version.
-pub(crate) fn known_to_driver(record: &[u8]) -> Result<Option<KnownToDriver>, HandoverError> {
-    let (mut rest, mut config, mut features) = (body(record)?, None, 0);
+pub(super) fn session_sections(record: &[u8]) -> Result<Vec<(u32, &[u8])>, HandoverError> {
+    let (mut rest, mut sections) = (body(record)?, Vec::new());
     while let Some(SectionBytes { tag, value, .. }) = next_section(&mut rest)? {
-        match tag {
-            tag::CONFIG => config = Some(value.to_vec()),
-            tag::MESSAGE => {
-                let Some((header, payload)) = value.split_at_checked(MESSAGE_HEADER) else { continue };
-                let is_features = Header::read_from_bytes(header)
-                    .is_ok_and(|header| { header.request } == request::SET_FEATURES);
-                if let (true, Ok(bytes)) = (is_features, payload.try_into()) {
-                    features = u64::from_le_bytes(bytes);
-                }
-            }
-            _ => {}
+        if SECTION_TAGS.contains(&tag) {
+            sections.push((tag, value));
         }
     }
-    Ok(config.map(|config| KnownToDriver { config, features }))
+    Ok(sections)
 }
 
 /// The note in a record; empty: it has none.
@@ -498,24 +389,18 @@ fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<SectionBytes<'a>>, Han
     Ok(Some(SectionBytes { tag: word(0), fds: word(4) as usize, value }))
 }
 
-struct Section<'a> {
-    tag: u32,
-    value: &'a [u8],
-    fds: Vec<OwnedFd>,
-}
-
 struct Reader<'a> {
     rest: &'a [u8],
     fds: std::vec::IntoIter<OwnedFd>,
 }
 
-impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<Option<Section<'a>>, HandoverError> {
+impl Reader<'_> {
+    fn next(&mut self) -> Result<Option<Section>, HandoverError> {
         let Some(SectionBytes { tag, fds, value }) = next_section(&mut self.rest)? else { return Ok(None) };
         if fds > self.fds.len() {
             return Err(invalid("fewer descriptors than it names"));
         }
-        Ok(Some(Section { tag, value, fds: self.fds.by_ref().take(fds).collect() }))
+        Ok(Some(Section { tag, value: value.to_vec(), fds: self.fds.by_ref().take(fds).collect() }))
     }
 }
 
@@ -531,18 +416,10 @@ fn read_export(value: &[u8], mut fds: Vec<OwnedFd>) -> Result<(EndpointState, u6
     };
     let (numbers, _) = head[4..].as_chunks::<8>();
     let [sessions, dev, ino] = [0, 1, 2].map(|at| u64::from_le_bytes(numbers[at]));
-    if path.len() > MAX_TEXT || fds.len() != usize::from(kind.listens()) {
+    if path.len() > MAX_PATH || fds.len() != usize::from(kind.listens()) {
         return Err(short());
     }
     Ok((EndpointState { kind, path: path.to_vec(), file: (dev, ino), listener: fds.pop() }, sessions))
-}
-
-fn read_failed(value: &[u8], fds: &[OwnedFd]) -> Result<(u16, String), HandoverError> {
-    let failed = value.split_first_chunk::<4>().and_then(|(queue, text)| {
-        let queue = u16::try_from(u32::from_le_bytes(*queue)).ok()?;
-        Some((queue, str::from_utf8(text).ok()?.to_owned()))
-    });
-    failed.filter(|(_, text)| text.len() <= MAX_TEXT && fds.is_empty()).ok_or(invalid("failed queue"))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@
 //!
 //! If no export adopts the copies, the session has ended: they are closed with the last
 //! [`Exchanged`].
-use crate::handover::{Handover, HandoverError, KnownToDriver};
+use crate::handover::Handover;
 use crate::keeper::{Active, Keeping};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -48,12 +48,9 @@ impl Exchanged {
         Ok(Self { handover: self.handover.try_clone()?, left: Arc::clone(&self.left) })
     }
 
-    /// What the driver of the session knows of its device. `None`: there is no session.
-    ///
-    /// # Errors
-    /// As [`Handover::known_to_driver`].
-    pub fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        self.handover.known_to_driver()
+    /// The state of the export.
+    pub fn handover(&self) -> &Handover {
+        &self.handover
     }
 
     /// Copies of the descriptors of the device that are kept, as [`Kept::device_fds`].

@@ -81,14 +81,17 @@ pub struct ExportStatus {
 
 /// Status that a session writes and its owner reads.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct SharedStatus {
     status: Mutex<ExportStatus>,
-    pub(crate) notifiers: Arc<ClientNotifiers>,
-    pub(crate) work: Vec<Arc<QueueWork>>,
+    /// Notifiers of the client.
+    pub notifiers: Arc<ClientNotifiers>,
+    /// Counters of the queues.
+    pub work: Vec<Arc<QueueWork>>,
     /// Quota of the clients' mappings.
-    pub(crate) quota: MappingQuota,
+    pub quota: MappingQuota,
     /// Set when queues must not continue multi-step requests.
-    pub(crate) cut: Arc<AtomicBool>,
+    pub cut: Arc<AtomicBool>,
 }
 
 impl SharedStatus {
@@ -129,7 +132,7 @@ impl SharedStatus {
     }
 
     /// Locks the status for writing. Hold the lock for nothing else.
-    pub(crate) fn write(&self) -> MutexGuard<'_, ExportStatus> {
+    pub fn write(&self) -> MutexGuard<'_, ExportStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,10 +10,8 @@ use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-use crate::message::{HEADER, MAX_FDS, MAX_PAYLOAD};
+use crate::framing::Framing;
 
-/// Entries of the ring: one for each piece, each with a descriptor but one, and the answer.
-const ENTRIES: u32 = (MAX_FDS as u32 + 2).next_power_of_two();
 const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
 /// A ring for exchanges.
@@ -21,7 +19,7 @@ pub(crate) struct Exchange {
     // First, so that it is dropped before the memory of its requests.
     ring: IoUring,
     /// What is taken off the connection was read before, and is not looked at again.
-    taken: Box<[u8; HEADER + MAX_PAYLOAD]>,
+    taken: Box<[u8]>,
 }
 
 impl std::fmt::Debug for Exchange {
@@ -31,12 +29,14 @@ impl std::fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// Makes a ring.
+    /// Makes a ring for messages of a protocol.
     ///
     /// # Errors
     /// The host has no io_uring for this process.
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { ring: IoUring::new(ENTRIES)?, taken: Box::new([0; HEADER + MAX_PAYLOAD]) })
+    pub(crate) fn new(framing: &Framing) -> io::Result<Self> {
+        // One for each piece, each with a descriptor but one, and the answer.
+        let entries = (framing.max_fds as u32 + 2).next_power_of_two();
+        Ok(Self { ring: IoUring::new(entries)?, taken: vec![0; framing.max_message].into() })
     }
 
     /// Takes bytes off a socket, in pieces of these lengths, and sends the answer.
@@ -137,12 +137,13 @@ impl<'a> Answer<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::tests::FRAMING;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     fn exchange() -> Option<Exchange> {
-        match Exchange::new() {
+        match Exchange::new(&FRAMING) {
             Ok(exchange) => Some(exchange),
             Err(error) => {
                 paravane_test_support::skip("exchange", format!("io_uring: {error}"));
@@ -176,7 +177,7 @@ mod tests {
         far.write_all(&[1; 12]).unwrap();
         exchange.run(near.as_fd(), &[12], Some((b"answer", Some(writer.as_fd())))).unwrap();
         drop(writer);
-        let mut connection = crate::socket::Connection::new(far.into());
+        let mut connection = crate::socket::Connection::new(far.into(), &FRAMING);
         // It is no message, but its descriptor has arrived.
         let _ = connection.receive();
         let (.., mut fds) = connection.into_parts();

@@ -7,12 +7,12 @@
 use super::endpoint::{Acceptor, NextClient};
 use super::host_watch::Look;
 use super::talk::{Talk, Talked};
-use super::{SessionEnd, Shared, backoff, log_refresh};
+use super::{EndCause, Shared, backoff, log_refresh};
 use crate::handover::HandoverError;
 use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::keeper::{Keeping, State};
+use crate::protocol::{Collected, Offer, Protocol, Section, Session, Successor};
 use crate::protocol_threads::{Next, Ready, Task};
-use crate::session::{Offer, Session};
 use crate::socket::{Connection, Inspector};
 use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
@@ -37,6 +37,7 @@ pub(super) struct ExportTask {
     pub(super) device: Option<Box<dyn Device>>,
     /// `None`: it has finished.
     pub(super) threads: Option<Arc<DeviceThreads>>,
+    pub(super) protocol: Arc<dyn Protocol>,
     pub(super) offer: Offer,
     pub(super) keeping: Option<Keeping>,
     /// Dropped when the session of another process is restored, or cannot be.
@@ -245,52 +246,47 @@ impl ExportTask {
         }
     }
 
-    fn try_begin_session(&mut self, connection: ConnectionState, number: u64) -> Result<(), SessionEnd> {
+    fn try_begin_session(&mut self, connection: ConnectionState, number: u64) -> Result<(), EndCause> {
         let restoring = self.restoring.take();
         let ConnectionState { socket, partial: (part, fds), session: state, pending } = connection;
-        let connection = Connection::resume(socket, &part, fds)?.inspected_by(self.inspector.clone());
+        let connection = Connection::resume(socket, self.protocol.framing(), &part, fds)?
+            .inspected_by(self.inspector.clone());
         let (Some(device), Some(threads)) = (self.device.take(), &self.threads) else {
-            return Err(SessionEnd::Failed);
+            return Err(EndCause::Failed);
         };
         let status = Arc::clone(&self.shared.shared_status);
-        let mut session = match Session::new(device, Arc::clone(threads), status, self.offer) {
+        let mut session = match self.protocol.begin(device, Arc::clone(threads), status, self.offer) {
             Ok(session) => session,
             Err((device, error)) => {
                 self.device = Some(device);
                 return Err(error.into());
             }
         };
-        if self.keeping.is_some() || pending.is_some() || state.own_inflight.is_some() {
-            // A failure is that of the keeping only.
-            if let Err(error) = session.track_itself() {
-                tracing::warn!(device = &*self.name, "cannot keep the session for the next process: {error}");
-            }
+        // A failure is that of the keeping only.
+        if (self.keeping.is_some() || pending.is_some())
+            && let Err(error) = session.track()
+        {
+            tracing::warn!(device = &*self.name, "cannot keep the session for the next process: {error}");
         }
         let hold = pending == Some(Pending::Begun);
         let (shared, keeping) = (Arc::clone(&self.shared), self.keeping.take());
         let mut talk = Talk::new(session, connection, shared, keeping, Arc::clone(&self.name), number);
         talk.is_quiet = self.is_repeating();
         let talk = self.talk.insert(Box::new(talk));
-        let replayed = talk.session.replay(state, hold).map_err(SessionEnd::Restore);
+        let replayed = talk.session.replay(state, hold).map_err(EndCause::Restore);
         drop(restoring);
         replayed?;
         talk.begin(pending)
     }
 
     /// Ends the session. Returns it if that is handed over.
-    fn end_session(&mut self, result: Result<(), SessionEnd>) -> Option<Handed> {
+    fn end_session(&mut self, result: Result<(), EndCause>) -> Option<Handed> {
         let Talk { session, connection, shared, keeping, number, start, completed, .. } =
             *self.talk.take()?;
         self.keeping = keeping;
         // Relaxed: the wake-up orders.
         if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
-            let keeping = self.keeping.as_mut().filter(|_| shared.is_exchanging());
-            let (device, session) = session.hand_over(keeping);
-            self.device = Some(device);
-            let session = session.map(|(session, memory)| {
-                shared.put_aside(Box::new(memory));
-                session
-            });
+            let session = self.hand_over(session);
             if let Some(keeping) = self.keeping.as_mut().filter(|_| shared.is_exchanging()) {
                 keeping.detach(connection.as_fd());
             }
@@ -313,6 +309,33 @@ impl ExportTask {
             acceptor.closed(made_progress);
         }
         None
+    }
+
+    /// Stops a session and saves it.
+    fn hand_over(&mut self, mut session: Box<dyn Session>) -> Result<Vec<Section>, HandoverError> {
+        let mut keeping = self.keeping.as_mut().filter(|_| self.shared.is_exchanging());
+        let successor = if keeping.is_some() { Successor::Within } else { Successor::Present };
+        let give = |fd: BorrowedFd<'_>| {
+            if let Some(keeping) = &mut keeping {
+                keeping.detach(fd);
+            }
+            fd.try_clone_to_owned().map_err(HandoverError::Fd)
+        };
+        let mut collected = Collected { sections: Vec::new(), give };
+        let saved = session.stop().and_then(|()| session.save(successor, &mut collected));
+        match saved {
+            Ok(()) => {
+                let sections = collected.sections;
+                let (device, remains) = session.leave();
+                self.device = Some(device);
+                self.shared.put_aside(remains);
+                Ok(sections)
+            }
+            Err(error) => {
+                self.device = Some(session.end());
+                Err(error)
+            }
+        }
     }
 
     fn report_handed(&self, number: u64, handed: Handed) -> Handed {
@@ -338,7 +361,7 @@ impl ExportTask {
         self.repeated.as_ref().is_some_and(|(_, times)| *times > 1)
     }
 
-    fn report_end(&mut self, number: u64, result: Result<(), SessionEnd>, made_progress: bool) {
+    fn report_end(&mut self, number: u64, result: Result<(), EndCause>, made_progress: bool) {
         let shared = Arc::clone(&self.shared);
         let mut status = shared.shared_status.write();
         status.connected = false;
@@ -430,7 +453,8 @@ impl ExportTask {
             Some(Err(error)) => return Some(Err(error)),
             None => unserved.map(ConnectionState::new),
         };
-        Some(Ok(ExportState { endpoint, sessions, connection, note: Vec::new() }))
+        let protocol = self.protocol.number();
+        Some(Ok(ExportState { protocol, endpoint, sessions, connection, note: Vec::new() }))
     }
 
     /// Ends after a panic: the state of the device is unknown.

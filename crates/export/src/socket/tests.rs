@@ -1,12 +1,14 @@
 use super::*;
-use paravane_spec::vhost_user::{flags, request};
+use crate::protocol::tests::FRAMING;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+
+const HEADER: usize = FRAMING.header;
 
 /// A connection whose messages stay on the socket, and the client's end.
 fn kept() -> (Connection, UnixStream) {
     let (near, far) = UnixStream::pair().unwrap();
-    let mut connection = Connection::new(near.into());
+    let mut connection = Connection::new(near.into(), &FRAMING);
     connection.keep().unwrap();
     (connection, far)
 }
@@ -15,19 +17,16 @@ fn kept() -> (Connection, UnixStream) {
 fn next(connection: Connection) -> Connection {
     let (socket, part, fds) = connection.into_parts();
     assert!(part.is_empty() && fds.is_empty(), "nothing was taken off the socket");
-    Connection::new(socket)
+    Connection::new(socket, &FRAMING)
 }
 
 fn message(payload: &[u8]) -> Vec<u8> {
-    crate::message::message(request::SET_FEATURES, flags::VERSION, payload)
+    [&(payload.len() as u32).to_le_bytes(), &[0; 8][..], payload].concat()
 }
 
 fn receive(connection: &mut Connection) -> Option<usize> {
     match connection.receive().unwrap() {
-        Received::Message(header, _) => {
-            assert_eq!(header.request, request::SET_FEATURES);
-            Some(connection.payload().len())
-        }
+        Received::Message(_) => Some(connection.message().len() - HEADER),
         _ => None,
     }
 }
@@ -86,15 +85,15 @@ fn descriptors_come_with_their_message_each_time() {
         send(far.as_fd(), part, Some(pipe.as_fd())).unwrap();
     }
     for _ in 0..2 {
-        let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no message") };
-        assert_eq!((fds.len(), connection.payload().len()), (1, 8));
+        let Received::Message(fds) = connection.receive().unwrap() else { panic!("no message") };
+        assert_eq!((fds.len(), connection.message().len() - HEADER), (1, 8));
         connection = next(connection);
         connection.keep().unwrap();
     }
-    let Received::Message(..) = connection.receive().unwrap() else { panic!("no message") };
+    let Received::Message(_) = connection.receive().unwrap() else { panic!("no message") };
     connection.settle(None).unwrap();
-    let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no second message") };
-    assert_eq!((fds.len(), connection.payload().len()), (1, 0));
+    let Received::Message(fds) = connection.receive().unwrap() else { panic!("no second message") };
+    assert_eq!((fds.len(), connection.message().len() - HEADER), (1, 0));
 }
 
 #[test]
@@ -112,8 +111,8 @@ fn descriptors_of_the_next_message_stay_with_it() {
             send(far.as_fd(), &message(&[2; 8]), Some(pipe.as_fd())).unwrap();
         }
         for (len, count) in [(first.len() - HEADER, 0), (8, 1), (8, 1)] {
-            let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no message") };
-            assert_eq!((connection.payload().len(), fds.len()), (len, count));
+            let Received::Message(fds) = connection.receive().unwrap() else { panic!("no message") };
+            assert_eq!((connection.message().len() - HEADER, fds.len()), (len, count));
             connection.settle(None).unwrap();
         }
     }
@@ -132,8 +131,8 @@ fn descriptors_in_the_middle_of_a_message_are_its_own() {
             send(far.as_fd(), end, if fd_first { no_fd } else { fd }).unwrap();
             send(far.as_fd(), &message(&[]), fd).unwrap();
             for len in [8, 0] {
-                let Received::Message(_, fds) = connection.receive().unwrap() else { panic!("no message") };
-                assert_eq!((connection.payload().len(), fds.len()), (len, 1), "cut at {at}");
+                let Received::Message(fds) = connection.receive().unwrap() else { panic!("no message") };
+                assert_eq!((connection.message().len() - HEADER, fds.len()), (len, 1), "cut at {at}");
                 connection.settle(None).unwrap();
             }
         }

@@ -1,0 +1,90 @@
+//! The protocol as an export sees it.
+use crate::message::FRAMING;
+use crate::session::{VhostSession, check, seen_by_driver};
+use paravane_device::Device;
+use paravane_export::protocol::{Offer, Protocol, Section, Session};
+use paravane_export::{Exchanged, Framing, Handover, HandoverError, Kept, SessionEnd, SharedStatus};
+use paravane_io::DeviceThreads;
+use std::sync::Arc;
+
+/// Most queues that a client can address: a message has 8 bits for the index.
+const MAX_QUEUES: usize = 256;
+
+/// Protocol vhost-user.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VhostUser;
+
+impl Protocol for VhostUser {
+    fn number(&self) -> u32 {
+        0
+    }
+
+    fn name(&self) -> &'static str {
+        "vhost-user"
+    }
+
+    fn max_queues(&self) -> usize {
+        MAX_QUEUES
+    }
+
+    fn framing(&self) -> &'static Framing {
+        &FRAMING
+    }
+
+    fn check(&self, sections: &[Section]) -> Result<(), HandoverError> {
+        check(sections)
+    }
+
+    fn begin(
+        &self,
+        device: Box<dyn Device>,
+        threads: Arc<DeviceThreads>,
+        status: Arc<SharedStatus>,
+        offer: Offer,
+    ) -> Result<Box<dyn Session>, (Box<dyn Device>, SessionEnd)> {
+        match VhostSession::new(device, threads, status, offer) {
+            Ok(session) => Ok(Box::new(session)),
+            Err((device, error)) => Err((device, error.into())),
+        }
+    }
+}
+
+/// Configuration of an export with vhost-user.
+pub type ExportConfig = paravane_export::ExportConfig<VhostUser>;
+
+/// What a driver knows of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownToDriver {
+    /// Configuration space as the driver has seen it.
+    pub config: Vec<u8>,
+    /// Features that the driver has accepted; 0: none yet.
+    pub features: u64,
+}
+
+/// Session with vhost-user that is handed over or kept.
+pub trait RecordedSession {
+    /// What the driver of the session knows of its device. `None`: there is no session.
+    ///
+    /// # Errors
+    /// The record is damaged, invalid or of another version.
+    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError>;
+}
+
+impl RecordedSession for Handover {
+    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        let seen = seen_by_driver(&self.session_sections()?);
+        Ok(seen.map(|(config, features)| KnownToDriver { config, features }))
+    }
+}
+
+impl RecordedSession for Exchanged {
+    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        self.handover().known_to_driver()
+    }
+}
+
+impl RecordedSession for Kept {
+    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
+        self.handover().known_to_driver()
+    }
+}
