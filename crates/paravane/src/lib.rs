@@ -14,6 +14,7 @@
 //! | `transport` | `transport` | virtio-mmio and virtio-pci as register machines |
 //! | `io` | `io` | I/O threads that serve queues |
 //! | `attach` | `attach` | a device behind virtio-mmio or PCI, in your own VMM |
+//! | `export` | `export` | a device behind a socket, for a protocol of your own |
 //! | `vhost` (default) | `vhost` | vhost-user exports: a device for another VMM |
 //! | `kvm` | `notify` | ioeventfd, irqfd and MSI on a VM of the crate kvm-ioctls |
 //! | `vm-memory` | `dma` | guest memory in the traits of the crate vm-memory |
@@ -49,6 +50,8 @@ pub use paravane_device as device;
 pub use paravane_dma as dma;
 #[cfg(feature = "driver")]
 pub use paravane_driver as driver;
+#[cfg(feature = "export")]
+pub use paravane_export as export;
 #[cfg(feature = "io")]
 pub use paravane_io as io;
 #[cfg(feature = "notify")]

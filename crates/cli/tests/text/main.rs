@@ -123,6 +123,7 @@ fn messages_are_as_reviewed() {
     let mut folder = Folder::new(crate_folder().join("tests/snapshots/messages"));
     for name in [
         "cli",
+        "export",
         "vhost",
         "vmm",
         "attach",

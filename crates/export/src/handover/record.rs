@@ -16,21 +16,16 @@
 //! ([`Protocol::check`], [`Session::replay`](crate::protocol::Session::replay)).
 //!
 //! A record is not trusted. Each length is checked, and nothing is allocated before.
-use super::{Handover, HandoverError, REQUIRED, SECTION_TAGS};
+use super::frame::{
+    CHECKSUM, HEADER, MAGIC, MAX_RECORD, REQUIRED, SECTION_TAGS, SectionBytes, VERSION, body, invalid,
+    next_section,
+};
+use super::{Handover, HandoverError};
 use crate::framing::Framing;
 use crate::protocol::{Protocol, Section};
 use crc32fast::hash as checksum;
 use std::os::fd::OwnedFd;
 
-pub(crate) const MAGIC: [u8; 8] = *b"PRVHAND\n";
-pub(crate) const VERSION: u32 = 1;
-/// Magic number, version, and length of the whole record.
-const HEADER: usize = 8 + 4 + 4;
-const CHECKSUM: usize = 4;
-/// Tag, number of descriptors, and length of the value.
-const SECTION: usize = 4 + 4 + 4;
-/// Largest record in bytes. The translations of an IOMMU are up to 3 MiB.
-pub(crate) const MAX_RECORD: usize = 16 << 20;
 /// Longest path of a socket in bytes.
 const MAX_PATH: usize = 4096;
 
@@ -297,55 +292,11 @@ impl Pending {
     }
 }
 
-fn invalid(what: &'static str) -> HandoverError {
-    HandoverError::Record(what)
-}
-
 fn once<T>(place: &mut Option<T>, value: T) -> Result<(), HandoverError> {
     match place.replace(value) {
         None => Ok(()),
         Some(_) => Err(invalid("a section that may be there once only is repeated")),
     }
-}
-
-/// Checks the frame of a record, and returns its sections.
-fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
-    if record.get(..8) != Some(&MAGIC) {
-        return Err(invalid("no magic number"));
-    }
-    let number = |bytes: Option<&[u8]>| -> Result<u32, HandoverError> {
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or(invalid("too short"))?;
-        Ok(u32::from_le_bytes(bytes))
-    };
-    match number(record.get(8..12))? {
-        VERSION => {}
-        other => return Err(HandoverError::Version(other)),
-    }
-    if record.len() > MAX_RECORD {
-        return Err(HandoverError::TooLarge);
-    }
-    if number(record.get(12..HEADER))? as usize != record.len() || record.len() < HEADER + CHECKSUM {
-        return Err(invalid("wrong length"));
-    }
-    let (summed, sum) = record.split_at(record.len() - CHECKSUM);
-    if number(Some(sum))? != checksum(summed) {
-        return Err(invalid("wrong checksum"));
-    }
-    Ok(&summed[HEADER..])
-}
-
-/// The sections of a record that are its session's, with their tags.
-///
-/// # Errors
-/// The record is damaged, invalid or of another version.
-pub(super) fn session_sections(record: &[u8]) -> Result<Vec<(u32, &[u8])>, HandoverError> {
-    let (mut rest, mut sections) = (body(record)?, Vec::new());
-    while let Some(SectionBytes { tag, value, .. }) = next_section(&mut rest)? {
-        if SECTION_TAGS.contains(&tag) {
-            sections.push((tag, value));
-        }
-    }
-    Ok(sections)
 }
 
 /// The note in a record; empty: it has none.
@@ -367,26 +318,6 @@ fn read_note(value: &[u8], fds: usize) -> Result<Vec<u8>, HandoverError> {
         true => Ok(value.to_vec()),
         false => Err(invalid("note")),
     }
-}
-
-/// A section with the number of its descriptors.
-struct SectionBytes<'a> {
-    tag: u32,
-    fds: usize,
-    value: &'a [u8],
-}
-
-/// Takes a section off the front.
-fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<SectionBytes<'a>>, HandoverError> {
-    if rest.is_empty() {
-        return Ok(None);
-    }
-    let short = || invalid("a section is cut off");
-    let (head, behind) = rest.split_first_chunk::<SECTION>().ok_or_else(short)?;
-    let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let (value, behind) = behind.split_at_checked(word(8) as usize).ok_or_else(short)?;
-    *rest = behind;
-    Ok(Some(SectionBytes { tag: word(0), fds: word(4) as usize, value }))
 }
 
 struct Reader<'a> {

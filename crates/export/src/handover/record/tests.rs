@@ -1,4 +1,5 @@
 use super::*;
+use crate::handover::frame::SECTION;
 use crate::protocol::tests::{FRAMING, Letters};
 use proptest::prelude::*;
 use std::fs::File;
