@@ -2,8 +2,8 @@
 use crate::serve::report;
 use crate::serve::told::Told;
 use paravane_device::blk::Snapshots;
+use paravane_export::ExportStatus;
 use paravane_store::Store;
-use paravane_vhost::ExportStatus;
 use std::any::Any;
 use std::sync::Arc;
 

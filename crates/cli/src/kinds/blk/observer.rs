@@ -6,8 +6,8 @@ use crate::serve::report;
 use crate::serve::told::Told;
 use paravane_device::Limiter;
 use paravane_device::blk::{self, Full, Resizer, Snapshots, StorageErrors};
+use paravane_export::ExportStatus;
 use paravane_store::Store;
-use paravane_vhost::ExportStatus;
 use std::sync::Arc;
 
 pub(super) struct DiskObserver {

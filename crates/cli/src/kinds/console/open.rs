@@ -5,7 +5,7 @@ use crate::kinds::opening::Opened;
 use crate::serve::{private_socket, report};
 use anyhow::Context;
 use paravane_device::console::{self, BackEnd, ConsoleCounters, Pty};
-use paravane_vhost::ExportStatus;
+use paravane_export::ExportStatus;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;

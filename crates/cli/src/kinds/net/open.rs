@@ -6,7 +6,7 @@ use crate::serve::report;
 use anyhow::Context;
 use paravane_device::Limiter;
 use paravane_device::net::{self, BackEnd, Counters, Generator, Limited, LinkEnd, Tap};
-use paravane_vhost::ExportStatus;
+use paravane_export::ExportStatus;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
