@@ -3,7 +3,7 @@ use super::finding::{Finding, Level};
 use super::{host, kernel};
 use crate::failure::one_line;
 use crate::kinds::kind::IoUring;
-use crate::serve;
+use crate::serve::check;
 use crate::serve::config::Config;
 use crate::serve::spec::DeviceSpec;
 
@@ -55,7 +55,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 
 fn configuration(config: &Config) -> Finding {
     let name = "configuration";
-    match serve::check(&config.daemon, &config.devices) {
+    match check::check(&config.daemon, &config.devices) {
         Ok(()) => Finding::new(name, Level::Ok, format!("{} devices", config.devices.len()), ""),
         Err(error) => {
             let remedy = "create it, or change the file: paravane serve --config FILE --check";

@@ -9,20 +9,29 @@
 //! |---|---|---|
 //! | a change for which a client has to reconnect | restarts the device, with a warning | is refused, unless the device is named |
 //! | outcome | log, status | also printed, for each device |
-use super::args::DaemonArgs;
+use super::args::{DaemonArgs, ServeArgs};
 use super::config::Config;
 use super::exports::{Exports, Reloaded, Restarts, Turn};
+use super::override_with;
 use super::reader::ConfigFile;
 use super::reload::{Asked, DaemonChange, ReloadServer};
 use super::spec::DeviceSpec;
 use super::systemd::Manager;
-use super::{Configuration, override_with};
 use paravane_vhost::{Notifier, caught};
 use sd_notify::NotifyState;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+
+/// What the daemon was started with.
+pub(super) struct Configuration<'a> {
+    pub(super) args: &'a ServeArgs,
+    pub(super) file: Option<&'a Arc<ConfigFile>>,
+    /// Options of the command line and the file.
+    pub(super) daemon: &'a DaemonArgs,
+    pub(super) verbose: u8,
+}
 
 /// Why a client gets no reload.
 const HANDED_OVER: &str = "the devices are being handed over to another daemon: reload that one";

@@ -1,0 +1,60 @@
+//! How a daemon starts: stages, each of which takes the one before it.
+//!
+//! ```text
+//!   Claimed     what it has of others: descriptors, signals, sockets, sessions that were kept
+//!     |         or the daemon that it takes over from
+//!   Sandboxed   helper processes run, files beyond the sandbox are read; then it is closed
+//!     |
+//!   Opened      devices are open, and their guests would find them as they were; privileges are dropped
+//!     |
+//!   Serving     sessions begin, go on, or come from the other daemon
+//! ```
+mod claimed;
+mod opened;
+mod sandboxed;
+mod serving;
+
+use super::args::{DaemonArgs, ServeArgs};
+use super::check::{check, check_daemon};
+use super::spec::DeviceSpec;
+use crate::failure::Failure;
+use claimed::Claimed;
+use opened::Opened;
+use sandboxed::Sandboxed;
+use serving::Serving;
+
+/// What a daemon is started with.
+pub(super) struct Setup<'a> {
+    pub(super) args: &'a ServeArgs,
+    /// Options of the command line and the file.
+    pub(super) daemon: &'a DaemonArgs,
+    pub(super) verbose: u8,
+}
+
+impl Setup<'_> {
+    /// Whether the devices start each for itself: those of a file.
+    fn each(&self) -> bool {
+        self.args.config.is_some() && !self.args.take_over
+    }
+}
+
+/// Serves devices until a signal ends it, or another daemon takes over.
+///
+/// # Errors
+/// The request is invalid, or the host fails.
+pub(super) fn serve(setup: &Setup<'_>, devices: Vec<DeviceSpec>) -> Result<(), Failure> {
+    match setup.each() {
+        true => check_daemon(setup.daemon, &devices),
+        false => check(setup.daemon, &devices),
+    }
+    .map_err(Failure::request)?;
+    let claimed = Claimed::claim(setup)?;
+    let sandboxed = Sandboxed::enter(claimed, setup, &devices)?;
+    match Opened::open(sandboxed, setup, devices)? {
+        Some(opened) => Serving::begin(opened, setup)?.run(setup),
+        None => {
+            tracing::info!("stopped by a signal before all devices were open");
+            Ok(())
+        }
+    }
+}
