@@ -1,5 +1,6 @@
 //! I/O engines by the names that operators use.
 use clap::ValueEnum;
+use paravane_device::blk::EngineChoice;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
@@ -18,5 +19,16 @@ impl Engine {
     /// Whether it may be io_uring, depending on the image and the host.
     pub(crate) fn may_be_io_uring(self) -> bool {
         matches!(self, Self::Auto | Self::IoUring)
+    }
+}
+
+impl From<Engine> for EngineChoice {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Auto => Self::Auto,
+            Engine::IoUring => Self::IoUring,
+            Engine::Threads => Self::Threads,
+            Engine::Immediate => Self::Immediate,
+        }
     }
 }

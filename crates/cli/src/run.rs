@@ -7,14 +7,13 @@ mod progress;
 mod queues;
 mod render;
 
-use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::output;
 use anyhow::Context;
 use args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
 use paravane_vmm::{
-    AccelChoice, DirtyLogging, DiskConfig, EngineChoice, Job, LinuxConfig, Outcome, Progress, RingLayout,
-    RunConfig, TransportChoice,
+    AccelChoice, DirtyLogging, DiskConfig, Job, LinuxConfig, Outcome, Progress, RingLayout, RunConfig,
+    TransportChoice,
 };
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -104,12 +103,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
             Completion::Interrupt => paravane_vmm::Completion::Interrupt,
             Completion::Poll => paravane_vmm::Completion::Poll,
         },
-        engine: match args.engine {
-            Engine::Auto => EngineChoice::Auto,
-            Engine::IoUring => EngineChoice::IoUring,
-            Engine::Threads => EngineChoice::Threads,
-            Engine::Immediate => EngineChoice::Immediate,
-        },
+        engine: args.engine.into(),
         transport: match args.transport {
             Transport::Mmio => TransportChoice::Mmio,
             Transport::MmioMsi => TransportChoice::MmioMsi,

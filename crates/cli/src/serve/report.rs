@@ -1,13 +1,15 @@
 //! The daemon's report: JSON of the control socket and `paravane status --json`.
 //!
 //! Names are stable; fields may be added.
+pub(crate) mod stores;
+
 use paravane_device::RateLimit;
 use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
 use paravane_device::latency::{self, LatencySnapshot};
-use paravane_store::{CacheStatus, Link, StoreStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
+use stores::Store;
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -493,85 +495,6 @@ pub(crate) struct Failed {
     /// A session of an earlier daemon is kept for it.
     #[serde(default)]
     pub(crate) kept: bool,
-}
-
-/// An image or backing file that is no file of this host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Store {
-    /// URL without secrets.
-    pub(crate) location: String,
-    /// "up", "stalled" or "reconnecting" (requests wait), "down" or "unusable" (requests fail).
-    pub(crate) link: String,
-    /// Number of connections that are up.
-    pub(crate) connections: u32,
-    /// Number of connections that were made again.
-    pub(crate) reconnects: u64,
-    /// Number of requests that wait for a connection or a reply.
-    pub(crate) waiting: u32,
-    /// The last error, which may be over.
-    pub(crate) error: Option<String>,
-    /// Its cache on this host, if it has one.
-    pub(crate) cache: Option<Cache>,
-}
-
-/// A cache on this host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Cache {
-    /// Bytes of chunks that requests found.
-    pub(crate) hit_bytes: u64,
-    /// Bytes of chunks that were fetched for a request.
-    pub(crate) miss_bytes: u64,
-    /// Bytes of chunks that were fetched ahead.
-    pub(crate) read_ahead_bytes: u64,
-    /// Bytes that it holds.
-    pub(crate) used_bytes: u64,
-    /// Most bytes that it holds.
-    pub(crate) limit_bytes: u64,
-    /// Number of chunks that were evicted.
-    pub(crate) evicted: u64,
-    /// Number of chunks that could not be kept.
-    pub(crate) not_kept: u64,
-    /// Whether it keeps no chunks at present.
-    #[serde(default)]
-    pub(crate) failing: bool,
-}
-
-impl Store {
-    /// Whether requests wait or fail, or nothing is cached.
-    pub(crate) fn has_problem(&self) -> bool {
-        self.link != "up" || self.cache.as_ref().is_some_and(|cache| cache.failing)
-    }
-}
-
-impl From<StoreStatus> for Store {
-    fn from(status: StoreStatus) -> Self {
-        let cache = |cache: CacheStatus| Cache {
-            hit_bytes: cache.hit_bytes,
-            miss_bytes: cache.miss_bytes,
-            read_ahead_bytes: cache.read_ahead_bytes,
-            used_bytes: cache.used_bytes,
-            limit_bytes: cache.limit_bytes,
-            evicted: cache.evicted,
-            not_kept: cache.not_kept,
-            failing: cache.is_failing,
-        };
-        let link = match status.link {
-            Link::Up => "up",
-            Link::Stalled => "stalled",
-            Link::Reconnecting => "reconnecting",
-            Link::Down => "down",
-            Link::Unusable => "unusable",
-        };
-        Self {
-            location: status.location,
-            link: link.to_owned(),
-            connections: status.connections,
-            reconnects: status.reconnects,
-            waiting: status.waiting,
-            error: status.error,
-            cache: status.cache.map(cache),
-        }
-    }
 }
 
 /// State of a stopping device.

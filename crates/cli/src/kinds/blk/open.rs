@@ -2,14 +2,11 @@
 use super::observer::DiskObserver;
 use super::spec::Blk;
 use super::told;
-use crate::engine::Engine;
 use crate::images::{Backing, Format};
 use crate::kinds::opening::{Ahead, OpenContext, Opened, Opening, Unlocked};
 use crate::serve::told::Told;
 use paravane_device::Limiter;
-use paravane_device::blk::{
-    self, BlkConfig, EngineChoice, FileId, Layer, LayerSource, OpenError, UnlockedBlk,
-};
+use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenError, UnlockedBlk};
 use paravane_store::{Location, OpenOptions, Store};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -281,12 +278,7 @@ fn config_without_layers(name: &str, blk: &Blk, limiter: &Arc<Limiter>) -> BlkCo
         registered_buffers: blk.registered_buffers,
         queues: blk.queues,
         queue_size: blk.queue_size,
-        engine: match blk.engine {
-            Engine::Auto => EngineChoice::Auto,
-            Engine::IoUring => EngineChoice::IoUring,
-            Engine::Threads => EngineChoice::Threads,
-            Engine::Immediate => EngineChoice::Immediate,
-        },
+        engine: blk.engine.into(),
         serial: blk.serial.clone(),
         limiter: Some(limiter.clone()),
         on_full: blk.on_full.into(),

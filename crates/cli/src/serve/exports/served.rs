@@ -5,7 +5,7 @@ use super::super::report;
 use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
-use super::super::sockets::Inherited;
+use super::super::sockets::{Inherited, Sockets};
 use super::super::spec::{DeviceSpec, told_recorded};
 use super::super::take_over::Offered;
 use super::super::told::Told;
@@ -167,6 +167,34 @@ fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) ->
     anyhow!("{} ({why})", one_line(&error))
 }
 
+/// Where an export of the device listens or connects.
+///
+/// # Errors
+/// The parent process has passed no such socket.
+fn endpoint(
+    spec: &DeviceSpec,
+    sockets: &Sockets,
+    has_session: bool,
+) -> Result<paravane_vhost::Endpoint, anyhow::Error> {
+    use paravane_vhost::Endpoint as Of;
+    Ok(match &spec.endpoint {
+        Endpoint::Listen(path) => Of::Listen(path.clone()),
+        Endpoint::Connect(path) => Of::Connect(path.clone()),
+        Endpoint::Activated | Endpoint::Inherited(_) if has_session => Of::Handover,
+        Endpoint::Activated => {
+            let listener = sockets
+                .activated(&spec.name)
+                .context("systemd passed no socket of this name: check FileDescriptorName=")?;
+            Of::Listener(listener.try_clone()?)
+        }
+        Endpoint::Inherited(_) => match sockets.inherited() {
+            Some(Inherited::Listener(listener)) => Of::Listener(listener),
+            Some(Inherited::Connection(stream)) => Of::Connection(stream),
+            None => return Err(anyhow!("the socket of --fd is in use: restart the daemon")),
+        },
+    })
+}
+
 /// Numbers of the file of a disk's image.
 fn image_file(observer: &dyn Observe) -> Option<FileId> {
     observer.snapshots()?.image_id().file
@@ -196,24 +224,7 @@ impl ServedDevice {
         let shares = spec.workers.is_none() && !device.may_block();
         let note = note(&spec, image_file(&*observer));
         let started = || {
-            let endpoint = match &spec.endpoint {
-                Endpoint::Listen(path) => paravane_vhost::Endpoint::Listen(path.clone()),
-                Endpoint::Connect(path) => paravane_vhost::Endpoint::Connect(path.clone()),
-                Endpoint::Activated | Endpoint::Inherited(_) if session.is_some() => {
-                    paravane_vhost::Endpoint::Handover
-                }
-                Endpoint::Activated => {
-                    let listener = sockets
-                        .activated(&name)
-                        .context("systemd passed no socket of this name: check FileDescriptorName=")?;
-                    paravane_vhost::Endpoint::Listener(listener.try_clone()?)
-                }
-                Endpoint::Inherited(_) => match sockets.inherited() {
-                    Some(Inherited::Listener(listener)) => paravane_vhost::Endpoint::Listener(listener),
-                    Some(Inherited::Connection(stream)) => paravane_vhost::Endpoint::Connection(stream),
-                    None => return Err(anyhow!("the socket of --fd is in use: restart the daemon")),
-                },
-            };
+            let endpoint = endpoint(&spec, sockets, session.is_some())?;
             let mut config = open::export_config(&spec, endpoint);
             shared.share(&spec, &mut config);
             config.quota = quota;

@@ -3,6 +3,7 @@ use crate::kinds::endpoint::Endpoint;
 use crate::kinds::observe::Unobserved;
 use crate::kinds::opening::{OpenContext, Opened};
 use crate::kinds::rng::RngSpec;
+use crate::serve::report::Report;
 use paravane_device::{Device, QueueHandler};
 use paravane_vhost::MappingLimits;
 use std::io;
