@@ -1,5 +1,6 @@
 //! `paravane run`.
 pub(crate) mod args;
+mod device_arg;
 mod disk_arg;
 mod linux;
 mod net;
@@ -38,7 +39,8 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
             },
             machine: config,
         };
-        return linux::main(&config, started);
+        let (more, _observed) = device_arg::open(&args.device).map_err(Failure::request)?;
+        return linux::main(&config, more, started);
     }
     let temporary = if config.disks.is_empty() && config.nets.is_empty() {
         let disk = TemporaryDisk::new().map_err(Failure::request)?;

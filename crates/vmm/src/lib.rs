@@ -26,6 +26,7 @@ pub use config::{
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};
 pub use machine::console::Power;
+pub use machine::devices::NamedDevice;
 pub use machine::server::{QueueServer, ServerFigures};
 pub use paravane_attach::KickPath;
 pub use paravane_device::blk::EngineChoice;
@@ -55,13 +56,16 @@ pub fn run(
 
 /// Runs a Linux guest under KVM to its end. Console output goes to `console`.
 ///
+/// `more`: devices beside those of the configuration. They come after them.
+///
 /// # Errors
 /// As [`run()`]. A kernel that cannot be loaded touches nothing.
 pub fn run_linux(
     config: &LinuxConfig,
+    more: Vec<NamedDevice>,
     console: Box<dyn std::io::Write + Send>,
     progress: &Progress,
     started: std::time::Instant,
 ) -> Result<LinuxReport, RunError> {
-    linux::run(config, console, progress, started)
+    linux::run(config, more, console, progress, started)
 }

@@ -21,6 +21,31 @@ impl DeviceCommand {
         Ok(Self { kind, arguments: kind.parse(matches)? })
     }
 
+    /// Reads the options of a device of a machine, as words of the command line: none of an endpoint.
+    ///
+    /// # Errors
+    /// An option is invalid.
+    #[cfg(feature = "run")]
+    pub(crate) fn for_machine(
+        kind: &'static dyn Kind,
+        words: impl Iterator<Item = String>,
+    ) -> Result<Self, clap::Error> {
+        let command = Command::new(kind.name()).no_binary_name(true).disable_help_flag(true);
+        let command = EndpointArgs::unused(kind.options(command));
+        let mut known = command.clone();
+        known.build();
+        let words: Vec<_> = words.collect();
+        let of_endpoint = |word: &&String| {
+            let name = word.trim_start_matches("--").split('=').next().unwrap_or_default();
+            known.get_arguments().any(|arg| arg.is_hide_set() && arg.get_long() == Some(name))
+        };
+        if let Some(word) = words.iter().find(of_endpoint) {
+            let mut known = known.clone();
+            return Err(known.error(ErrorKind::UnknownArgument, format!("unexpected argument '{word}'")));
+        }
+        Self::parse(kind, &command.try_get_matches_from(words)?)
+    }
+
     pub(crate) fn kind(&self) -> &'static dyn Kind {
         self.kind
     }

@@ -1,4 +1,6 @@
 //! Where a device is served, and by which threads.
+#[cfg(feature = "run")]
+use clap::Command;
 use clap::{ArgGroup, Args, ValueEnum};
 use std::fmt;
 use std::os::fd::RawFd;
@@ -55,6 +57,17 @@ pub(crate) struct EndpointArgs {
     /// Print the capabilities for management software as JSON and exit; other options are ignored
     #[arg(long)]
     pub(crate) print_capabilities: bool,
+}
+
+impl EndpointArgs {
+    /// A command whose device needs no endpoint: these options are hidden.
+    #[cfg(feature = "run")]
+    pub(crate) fn unused(command: Command) -> Command {
+        let own = Self::augment_args(Command::new("endpoint"));
+        let ids: Vec<_> = own.get_arguments().map(|arg| arg.get_id().clone()).collect();
+        let command = command.mut_group("endpoint", |group| group.required(false));
+        ids.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)))
+    }
 }
 
 /// How a VMM connects.

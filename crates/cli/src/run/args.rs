@@ -1,4 +1,5 @@
 //! Options of `paravane run`.
+use super::device_arg::DeviceArg;
 use super::disk_arg::DiskArg;
 use super::net::NetArg;
 use crate::engine::Engine;
@@ -94,6 +95,12 @@ pub(crate) struct RunArgs {
     /// Attach a network card: echo, link=NAME, tap=NAME or tap-fd=N (repeatable; see --help)
     #[arg(long, value_name = "NETWORK[,OPTION]...", long_help = NET_HELP)]
     pub(crate) net: Vec<NetArg>,
+    /// Attach a device of a kind that `paravane serve` has: KIND[,OPTION[=VALUE]]... (repeatable)
+    ///
+    /// Options are those of `paravane serve KIND`, but for endpoint and threads; a value cannot
+    /// contain a comma. `--device console,terminal-socket=con0` is hvc0.
+    #[arg(long, value_name = "DEVICE", requires = "kernel")]
+    pub(crate) device: Vec<DeviceArg>,
     /// Where the guest runs
     #[arg(long, value_enum, value_name = "WHERE", default_value_t = Accel::Auto)]
     pub(crate) accel: Accel,

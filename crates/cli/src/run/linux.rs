@@ -2,16 +2,20 @@
 use super::progress;
 use crate::failure::Failure;
 use crate::output;
-use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, Power, Progress};
+use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Runs a Linux guest. Its console is stdout, so the report goes to stderr.
-pub(crate) fn main(config: &LinuxConfig, started: Instant) -> Result<ExitCode, Failure> {
+pub(crate) fn main(
+    config: &LinuxConfig,
+    more: Vec<NamedDevice>,
+    started: Instant,
+) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::default());
     progress::cancel_on_signal(&progress)?;
-    let report = paravane_vmm::run_linux(config, Box::new(std::io::stdout()), &progress, started)
+    let report = paravane_vmm::run_linux(config, more, Box::new(std::io::stdout()), &progress, started)
         .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     for line in lines(&report) {
         output::complain(&line);

@@ -31,6 +31,7 @@ use std::time::Instant;
 /// See [`crate::run_linux`].
 pub(crate) fn run(
     config: &LinuxConfig,
+    more: Vec<NamedDevice>,
     console: Output,
     progress: &Progress,
     started: Instant,
@@ -39,7 +40,8 @@ pub(crate) fn run(
     let counters = Arc::new(RunCounters::default());
     let screen = Screen(Arc::new(Mutex::new(console)));
     let opened = devices::open(&config.machine)?.into_iter();
-    let mut devices: Vec<NamedDevice> = opened.map(|(name, device)| device.named(name)).collect();
+    let own = opened.map(|(name, device)| device.named(name));
+    let mut devices: Vec<NamedDevice> = own.chain(more).collect();
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
     let end = loop {
         let life = Life::new(config, screen.clone(), &counters, devices)?;

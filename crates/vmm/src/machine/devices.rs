@@ -5,15 +5,30 @@ use crate::machine::nets::{self, Card};
 use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig};
 use paravane_device::rng::Rng;
+use std::fmt;
 use std::sync::Arc;
 
 /// A device that is not attached yet.
-pub(crate) struct NamedDevice {
+pub struct NamedDevice {
     /// "disk 0", "rng", "net 1", for reports.
     pub(crate) name: Arc<str>,
     pub(crate) device: Box<dyn Device>,
     /// Whether the kernel's vhost-net serves its queues, where it can.
     pub(crate) vhost: bool,
+}
+
+impl NamedDevice {
+    /// A device of any kind.
+    #[must_use]
+    pub fn new(name: &str, device: Box<dyn Device>) -> Self {
+        Self { name: name.into(), device, vhost: false }
+    }
+}
+
+impl fmt::Debug for NamedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NamedDevice").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 /// An open device.

@@ -90,7 +90,8 @@ fn go(last: &[u8], on_reboot: OnReboot, enough: usize) -> (LinuxReport, Vec<u8>)
         machine: RunConfig { memory: 16 << 20, ..RunConfig::default() },
     };
     let screen = Screen { said: Arc::default(), enough, progress: Arc::default() };
-    let report = run_linux(&config, Box::new(screen.clone()), &screen.progress, Instant::now()).unwrap();
+    let report =
+        run_linux(&config, Vec::new(), Box::new(screen.clone()), &screen.progress, Instant::now()).unwrap();
     let said = screen.said.lock().unwrap().clone();
     (report, said)
 }
