@@ -98,6 +98,7 @@ mod extents;
 mod flag;
 mod handshake;
 mod linger;
+mod member;
 mod options;
 mod proto;
 mod queue;

@@ -5,7 +5,8 @@
 //!     -> the first thread waits for the server and hands results out -> result
 //!        the others wait for it, and one follows it
 //! ```
-use super::channel::{Channel, Fds};
+use super::channel::Channel;
+use super::member::Fds;
 use super::queue::{NbdQueue, wait};
 use super::shared::lock;
 use super::task::Work;

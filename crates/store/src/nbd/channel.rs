@@ -13,21 +13,19 @@
 //! One lock guards all. It is taken once for a batch of jobs and once for a batch of outcomes. A
 //! member that receives delivers to the others, too.
 use super::export::Export;
+use super::member::{Fds, Member};
 use super::session::{Ended, Lost, Session};
 use super::shared::{OldSocket, Shared, lock};
 use super::socket::timespec;
 use super::task::{Tasks, Work};
-use super::watched::Watched;
 use super::wire::Wire;
 use crate::{Link, Outcome, WakeSet};
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -49,28 +47,6 @@ pub(super) enum Begin {
     AtOnce,
     /// The export is unusable: observers see it for a while, and its server has some peace.
     Later,
-}
-
-/// Descriptors of a member.
-#[derive(Debug)]
-pub(super) struct Fds {
-    /// Holds the others, also while a thread watches them itself: readable when there is something to do.
-    pub(super) epoll: OwnedFd,
-    event: Arc<OwnedFd>,
-}
-
-/// A user of the connection.
-#[derive(Debug)]
-struct Member {
-    fds: Arc<Fds>,
-    /// Its part in the set of a thread.
-    watched: Option<Watched>,
-    /// Jobs that it may have.
-    jobs: usize,
-    is_used: bool,
-    is_signaled: bool,
-    outcomes: VecDeque<Outcome>,
-    extents: Vec<(u16, Vec<(u64, u32)>)>,
 }
 
 /// A connection.
@@ -163,24 +139,12 @@ impl Channel {
 
     /// Adds a user with room for `jobs` jobs.
     pub(super) fn join(&self, jobs: usize) -> io::Result<(u16, Arc<Fds>)> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &event, EventData::new_u64(0), EventFlags::IN)?;
         let mut state = lock(&self.state);
-        epoll::add(&epoll, &state.timer, EventData::new_u64(0), EventFlags::IN)?;
+        let mut new = Member::new(jobs, &state.timer)?;
         if let Some(session) = &state.session {
-            epoll::add(&epoll, &session.wire, EventData::new_u64(0), awaited(state.awaits_room))?;
+            new.connect(&session.wire, state.awaits_room)?;
         }
-        let fds = Arc::new(Fds { epoll, event: Arc::new(event) });
-        let new = Member {
-            fds: fds.clone(),
-            watched: None,
-            jobs,
-            is_used: true,
-            is_signaled: false,
-            outcomes: VecDeque::with_capacity(jobs),
-            extents: Vec::new(),
-        };
+        let fds = new.fds.clone();
         let index = match state.members.iter().position(|member| !member.is_used) {
             Some(free) => {
                 state.members[free] = new;
@@ -225,27 +189,15 @@ impl Channel {
         self.finish(&mut state, None);
         let state = &mut *state;
         let left = &mut state.members[usize::from(member)];
-        left.watched = None;
-        left.is_used = false;
-        left.outcomes.clear();
-        if let Some(session) = &state.session {
-            let _ = epoll::delete(&left.fds.epoll, &session.wire);
-        }
+        left.leave(state.session.as_ref().map(|session| &session.wire));
     }
 
     /// See [`StoreQueue::register`](crate::StoreQueue::register).
     pub(super) fn register(&self, member: u16, wakes: Option<&WakeSet>) -> io::Result<()> {
         let mut state = lock(&self.state);
         let State { members, session, timer, awaits_room, .. } = &mut *state;
-        let member = &mut members[usize::from(member)];
-        member.watched = None;
-        let Some(wakes) = wakes else { return Ok(()) };
-        let mut watched = Watched::new(wakes, &member.fds.event, timer)?;
-        if let Some(session) = session {
-            watched.connect(&session.wire, awaited(*awaits_room))?;
-        }
-        member.watched = Some(watched);
-        Ok(())
+        let wire = session.as_ref().map(|session| (&session.wire, *awaits_room));
+        members[usize::from(member)].register(wakes, timer, wire)
     }
 
     /// Takes jobs over, and sends what can be sent.
@@ -375,18 +327,10 @@ impl Channel {
             return Resumed::Refused;
         }
         let mut adds = state.members.iter_mut().filter(|member| member.is_used);
-        let added = adds.try_for_each(|member| {
-            let flags = awaited(false);
-            epoll::add(&member.fds.epoll, &session.wire, EventData::new_u64(0), flags)?;
-            member.watched.as_mut().map_or(Ok(()), |watched| watched.connect(&session.wire, flags))
-        });
+        let added = adds.try_for_each(|member| member.connect(&session.wire, false));
         if let Err(error) = added {
             self.shared.note(format!("the host refuses to wait for the server: {error}"));
-            state
-                .members
-                .iter_mut()
-                .filter_map(|member| member.watched.as_mut())
-                .for_each(Watched::disconnect);
+            state.members.iter_mut().for_each(|member| member.disconnect(&session.wire));
             return Resumed::Refused;
         }
         self.shared.grow(export.size);
@@ -479,15 +423,8 @@ impl Channel {
             return;
         }
         state.awaits_room = session.is_blocked;
-        let flags = awaited(session.is_blocked);
-        for member in state.members.iter().filter(|member| member.is_used) {
-            let epoll = &member.fds.epoll;
-            let own = epoll::modify(epoll, &session.wire, EventData::new_u64(0), flags);
-            let watched = member.watched.as_ref().map_or(Ok(()), |watched| watched.modify(flags));
-            if let Err(error) = own.map_err(io::Error::from).and(watched) {
-                tracing::warn!(%error, "cannot wait for an NBD server");
-            }
-        }
+        let members = state.members.iter().filter(|member| member.is_used);
+        members.for_each(|member| member.await_room(&session.wire, session.is_blocked));
     }
 
     /// Delivers what has ended.
@@ -522,10 +459,7 @@ impl Channel {
         self.finish(state, None);
         let Some(session) = state.session.take() else { return };
         for member in state.members.iter_mut().filter(|member| member.is_used) {
-            let _ = epoll::delete(&member.fds.epoll, &session.wire);
-            if let Some(watched) = &mut member.watched {
-                watched.disconnect();
-            }
+            member.disconnect(&session.wire);
         }
         state.awaits_room = false;
         tracing::warn!(reason = lost.reason, "NBD connection lost");
@@ -616,39 +550,11 @@ impl Channel {
     }
 }
 
-/// What members wait for at a socket: bytes, and room if a send is incomplete.
-fn awaited(room: bool) -> EventFlags {
-    if room { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
-}
-
-impl Member {
-    fn signal(&mut self) {
-        if !self.is_signaled {
-            self.is_signaled = true;
-            // It is empty, so one more fits.
-            let _ = rustix::io::write(&self.fds.event, &1_u64.to_ne_bytes());
-        }
-    }
-
-    fn clear_signal(&mut self) {
-        if self.is_signaled {
-            self.is_signaled = false;
-            let _ = rustix::io::read(&self.fds.event, &mut [0; 8]);
-        }
-    }
-}
-
 impl Drop for Channel {
     fn drop(&mut self) {
         if let Some(session) = &mut lock(&self.state).session {
             session.say_goodbye();
         }
         self.shared.wake();
-    }
-}
-
-impl AsFd for Fds {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.epoll.as_fd()
     }
 }

@@ -1,5 +1,6 @@
 //! The jobs of one virtqueue on a connection.
-use super::channel::{Channel, Fds};
+use super::channel::Channel;
+use super::member::Fds;
 use super::task::Work;
 use crate::{Job, Outcome, Rest, StoreQueue, WakeSet};
 use rustix::event::{PollFd, PollFlags, poll};
