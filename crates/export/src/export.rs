@@ -35,6 +35,8 @@ mod backoff;
 mod endpoint;
 mod host_watch;
 pub(crate) mod note;
+mod orders;
+mod outcome;
 mod rights;
 mod talk;
 mod task;
@@ -44,6 +46,8 @@ pub use endpoint::Endpoint;
 use endpoint::{Acceptor, SocketFile};
 use host_watch::HostState;
 use note::Note;
+use orders::{Order, Orders};
+use outcome::Outcome;
 use task::ExportTask;
 
 use crate::exchanged::{Earlier, Exchanged, Left};
@@ -52,7 +56,7 @@ use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
 use crate::keeper::{Fixed, Keeper, Keeping, Kept};
 use crate::protocol::{Offer, Protocol};
-use crate::protocol_threads::{ProtocolThreads, Waker};
+use crate::protocol_threads::ProtocolThreads;
 use crate::socket::{Inspector, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
@@ -64,9 +68,9 @@ use std::any::Any;
 use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -240,7 +244,7 @@ impl Noter {
     #[must_use]
     pub fn note(&self, note: Vec<u8>, patience: Duration) -> bool {
         let change = self.shared.note.set(note);
-        self.shared.wake();
+        self.shared.orders.wake();
         self.shared.note.wait(change, patience)
     }
 }
@@ -254,10 +258,7 @@ pub struct Refresher {
 impl Refresher {
     /// See [`Export::refresh`].
     pub fn refresh(&self) {
-        // Relaxed, both: the signal orders.
-        self.shared.look.store(true, Ordering::Relaxed);
-        self.shared.refresh.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::Look, Order::Refresh]);
     }
 }
 
@@ -265,53 +266,29 @@ impl Refresher {
 #[derive(Debug)]
 struct Shared {
     shared_status: Arc<SharedStatus>,
-    /// Wakes the task.
-    waker: OnceLock<Waker>,
-    stop: AtomicBool,
-    refresh: AtomicBool,
-    config_changed: AtomicBool,
-    failed: AtomicBool,
-    /// The client has blocked an I/O thread that other devices use.
-    floods: AtomicBool,
-    /// Set when the device has been dropped.
-    ended: AtomicBool,
-    /// Set last, when the task has ended.
-    done: Mutex<bool>,
-    is_done: Condvar,
+    orders: Orders,
+    outcome: Outcome,
     /// See [`ExportConfig::ended`].
     tell_ended: Option<Arc<Notifier>>,
     /// File of the socket, until the export stops.
     file: Mutex<Option<SocketFile>>,
-    hand_over: AtomicBool,
-    /// The successor is in this process: what is kept stays.
-    exchange: AtomicBool,
-    /// What is kept, for the successor. Set before `handed`.
-    left: Mutex<Option<Keeping>>,
-    /// State to hand over, or why there is none. Set before the device is dropped.
-    handed: Mutex<Option<Result<Handover, HandoverError>>>,
-    /// The keeper is to be tried.
-    keep: AtomicBool,
-    /// What is kept stays for a later process.
-    leave: AtomicBool,
-    /// The driver has changed the device by a command.
-    commanded: AtomicBool,
-    /// The host's side of the device is to be looked at.
-    look: AtomicBool,
+    handed: Mutex<Handed>,
     host: Mutex<HostState>,
     note: Arc<Note>,
     /// What is left of an export that was handed over, and takes long to give up.
     remains: Mutex<Vec<Box<dyn Any + Send>>>,
 }
 
-impl Shared {
-    /// Has the task run a step.
-    fn wake(&self) {
-        // Before the task is there, it has its first step before it.
-        if let Some(waker) = self.waker.get() {
-            waker.wake();
-        }
-    }
+/// What an export leaves to its successor.
+#[derive(Debug, Default)]
+struct Handed {
+    /// State to hand over, or why there is none. Set before the device is dropped.
+    state: Option<Result<Handover, HandoverError>>,
+    /// What is kept, if the successor is in this process.
+    left: Option<Keeping>,
+}
 
+impl Shared {
     /// Number of buffers returned to clients so far.
     fn completed(&self) -> u64 {
         self.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
@@ -328,25 +305,20 @@ impl Shared {
             device = name,
             "device failed: a thread panicked: {message}; restart to serve it again"
         );
-        // Relaxed: the signal orders.
-        self.failed.store(true, Ordering::Relaxed);
-        self.wake();
+        self.orders.give(&[Order::Fail]);
     }
 
     fn has_failed(&self) -> bool {
-        // Relaxed: as above.
-        self.failed.load(Ordering::Relaxed)
+        self.orders.has(Order::Fail)
     }
 
     fn is_handing_over(&self) -> bool {
-        // Acquire: see `Export::begin_hand_over`.
-        self.hand_over.load(Ordering::Acquire)
+        self.orders.has(Order::HandOver)
     }
 
     /// Whether it hands over within the process.
     fn is_exchanging(&self) -> bool {
-        // Relaxed: the other flag orders.
-        self.is_handing_over() && self.exchange.load(Ordering::Relaxed)
+        self.orders.has(Order::Exchange)
     }
 
     /// Records the outcome of a handover; `None`: the export ended before.
@@ -361,16 +333,27 @@ impl Shared {
         if handed.is_err() {
             self.remove_file();
         }
-        match handed {
-            Ok(_) => *self.left.lock().unwrap_or_else(PoisonError::into_inner) = keeping,
-            Err(_) => keeping.into_iter().for_each(Keeping::end),
-        }
-        *self.handed.lock().unwrap_or_else(PoisonError::into_inner) = Some(handed);
+        let left = match handed {
+            Ok(_) => keeping,
+            Err(_) => {
+                keeping.into_iter().for_each(Keeping::end);
+                None
+            }
+        };
+        let mut given = self.handed();
+        // What an earlier call has left stays for the owner, who ends it.
+        given.left = left.or(given.left.take());
+        given.state = Some(handed);
+    }
+
+    fn handed(&self) -> MutexGuard<'_, Handed> {
+        // Each change is one assignment.
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is kept of an export that was exchanged, once.
     fn take_left(&self) -> Option<Keeping> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.handed().left.take()
     }
 
     /// Tells the owner that the export's state is there, or that it has ended.
@@ -470,25 +453,11 @@ impl Export {
         }
         let shared = Arc::new(Shared {
             shared_status: Arc::new(shared_status),
-            waker: OnceLock::new(),
-            stop: AtomicBool::new(false),
-            refresh: AtomicBool::new(false),
-            config_changed: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
-            floods: AtomicBool::new(false),
-            done: Mutex::new(false),
-            is_done: Condvar::new(),
-            ended: AtomicBool::new(false),
+            orders: Orders::new(Order::Keep),
+            outcome: Outcome::default(),
             tell_ended: ended,
             file: Mutex::new(file),
-            hand_over: AtomicBool::new(false),
-            exchange: AtomicBool::new(false),
-            left: Mutex::new(None),
-            handed: Mutex::new(None),
-            keep: AtomicBool::new(true),
-            leave: AtomicBool::new(false),
-            commanded: AtomicBool::new(false),
-            look: AtomicBool::new(false),
+            handed: Mutex::default(),
             host: Mutex::default(),
             note,
             remains: Mutex::new(Vec::new()),
@@ -527,10 +496,7 @@ impl Export {
             repeated: None,
             inspector,
         };
-        let waker = protocol_threads.add(Box::new(task));
-        let _ = shared.waker.set(waker);
-        // For what happened before it was known.
-        shared.wake();
+        shared.orders.serve(protocol_threads.add(Box::new(task)));
         Ok(Self { shared, threads: weak_threads, _protocol_threads: protocol_threads })
     }
 
@@ -570,9 +536,7 @@ impl Export {
 
     /// Tells the driver that the configuration space changed, if its VMM supports that.
     pub fn config_changed(&self) {
-        // Relaxed: the signal orders.
-        self.shared.config_changed.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::TellConfig]);
     }
 
     /// Has the device read its host-side configuration again.
@@ -622,9 +586,7 @@ impl Export {
 
     /// Has the export try its keeper again, after [`std::io::ErrorKind::WouldBlock`] or a failure.
     pub fn keep(&self) {
-        // Relaxed: the signal orders.
-        self.shared.keep.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::Keep]);
     }
 
     /// Begins to stop, and returns at once.
@@ -632,9 +594,7 @@ impl Export {
     /// The socket is removed, requests in flight are completed, the connection is closed, and the
     /// device is dropped. [`Export::has_ended`] then returns true.
     pub fn begin_stop(&self) {
-        // Relaxed: the signal orders.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::Stop]);
         self.shared.remove_file();
     }
 
@@ -646,10 +606,7 @@ impl Export {
         if !self.shared.shared_status.write().kept {
             return self.begin_stop();
         }
-        // Relaxed, both: the signal orders.
-        self.shared.leave.store(true, Ordering::Relaxed);
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::Leave, Order::Stop]);
     }
 
     /// Begins to hand the export over to another process, and returns at once.
@@ -661,9 +618,7 @@ impl Export {
     /// stays mapped until the export is dropped, and so may the device's: to unmap them takes time
     /// that the successor can use.
     pub fn begin_hand_over(&self) {
-        // Release: whoever sees it (Acquire) sees whether it is an exchange.
-        self.shared.hand_over.store(true, Ordering::Release);
-        self.shared.wake();
+        self.shared.orders.give(&[Order::HandOver]);
     }
 
     /// Begins to hand the export over to another one in this process, and returns at once.
@@ -672,9 +627,7 @@ impl Export {
     /// a later one can continue it ([`Export::recover`]), whichever export serves it then.
     /// [`Export::take_exchange`] returns the state.
     pub fn begin_exchange(&self) {
-        // Relaxed: the flag that is set next orders.
-        self.shared.exchange.store(true, Ordering::Relaxed);
-        self.begin_hand_over();
+        self.shared.orders.give(&[Order::Exchange, Order::HandOver]);
     }
 
     /// Returns the state for [`Export::exchange`]; `None` until the queues have been drained.
@@ -707,7 +660,7 @@ impl Export {
             return None;
         }
         let has_ended = self.has_ended();
-        let handed = self.shared.handed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let handed = self.shared.handed().state.take();
         if handed.is_none() && !has_ended {
             return None;
         }
@@ -805,7 +758,7 @@ impl Export {
     /// Whether the device has been dropped: the export was stopped, or has failed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.shared.ended.load(Ordering::Acquire)
+        self.shared.outcome.is_device_dropped()
     }
 
     /// Stops the export.
@@ -824,7 +777,7 @@ impl Export {
     /// # Errors
     /// [`ExportError::Failed`] with the message of the panic.
     pub fn join(&self) -> Result<(), ExportError> {
-        self.wait();
+        self.shared.outcome.wait();
         match self.status().failed {
             Some(message) => Err(ExportError::Failed(message)),
             None => Ok(()),
@@ -833,17 +786,9 @@ impl Export {
 
     fn quit(&mut self) {
         self.begin_stop();
-        self.wait();
+        self.shared.outcome.wait();
         // Of an exchange that nobody has taken.
         self.shared.take_left().into_iter().for_each(Keeping::end);
-    }
-
-    /// Waits until the export has ended.
-    fn wait(&self) {
-        let mut done = self.shared.done.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*done {
-            done = self.shared.is_done.wait(done).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
@@ -901,9 +846,7 @@ fn io_threads(
         if notifiers.unblock()
             && let Some(shared) = weak.upgrade()
         {
-            // Relaxed: the wake-up orders.
-            shared.floods.store(true, Ordering::Relaxed);
-            shared.wake();
+            shared.orders.give(&[Order::Disconnect]);
         }
     }))
 }

@@ -6,9 +6,9 @@
 //! ```
 //! Whether the guest's link is up is compared whenever the thread wakes.
 use super::Shared;
+use super::orders::Order;
 use paravane_device::{Device, HostSide};
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval between looks while the host's side is gone.
@@ -42,8 +42,7 @@ impl Shared {
     pub(super) fn look(&self, name: &str, device: &mut dyn Device) -> Look {
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Relaxed: the wake-up orders.
-        let is_due = self.look.swap(false, Ordering::Relaxed) || host.due.is_some_and(|due| due <= now);
+        let is_due = self.orders.take(Order::Look) || host.due.is_some_and(|due| due <= now);
         let Some(net) = device.net() else { return Look::default() };
         if is_due {
             let side = net.look();

@@ -4,6 +4,7 @@
 //!  begin: settle what a dead process has left, keep the session --> step: messages, until there is none
 //!     step ... step, until the client disconnects, an error, a handover, or the export's end
 //! ```
+use super::orders::Order;
 use super::unseen::Unseen;
 use super::{EndCause, Shared, log_refresh};
 use crate::handover::record::{Pending, PendingAnswer};
@@ -13,7 +14,6 @@ use crate::protocol_threads::Ready;
 use crate::socket::{Connection, Received};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Numbers of descriptors to wait for: the connection, and behind it those of the session.
@@ -96,8 +96,7 @@ impl Talk {
 
     /// Keeps the session, if there is a keeper for it.
     fn keep(&mut self) -> Result<(), EndCause> {
-        // Relaxed: the signal orders.
-        let is_new = self.shared.keep.swap(false, Ordering::Relaxed);
+        let is_new = self.shared.orders.take(Order::Keep);
         let Some(keeping) = self.keeping.as_mut() else { return Ok(()) };
         if is_new {
             keeping.begin();
@@ -223,17 +222,18 @@ impl Talk {
 
     /// Does what the owner of the export wants. Returns whether the session is over.
     fn obey(&mut self) -> Result<bool, EndCause> {
-        // Relaxed, all: the wake-up orders.
-        if self.shared.stop.load(Ordering::Relaxed) {
+        let shared = Arc::clone(&self.shared);
+        let orders = &shared.orders;
+        if orders.has(Order::Stop) {
             return Ok(true);
         }
         if self.shared.has_failed() {
             return Err(EndCause::Failed);
         }
-        if self.shared.floods.swap(false, Ordering::Relaxed) {
+        if orders.take(Order::Disconnect) {
             return Err(EndCause::Floods);
         }
-        if self.shared.refresh.swap(false, Ordering::Relaxed) {
+        if orders.take(Order::Refresh) {
             let changed = self.session.device().refresh();
             if let Ok(true) = changed {
                 self.session.config_changed();
@@ -241,11 +241,11 @@ impl Talk {
             log_refresh(&self.device, changed);
             self.record(None);
         }
-        if self.shared.config_changed.swap(false, Ordering::Relaxed) {
+        if orders.take(Order::TellConfig) {
             self.session.config_changed();
             self.record(None);
         }
-        if self.shared.commanded.swap(false, Ordering::Relaxed) {
+        if orders.take(Order::Record) {
             self.record(None);
         }
         if let Some(change) = self.shared.note.pending() {
@@ -256,7 +256,7 @@ impl Talk {
         if self.shared.is_handing_over() {
             return Ok(true);
         }
-        if self.shared.keep.load(Ordering::Relaxed) {
+        if orders.has(Order::Keep) {
             self.keep()?;
             self.record(None);
         }

@@ -6,6 +6,7 @@
 //! ```
 use super::endpoint::{Acceptor, NextClient};
 use super::host_watch::Look;
+use super::orders::Order;
 use super::talk::{Talk, Talked};
 use super::{EndCause, Shared, backoff, log_refresh};
 use crate::handover::HandoverError;
@@ -18,7 +19,6 @@ use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -125,9 +125,7 @@ impl ExportTask {
         if let Some(net) = self.device.as_mut().and_then(|device| device.net()) {
             let shared = Arc::clone(&self.shared);
             net.tell_change(Box::new(move || {
-                // Relaxed: the wake-up orders.
-                shared.look.store(true, Ordering::Relaxed);
-                shared.wake();
+                shared.orders.give(&[Order::Look]);
             }));
         }
         if self.keeping.is_some()
@@ -135,9 +133,7 @@ impl ExportTask {
         {
             let shared = Arc::clone(&self.shared);
             net.tell_commands(Box::new(move || {
-                // Relaxed: the wake-up orders.
-                shared.commanded.store(true, Ordering::Relaxed);
-                shared.wake();
+                shared.orders.give(&[Order::Record]);
             }));
         }
         match self.resumed.take() {
@@ -148,8 +144,7 @@ impl ExportTask {
 
     /// Refreshes the device between sessions, if requested.
     fn refresh(&mut self) {
-        // Relaxed: the wake-up orders.
-        if self.shared.refresh.swap(false, Ordering::Relaxed)
+        if self.shared.orders.take(Order::Refresh)
             && let Some(device) = &mut self.device
         {
             log_refresh(&self.name, device.refresh());
@@ -160,8 +155,7 @@ impl ExportTask {
     fn keep(&mut self) {
         let change = self.shared.note.pending();
         if let Some(keeping) = &mut self.keeping {
-            // Relaxed: the wake-up orders.
-            if self.shared.keep.swap(false, Ordering::Relaxed) || keeping.has_given_up() {
+            if self.shared.orders.take(Order::Keep) || keeping.has_given_up() {
                 keeping.begin();
             }
             keeping.record(State { sessions: self.shared.shared_status.sessions(), client: None });
@@ -175,13 +169,11 @@ impl ExportTask {
     /// Whether what is kept stays for a later process.
     fn leaves(&self) -> bool {
         let is_kept = self.keeping.as_ref().is_some_and(Keeping::is_active);
-        // Relaxed: the wake-up orders.
-        is_kept && self.shared.leave.load(Ordering::Relaxed) && !self.shared.has_failed()
+        is_kept && self.shared.orders.has(Order::Leave) && !self.shared.has_failed()
     }
 
     fn stopping(&self) -> bool {
-        // Relaxed: the wake-up orders.
-        self.shared.stop.load(Ordering::Relaxed) || self.shared.has_failed()
+        self.shared.orders.has(Order::Stop) || self.shared.has_failed()
     }
 
     /// Takes the next client.
@@ -227,8 +219,7 @@ impl ExportTask {
             (status.features, status.protocol_features) = (0, 0);
             status.sessions
         };
-        // Relaxed: this thread looks.
-        self.shared.look.store(true, Ordering::Relaxed);
+        self.shared.orders.give_to_self(&[Order::Look]);
         self.shared.forget_link();
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
@@ -284,8 +275,7 @@ impl ExportTask {
         let Talk { session, connection, shared, keeping, number, start, completed, .. } =
             *self.talk.take()?;
         self.keeping = keeping;
-        // Relaxed: the wake-up orders.
-        if result.is_ok() && shared.is_handing_over() && !shared.stop.load(Ordering::Relaxed) {
+        if result.is_ok() && shared.is_handing_over() && !shared.orders.has(Order::Stop) {
             let session = self.hand_over(session);
             if let Some(keeping) = self.keeping.as_mut().filter(|_| shared.is_exchanging()) {
                 keeping.detach(connection.as_fd());
@@ -295,8 +285,7 @@ impl ExportTask {
             let state = |session| ConnectionState { socket, partial, session, pending: None };
             return Some(self.report_handed(number, session.map(state)));
         }
-        // Relaxed: the wake-up orders.
-        let leaves = result.is_ok() && shared.leave.load(Ordering::Relaxed) && !shared.has_failed();
+        let leaves = result.is_ok() && shared.orders.has(Order::Leave) && !shared.has_failed();
         if let Some(keeping) = self.keeping.as_mut().filter(|_| !leaves) {
             // Before the connection is closed, which the client may answer by another one.
             keeping.record(State { sessions: shared.shared_status.sessions(), client: None });
@@ -482,13 +471,10 @@ impl ExportTask {
     fn end(&mut self) {
         // With their descriptors. A panic has left more than these.
         drop((self.keeping.take(), self.acceptor.take(), self.resumed.take(), self.restoring.take()));
-        // Release: a thread that loads it (Acquire, in `Export::has_ended`) sees that the device is
-        // gone.
-        self.shared.ended.store(true, Ordering::Release);
+        self.shared.outcome.device_dropped();
         self.shared.signal_ended();
         // Nobody waits for them, and a client may wait for its next server.
         drop(self.threads.take());
-        *self.shared.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.is_done.notify_all();
+        self.shared.outcome.ended();
     }
 }
