@@ -13,7 +13,7 @@
 //! ```
 //! [`Export::begin_exchange`] and [`Export::exchange`] do so within a process; see [`crate::exchanged`].
 //!
-//! With a [`Keeper`], another process continues it after a crash ([`Export::recover`]); see
+//! With a [`Keeper`](crate::Keeper), another process continues it after a crash ([`Export::recover`]); see
 //! [`crate::keeper`].
 //!
 //! An export of a connection ([`Endpoint::Connection`]) ends with its only session.
@@ -32,194 +32,46 @@
 //! (`notifiers`), which are unblocked whenever they are waited for. A client that blocks I/O threads
 //! that devices share is disconnected.
 mod backoff;
+mod config;
 mod endpoint;
+mod error;
 mod host_watch;
 pub(crate) mod note;
 mod orders;
 mod outcome;
 mod rights;
+mod shared;
 mod talk;
 mod task;
 mod unseen;
 
+pub use config::ExportConfig;
 pub use endpoint::Endpoint;
+pub use error::ExportError;
+
 use endpoint::{Acceptor, SocketFile};
-use host_watch::HostState;
 use note::Note;
-use orders::{Order, Orders};
-use outcome::Outcome;
+use orders::Order;
+use shared::Shared;
 use task::ExportTask;
 
 use crate::exchanged::{Earlier, Exchanged, Left};
-use crate::framing::SessionEnd;
 use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
-use crate::keeper::{Fixed, Keeper, Keeping, Kept};
+use crate::keeper::{Fixed, Keeping, Kept};
 use crate::protocol::{Offer, Protocol};
 use crate::protocol_threads::ProtocolThreads;
-use crate::socket::{Inspector, SocketError};
 use crate::status::{ExportStatus, SharedStatus};
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_device::{Device, LogDevice};
-use paravane_dma::MappingQuota;
 use paravane_io::{DeviceThreads, IoPool};
-use paravane_notify::Notifier;
-use std::any::Any;
 use std::convert::Infallible;
 use std::io;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-use thiserror::Error;
-
-/// Configuration of an export with the protocol `P`.
-///
-/// The crate of a protocol has a name for it, so that a caller need not name `P`.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct ExportConfig<P> {
-    /// Protocol of the clients.
-    pub protocol: P,
-    /// Name in logs and in the status.
-    pub name: String,
-    /// Where the export listens or connects.
-    pub endpoint: Endpoint,
-    /// Number of I/O threads of its own (default 1, at least 1). Queues are assigned round-robin.
-    ///
-    /// Without effect with [`ExportConfig::io_pool`].
-    pub workers: usize,
-    /// I/O threads that devices share (default: none, and the export has its own).
-    ///
-    /// A device that may block them ([`Device::may_block`]) has its own nevertheless.
-    pub io_pool: Option<Arc<IoPool>>,
-    /// Threads for the protocol, which exports can share (default: its own).
-    pub protocol_threads: Option<ProtocolThreads>,
-    /// Longest poll of a queue before its thread sleeps (default 50 µs).
-    ///
-    /// 0 disables polling.
-    pub longest_poll: Duration,
-    /// Offer packed queues (default).
-    pub packed: bool,
-    /// Offer IN_ORDER: use buffers in the order of their arrival (default: no).
-    ///
-    /// Good for network devices. If the driver accepts it, the requests of a disk wait for one
-    /// another.
-    pub in_order: bool,
-    /// Measure the latencies of requests (default); see [`Export::latencies`].
-    pub latencies: bool,
-    /// Quota of the clients' mappings (default: a pool with the host's limits).
-    ///
-    /// Give all exports of a process quotas of one pool.
-    pub quota: MappingQuota,
-    /// Notifier to signal when the export stops or fails (default: none).
-    pub ended: Option<Arc<Notifier>>,
-    /// Looks at clients' descriptors before this process has them (default: none, all are taken).
-    pub inspector: Option<Arc<dyn Inspector>>,
-    /// Keeps the state for a process that starts when this one has died (default: none).
-    ///
-    /// IN_ORDER is not offered then.
-    pub keeper: Option<Box<dyn Keeper>>,
-    /// What its owner wants to find with a kept session, at most 8192 bytes (default: nothing).
-    ///
-    /// See [`Kept::note`] and [`Export::noter`].
-    pub note: Vec<u8>,
-}
-
-impl<P: Protocol + Default> ExportConfig<P> {
-    /// Makes a configuration with the defaults.
-    #[must_use]
-    pub fn new(name: impl Into<String>, endpoint: Endpoint) -> Self {
-        Self {
-            protocol: P::default(),
-            name: name.into(),
-            endpoint,
-            workers: 1,
-            io_pool: None,
-            protocol_threads: None,
-            longest_poll: Duration::from_micros(50),
-            packed: true,
-            in_order: false,
-            latencies: true,
-            quota: MappingQuota::default(),
-            ended: None,
-            inspector: None,
-            keeper: None,
-            note: Vec::new(),
-        }
-    }
-}
-
-impl<P: Protocol + 'static> ExportConfig<P> {
-    /// The same for all protocols.
-    fn erased(self) -> ExportConfig<Arc<dyn Protocol>> {
-        let Self { protocol, name, endpoint, workers, io_pool, protocol_threads, longest_poll, .. } = self;
-        let Self { packed, in_order, latencies, quota, ended, inspector, keeper, note, .. } = self;
-        ExportConfig {
-            protocol: Arc::new(protocol),
-            name,
-            endpoint,
-            workers,
-            io_pool,
-            protocol_threads,
-            longest_poll,
-            packed,
-            in_order,
-            latencies,
-            quota,
-            ended,
-            inspector,
-            keeper,
-            note,
-        }
-    }
-}
-
-/// Device that cannot be exported.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ExportError {
-    /// Socket path with a live server.
-    #[error("{}: another server listens here; stop it or use another path", path.display())]
-    InUse {
-        /// Path of the socket.
-        path: PathBuf,
-    },
-    /// Socket path with another file.
-    #[error("{}: exists and is not a socket; remove it or use another path", path.display())]
-    NotASocket {
-        /// Path of the file.
-        path: PathBuf,
-    },
-    /// Socket that cannot be made.
-    #[error("{}: {source}", path.display())]
-    Socket {
-        /// Path of the socket.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// Device with more queues than a client can address.
-    #[error("the device has {queues} queues; {protocol} addresses at most {max}")]
-    Queues {
-        /// Number of queues of the device.
-        queues: usize,
-        /// Name of the protocol.
-        protocol: &'static str,
-        /// Largest number of queues.
-        max: usize,
-    },
-    /// Thread or eventfd that cannot be made.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[source] io::Error),
-    /// A thread of the export panicked, see [`Export::join`].
-    #[error("the device has failed: {0}")]
-    Failed(String),
-    /// Handover that cannot be resumed.
-    #[error(transparent)]
-    Handover(#[from] HandoverError),
-}
 
 /// Exported device. Stops when it is dropped.
 #[derive(Debug)]
@@ -262,118 +114,6 @@ impl Refresher {
     }
 }
 
-/// State shared by an export's task and its owner.
-#[derive(Debug)]
-struct Shared {
-    shared_status: Arc<SharedStatus>,
-    orders: Orders,
-    outcome: Outcome,
-    /// See [`ExportConfig::ended`].
-    tell_ended: Option<Arc<Notifier>>,
-    /// File of the socket, until the export stops.
-    file: Mutex<Option<SocketFile>>,
-    handed: Mutex<Handed>,
-    host: Mutex<HostState>,
-    note: Arc<Note>,
-    /// What is left of an export that was handed over, and takes long to give up.
-    remains: Mutex<Vec<Box<dyn Any + Send>>>,
-}
-
-/// What an export leaves to its successor.
-#[derive(Debug, Default)]
-struct Handed {
-    /// State to hand over, or why there is none. Set before the device is dropped.
-    state: Option<Result<Handover, HandoverError>>,
-    /// What is kept, if the successor is in this process.
-    left: Option<Keeping>,
-}
-
-impl Shared {
-    /// Number of buffers returned to clients so far.
-    fn completed(&self) -> u64 {
-        self.shared_status.work.iter().fold(0, |sum, work| sum.wrapping_add(work.completed()))
-    }
-
-    /// Records that a thread panicked with this message.
-    fn fail(&self, message: &str) {
-        let name = {
-            let mut status = self.shared_status.write();
-            status.failed.get_or_insert_with(|| message.to_owned());
-            status.name.clone()
-        };
-        tracing::error!(
-            device = name,
-            "device failed: a thread panicked: {message}; restart to serve it again"
-        );
-        self.orders.give(&[Order::Fail]);
-    }
-
-    fn has_failed(&self) -> bool {
-        self.orders.has(Order::Fail)
-    }
-
-    fn is_handing_over(&self) -> bool {
-        self.orders.has(Order::HandOver)
-    }
-
-    /// Whether it hands over within the process.
-    fn is_exchanging(&self) -> bool {
-        self.orders.has(Order::Exchange)
-    }
-
-    /// Records the outcome of a handover; `None`: the export ended before.
-    ///
-    /// Removes the socket if there is no state to hand over. `keeping`: of an exchange.
-    fn finish_hand_over(&self, state: Option<Result<ExportState, HandoverError>>, keeping: Option<Keeping>) {
-        let handed = match state {
-            Some(state) => state.and_then(ExportState::encode),
-            None if self.has_failed() => Err(HandoverError::Failed),
-            None => Err(HandoverError::Stopped),
-        };
-        if handed.is_err() {
-            self.remove_file();
-        }
-        let left = match handed {
-            Ok(_) => keeping,
-            Err(_) => {
-                keeping.into_iter().for_each(Keeping::end);
-                None
-            }
-        };
-        let mut given = self.handed();
-        // What an earlier call has left stays for the owner, who ends it.
-        given.left = left.or(given.left.take());
-        given.state = Some(handed);
-    }
-
-    fn handed(&self) -> MutexGuard<'_, Handed> {
-        // Each change is one assignment.
-        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is kept of an export that was exchanged, once.
-    fn take_left(&self) -> Option<Keeping> {
-        self.handed().left.take()
-    }
-
-    /// Tells the owner that the export's state is there, or that it has ended.
-    fn signal_ended(&self) {
-        if let Some(ended) = &self.tell_ended {
-            ended.signal();
-        }
-    }
-
-    /// Keeps `remains` until the export is dropped.
-    fn put_aside(&self, remains: Box<dyn Any + Send>) {
-        self.remains.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
-    }
-
-    /// Removes the socket, so that no client can connect.
-    fn remove_file(&self) {
-        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-}
-
 impl Export {
     /// Starts an export.
     ///
@@ -405,75 +145,37 @@ impl Export {
         if queues > max {
             return Err(ExportError::Queues { queues, protocol: name, max });
         }
-        let ExportConfig {
-            protocol,
-            name,
-            endpoint,
-            workers,
-            io_pool,
-            protocol_threads,
-            longest_poll,
-            packed,
-            in_order,
-            latencies,
-            quota,
-            ended,
-            inspector,
-            keeper,
-            note,
-        } = config;
         // In-flight tracking, which finds the position of a queue after a crash, is for queues that
         // complete out of order.
-        let offer = Offer { packed, in_order: in_order && keeper.is_none() };
-        let log_name: Arc<str> = name.as_str().into();
+        let offer = Offer { packed: config.packed, in_order: config.in_order && config.keeper.is_none() };
+        let log_name: Arc<str> = config.name.as_str().into();
         // The threads inherit it.
         let _named = LogDevice::enter(Some(Arc::clone(&log_name)));
-        let Beginning { acceptor, file, sessions, connection, kept, restoring } = begin(endpoint)?;
-        let note = Arc::new(Note::new(note));
-        let keeping = keeper.map(|keeper| {
-            let endpoint = acceptor.state(file.as_ref())?;
-            let fds = device
-                .net()
-                .map(|net| net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect());
-            let device = fds.unwrap_or_else(|| Ok(Vec::new()))?;
-            let (note, protocol) = (Arc::clone(&note), protocol.number());
-            Ok(Keeping::new(keeper, Fixed { endpoint, device, note, protocol }))
-        });
-        let mut keeping = keeping.transpose().map_err(ExportError::Thread)?;
-        let shared_status = SharedStatus::new(&name, queues, quota);
-        let shared_status = if latencies { shared_status } else { shared_status.without_latencies() };
-        let protocol_threads = match protocol_threads {
-            Some(threads) => threads,
-            None => ProtocolThreads::new().map_err(ExportError::Thread)?,
+        let Beginning { acceptor, file, sessions, connection, kept, restoring } = begin(config.endpoint)?;
+        let note = Arc::new(Note::new(config.note));
+        let fixed = |device: &mut dyn Device| -> io::Result<Fixed> {
+            let (endpoint, device) = (acceptor.state(file.as_ref())?, host_fds(device)?);
+            let (note, protocol) = (Arc::clone(&note), config.protocol.number());
+            Ok(Fixed { endpoint, device, note, protocol })
         };
+        let keeping = config.keeper.map(|keeper| Ok(Keeping::new(keeper, fixed(&mut *device)?)));
+        let mut keeping = keeping.transpose().map_err(ExportError::Thread)?;
+        let shared_status = SharedStatus::new(&config.name, queues, config.quota);
+        let shared_status = if config.latencies { shared_status } else { shared_status.without_latencies() };
+        let protocol_threads =
+            config.protocol_threads.map_or_else(ProtocolThreads::new, Ok).map_err(ExportError::Thread)?;
         {
             let mut status = shared_status.write();
             // The session that continues counts already.
             (status.sessions, status.connected) = (sessions, connection.is_some());
         }
-        let shared = Arc::new(Shared {
-            shared_status: Arc::new(shared_status),
-            orders: Orders::new(Order::Keep),
-            outcome: Outcome::default(),
-            tell_ended: ended,
-            file: Mutex::new(file),
-            handed: Mutex::default(),
-            host: Mutex::default(),
-            note,
-            remains: Mutex::new(Vec::new()),
-        });
-        let io_pool = io_pool.filter(|_| !device.may_block());
-        let threads =
-            io_threads(&shared, io_pool, workers, longest_poll, &name).map_err(ExportError::Thread)?;
-        let threads = Arc::new(threads.polling_for(longest_poll));
+        let shared = Arc::new(Shared::new(shared_status, file, note, config.ended));
+        let io_pool = config.io_pool.filter(|_| !device.may_block());
+        let threads = io_threads(&shared, io_pool, config.workers, config.longest_poll, &config.name)
+            .map_err(ExportError::Thread)?;
+        let threads = Arc::new(threads.polling_for(config.longest_poll));
         let weak_threads = Arc::downgrade(&threads);
-        // A panic ends the device, whose state is unknown then.
-        let weak = Arc::downgrade(&shared);
-        shared.shared_status.notifiers.watch_panics(move |message| {
-            if let Some(shared) = weak.upgrade() {
-                shared.fail(message);
-            }
-        });
+        watch_panics(&shared);
         // Last: nothing fails from here on, so that a copy of what was handed over can be resumed until then.
         if let Some(keeping) = &mut keeping {
             keeping.adopt(kept.take());
@@ -485,7 +187,7 @@ impl Export {
             name: log_name,
             device: Some(device),
             threads: Some(threads),
-            protocol,
+            protocol: config.protocol,
             offer,
             keeping,
             restoring,
@@ -494,7 +196,7 @@ impl Export {
             talk: None,
             is_first: true,
             repeated: None,
-            inspector,
+            inspector: config.inspector,
         };
         shared.orders.serve(protocol_threads.add(Box::new(task)));
         Ok(Self { shared, threads: weak_threads, _protocol_threads: protocol_threads })
@@ -811,19 +513,20 @@ struct Beginning {
     restoring: Option<Sender<Infallible>>,
 }
 
-/// Why a session ended.
-#[derive(Debug, Error)]
-enum EndCause {
-    #[error(transparent)]
-    Session(#[from] SessionEnd),
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    #[error("cannot restore the session: {0}")]
-    Restore(#[source] SessionEnd),
-    #[error("the client kept its call eventfd full, which blocks the I/O threads of other devices")]
-    Floods,
-    #[error("device failed")]
-    Failed,
+/// Has a panic end the device, whose state is unknown then.
+fn watch_panics(shared: &Arc<Shared>) {
+    let weak = Arc::downgrade(shared);
+    shared.shared_status.notifiers.watch_panics(move |message| {
+        if let Some(shared) = weak.upgrade() {
+            shared.fail(message);
+        }
+    });
+}
+
+/// Copies of the host's descriptors of a device.
+fn host_fds(device: &mut dyn Device) -> io::Result<Vec<OwnedFd>> {
+    let Some(net) = device.net() else { return Ok(Vec::new()) };
+    net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect()
 }
 
 /// The I/O threads of an export.
@@ -849,13 +552,4 @@ fn io_threads(
             shared.orders.give(&[Order::Disconnect]);
         }
     }))
-}
-
-/// Logs the result of a refresh.
-fn log_refresh(device: &str, changed: io::Result<bool>) {
-    match changed {
-        Ok(true) => tracing::info!(device, "device configuration has changed"),
-        Ok(false) => {}
-        Err(error) => tracing::error!(device, %error, "cannot read the device's configuration"),
-    }
 }

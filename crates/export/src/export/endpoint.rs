@@ -1,6 +1,6 @@
 //! Endpoints: where an export listens or connects.
-use super::ExportError;
 use super::backoff::Backoff;
+use super::error::ExportError;
 use super::rights;
 use crate::handover::HandoverError;
 use crate::handover::record::{EndpointState, Kind};

@@ -4,9 +4,11 @@
 //!  begin: settle what a dead process has left, keep the session --> step: messages, until there is none
 //!     step ... step, until the client disconnects, an error, a handover, or the export's end
 //! ```
+use super::error::EndCause;
+use super::host_watch::log_refresh;
 use super::orders::Order;
+use super::shared::Shared;
 use super::unseen::Unseen;
-use super::{EndCause, Shared, log_refresh};
 use crate::handover::record::{Pending, PendingAnswer};
 use crate::keeper::{Client, Keeping, State};
 use crate::protocol::Session;

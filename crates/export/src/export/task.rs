@@ -4,11 +4,13 @@
 //!   waits for a client --it is here--> talks --the session ends--> waits for a client
 //!        '------ stop, hand over, a panic --------'--> finished: device dropped
 //! ```
+use super::backoff;
 use super::endpoint::{Acceptor, NextClient};
-use super::host_watch::Look;
+use super::error::EndCause;
+use super::host_watch::{Look, log_refresh};
 use super::orders::Order;
+use super::shared::Shared;
 use super::talk::{Talk, Talked};
-use super::{EndCause, Shared, backoff, log_refresh};
 use crate::handover::HandoverError;
 use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::keeper::{Keeping, State};
