@@ -156,3 +156,22 @@ fn every_heading_of_troubleshooting_is_a_message() {
     assert!(count > 40, "{count} messages");
     assert!(strange.is_empty(), "in headings, and printed by no code: {strange:#?}");
 }
+
+/// File and function of a row that names both.
+fn call(row: &str) -> Option<(&str, &str)> {
+    let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+    let &[_, file, function] = cells.as_slice() else { return None };
+    Some((file.strip_prefix('`')?.strip_suffix('`')?, function.strip_prefix('`')?.strip_suffix('`')?))
+}
+
+#[test]
+fn the_calls_of_a_request_exist() {
+    let page = fs::read_to_string(repository().join("docs/library/recipes.md")).expect("the page");
+    let calls: Vec<_> = page.lines().filter_map(call).collect();
+    assert!(calls.len() > 10, "{calls:?}");
+    for (file, function) in calls {
+        let source =
+            fs::read_to_string(repository().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(source.contains(&format!("fn {function}(")), "{file} has no function {function}");
+    }
+}
