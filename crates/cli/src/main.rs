@@ -1,6 +1,39 @@
 //! The program `paravane`.
 //!
 //! Each command's exit statuses are in [`sections`].
+//!
+//! # Files
+//!
+//! * The program `paravane`: arguments, progress, output.
+//! * `run` (a feature) is the microVM's side, `bench` (a feature) starts the program
+//!   `paravane-bench`.
+//! * `log` makes lines of events, limits them by device, and has a thread write them.
+//! * `kinds` has a file or folder for each kind of device, and the list of them: options, checks,
+//!   opening, sandbox needs, reload, status, doctor, manuals and reference ask the list by the
+//!   traits of `kinds/kind`.
+//! * `serve` is the daemon: `config` and `args` become a `spec`, its kind opens it, `start` takes a
+//!   daemon through its stages (claimed, sandboxed, opened, serving), `run` is its main loop,
+//!   `exports` serves the devices (its `lock_wait` waits for the requests of a dead daemon); a
+//!   reload is read by `reloader`, asked for by `reload` or a signal, planned by `exports/plan`
+//!   from what `exports/change` says of each device, and carried out in place, or by
+//!   `exports/exchange`, a take-over within the daemon; `sandbox` drops rights, in the order in
+//!   which it must; `broker` is a process that connects to the servers of images from outside of
+//!   the sandbox; `inspector` a process that looks at clients' descriptors before the daemon has
+//!   them, and may be lost; `reader` one that reads the file of devices again; `control`, `status`
+//!   and `metrics` show a `report`, which a `reporter` makes for all clients that ask at the same
+//!   time, over a bounded number of `connections`; `threads` are those that devices share;
+//!   `sockets` takes sockets that the parent process passed; `systemd` and `signals`.
+//! * `hold` is a process without device code that keeps a daemon's descriptors; `serve/store` is
+//!   the daemon's side, for it and for systemd; `serve/shelf` sorts what is there by devices.
+//! * `serve/snapshot` is the daemon's side of `paravane disk snapshot` and `fork` (`disk/`), over
+//!   the `serve/wire` that passes descriptors until a `deadline`.
+//! * `serve::trace` is the one observer of a disk's queues; behind it are the slow-request log
+//!   (`serve::slow`) and a ring for each reader and queue, which the control thread empties.
+//! * `top` shows live what `status` reads; `trace` shows what `serve::trace` sends; `disk` makes,
+//!   describes, converts and merges images, a file for each subcommand; `disk/new_file` puts a
+//!   complete image in its place, or none.
+//! * `conventions` reads the name of the program and answers for capabilities; `doctor` judges the
+//!   host, the devices of a file, and a client.
 mod args;
 #[cfg(feature = "bench")]
 mod bench;

@@ -105,6 +105,44 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Files
+//!
+//! * `Device` (configuration, control path) and `QueueHandler` (one live queue, one I/O thread).
+//! * `mapped_queue` is where ring meets dma: a queue rests (`ParkedQueue`) while another owner
+//!   serves it, and waits for translations behind an IOMMU (`InvalidationLock`).
+//! * `rate` keeps a device below a rate; `log_device` names the device in log lines.
+//! * `blk`, `net`, `rng` and `console` are the devices; `console/port` has the bytes of a console
+//!   on their way, which `console/pump`, a thread, takes to its back end and from it; `wakeup`
+//!   signals a thread only if it is about to sleep; `net/extension` is what network cards offer
+//!   beyond `Device` and `QueueHandler`.
+//! * `blk/qcow2` reads and writes qcow2 (`tables` has the order in which clusters change hands;
+//!   `io` is the only way to the bytes below); `blk/handler` serves a queue: `at_once` does
+//!   transfers of an image in memory in the batch that takes them, `drain` waits for what is in
+//!   flight at its end.
+//! * `blk/errors` counts failed requests; `blk/direct` knows the alignment of O_DIRECT;
+//!   `blk/engine` gives jobs to io_uring, threads, a mapping or a store (its macro makes the enum
+//!   of engines), and `blk/qcow2/cluster_map` knows which clusters of a qcow2 image it may read and
+//!   write in place; `blk/engine/beside` gives jobs to an engine or a store's queue, and the rest
+//!   to threads, by a rule (`engine/clusters`, `engine/whole_blocks`); `blk/qcow2/in_use` lists the
+//!   clusters of transfers in flight, which are not freed.
+//! * `blk/image_file` opens and locks the file; `blk/source` is a file or another store; its `lock`
+//!   tells requests of a dead process from a live one; `blk/block_status` asks a source which parts
+//!   are zeroes; `blk/image` is the disk in it.
+//! * `blk/images` is for programs without a guest: makes images, describes them, copies disks,
+//!   merges overlays.
+//! * `blk/current` is the image that the queues of a disk use, and holds them while it is replaced;
+//!   `blk/snapshot` replaces it by an overlay that `blk/overlay` makes and another process may pass
+//!   on, and `blk/mark` marks the image below.
+//! * `blk/layers` compares the layers that an operator names with headers, `blk/magic` knows how
+//!   other formats begin, `blk/serial` is what guests know a disk by.
+//! * `blk/full` counts writes that wait for room.
+//! * `net/lane` has the frames and buffers of links.
+//! * `latency` has the histograms of a queue, which its I/O thread writes and observers read; it
+//!   reads the clock for each batch, and steps that follow each other share a reading;
+//!   `latency/probes` are its USDT probes.
+//! * A card's back end (`net/tap`, `net/link`, `net/generator`) is a type parameter of its
+//!   handlers.
 mod ahead;
 pub mod blk;
 pub mod console;

@@ -62,6 +62,25 @@
 //!
 //! Guest memory is never behind a Rust reference. Copies consist of relaxed atomic words or of one
 //! string instruction. Mappings are raw pointers with a [`MappingGuard`] that keeps them valid.
+//!
+//! # Files
+//!
+//! * `Region` (memfd, or a client's file), `Memory` (a published snapshot that can be swapped),
+//!   `Domain` (a device's address space: `table` is the radix tree, `translations` its changes
+//!   while handles use it, `cache` the windows that a handle has found), `Handle` (kept from batch
+//!   to batch), `AccessGuard` (every access, live for one batch), `Mapping` and `MappingGuard`
+//!   (keep memory mapped), `Access` (direction and order as flags).
+//! * `reader_slot` and `pin_table` make a change wait for readers of the old state; `log` has the
+//!   dirty log and the argument why no mark is lost, `pending_marks` the writes that a guard has
+//!   not marked yet, `pages` the reports; `sigbus` handles faults after a client truncated its
+//!   file; `quota` limits what clients have mapped; `view` (`FileView`) is a file copied from and
+//!   to guest memory without system calls; `in_place` (`InPlace`) finds memory that is read in
+//!   place during a batch, `span` (`ReadSpan`, `WriteSpan`) a buffer that is accessed several times
+//!   in it, or copied from and to a `FileView`; `published` is the current snapshot, which handles
+//!   pin; `window` is a run of device addresses in one piece of host memory; `bitmap` is the format
+//!   of dirty pages.
+//! * The modules below are in order, lowest first.
+//! * `interop`, a feature, is the only place that names vm-memory.
 
 // Files, lowest first. A file imports only those before it.
 //

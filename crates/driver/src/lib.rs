@@ -45,6 +45,13 @@
 //!     Ok(sector)
 //! }
 //! ```
+//!
+//! # Files
+//!
+//! * `Transport` (what a driver needs of registers), implemented by `mmio` and `pci` (from ECAM
+//!   on); `space`, volatile access to registers; `Virtio` (negotiation, queues) over any; `blk`,
+//!   `net`, `rng`, `console`, which share `channel` (a device with a fixed number of queues),
+//!   `latch` and `slots`; `Pool` (memory shared with devices).
 #![no_std]
 // Only `space`, and the constructor of its registers, reach device memory through raw pointers.
 #![deny(unsafe_code)]

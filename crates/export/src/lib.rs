@@ -41,6 +41,21 @@
 //!
 //! The client is hostile. Frames are bounded here; messages are checked by the session. A client that
 //! breaks the protocol is disconnected, and the next one is served.
+//!
+//! # Files
+//!
+//! * A device behind a socket, for clients of any protocol.
+//! * `protocol` has the two traits that a protocol implements (`Protocol`, `Session`), `framing`
+//!   where its messages end.
+//! * `Export`: a socket and a device; it outlives its clients.
+//! * `export/task` runs it in steps on `protocol_threads`, and its queues are on an `io::IoPool`;
+//!   `export/orders` is what owner and threads want of it; `export/talk` is the conversation with a
+//!   client, in the order that answers need which survive a kill; `socket` moves whole messages
+//!   with their descriptors, never waits, and leaves each on the connection until it is settled;
+//!   `notifiers` signals the client; `handover` is the state of an export for another process
+//!   (`handover/record`: its format; `handover/frame`: its frame; `exchanged`: the same within a
+//!   process); `keeper` keeps that state for a process that starts when this one has died
+//!   (`record_file`: its latest record); `status` is for observers.
 mod exchanged;
 mod export;
 mod framing;

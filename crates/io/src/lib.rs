@@ -22,6 +22,19 @@
 //! thread of its own for a while.
 //!
 //! Devices use threads through an [`IoPool`]: one that they share, or one that each has of its own.
+//!
+//! # Files
+//!
+//! * `IoThread`, an event loop with adaptive polling; `QueueStart`, the one builder of a live
+//!   queue; `HostQueue`, everything that serving a queue takes, which changes hands as one value;
+//!   `RestingQueue`, a queue that another owner serves; `Kicks`, where kicks arrive (our notifier,
+//!   or another process's eventfd or pipe); `QueueEvents`, the receiver of used buffer
+//!   notifications and errors; `Inline`, queues served in the exits of their kicks; `pool`
+//!   (`IoPool`), threads for one device or for many, `places`, the thread that has each queue,
+//!   `balance`, which queue to move (pure), `watch`, which moves it and frees blocked threads,
+//!   `activity`, which wakes the watcher; `event_loop/lend`, what a thread does while another one
+//!   may take its loop, `spares`, the threads that do, `isolation`, devices that get a thread of
+//!   their own for it, `moves`, how queues get there; `panic`, a panic as a value.
 mod activity;
 mod balance;
 mod counters;

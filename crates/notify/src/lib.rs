@@ -39,6 +39,15 @@
 //! assert!(queue.notifier().take() > 0);
 //! # Ok::<(), paravane_notify::NotifyError>(())
 //! ```
+//!
+//! # Files
+//!
+//! * `Notifier` (eventfd), `HostNotifier` (the owner of a queue's kicks), `PollWindow` (how long to
+//!   look for work before waiting; pure), `BatchDelay` (how long to leave work alone while it
+//!   arrives fast; pure), `Baton` (what another thread may take while this one blocks),
+//!   `Interrupts` (a device's way to its driver: `InterruptLine`, a status register and an edge, or
+//!   `msi`, a table of messages with mask and pending bits), `kvm`, a feature (ioeventfd, irqfd,
+//!   `KvmRoutes`: the one owner of a VM's interrupt routes, KVM_SIGNAL_MSI).
 mod batch_delay;
 mod baton;
 mod host;

@@ -139,6 +139,23 @@
 //! assert_eq!((used.id, used.len, interrupts), (id, 512, 1));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Files
+//!
+//! * `QueueConfig -> activate -> device::Queue`, and `driver::Queue`; each is one type over two
+//!   layouts.
+//! * `device` is the device side: `config` checks and freezes, `queue` is live, `layout` is the
+//!   ring of either layout, `resume` and `tracked` take up a position.
+//! * `split` and `packed` hold a layout each, a file a side, and in `device/pop` how chains are
+//!   taken, by kind; `packed/position` is a place in a packed ring with its lap; `device_ring` what
+//!   the device sides of both share, `walk` the walk over the descriptors of a chain with which
+//!   nothing is wrong, `chain` the walk that names what is; `table_memory` where indirect tables
+//!   are read, in place or copied; `event` has the event-index rules with their derivation;
+//!   `in_order` what IN_ORDER adds on the device side; `order` barrier strength as a type;
+//!   `driver/poll` poll tokens; `driver/state` what the drivers of both layouts share;
+//!   `translation` keeps chains in the ring until the device can reach them; `state` is a position
+//!   that moves to another host; `tracking` survives a crash; `area` is the only access to shared
+//!   memory (a model under loom).
 #![no_std]
 extern crate alloc;
 

@@ -26,6 +26,25 @@
 //! | `rbd` | images of Ceph |
 //! | `named_files` | [`NamedFiles`]: certificates, keys and digests, read before a sandbox closes |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
+//!
+//! # Files
+//!
+//! * Where the bytes of an image lie: `Store` and `StoreQueue` are the cut, `file` the system calls
+//!   of jobs on a file and a ring of io_uring for a queue (`file/registered` registers guest
+//!   memory), `Job`, `Pieces` and `Outcome` what passes it, `rest` how a queue sleeps (`Rest`,
+//!   `WakeSet`; of handlers, too), `Location` a path or URL, `Connector` how a store gets its
+//!   connections, `NamedFiles` the certificates, keys and digests that locations name, read before
+//!   a sandbox closes.
+//! * `object` (feature `http`) reads objects of HTTP and S3 servers by ranges, with a thread that
+//!   fetches; `cache` keeps their chunks, in files that survive a kill or in memory; its `batch`
+//!   reads several in one system call.
+//! * `nbd` is the client of NBD servers: `reply` decodes what a server sends (pure), `session` is
+//!   one connection, `channel` a connection over its losses with the jobs of all its queues,
+//!   `member` one of them, `watched` what the wake set of an I/O thread has of a queue, `reconnect`
+//!   the thread that makes it again.
+//! * `rbd`, a feature, has images of Ceph: `library` is the only place that names functions of
+//!   librbd, `flight` one request of it with a buffer of its own (librbd never has guest memory),
+//!   `session` the image as its queues share it, `queue` the jobs of a virtqueue.
 #[cfg(feature = "http")]
 mod cache;
 mod connect;

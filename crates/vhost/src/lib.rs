@@ -39,6 +39,16 @@
 //! export.stop();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Files
+//!
+//! * vhost-user for `export`.
+//! * `message` (the codec) and `session` (one client: features, memory, queues) know no socket;
+//!   `memory` turns a client's files into `dma::Memory`; `vring` is what a client set for one
+//!   queue; `iotlb` holds translations, `back_channel` asks for missing ones; `inflight` records
+//!   requests in flight; `device_state` is carried in a migration; `session/handover` makes
+//!   messages of a session, and a session of messages, `session/saved` the sections that hold them;
+//!   `session/protocol` is what an export calls.
 mod back_channel;
 mod device_state;
 mod inflight;

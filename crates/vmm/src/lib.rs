@@ -6,6 +6,14 @@
 //! arch: what one architecture needs
 //! doctor, injection: measurements of the host
 //! ```
+//!
+//! # Files
+//!
+//! * The microVM: `machine` (memory, bus, devices, threads, the KVM vCPU or the thread in its
+//!   place), `run` (open, judge, report), `linux` (a run of a Linux guest), `arch` (all that one
+//!   processor architecture needs: vCPU, interrupts, exits, loader and tables for Linux), `doctor`
+//!   (KVM), `injection` (measures interrupts).
+//! * Its build script makes the guest image.
 mod arch;
 mod config;
 mod error;

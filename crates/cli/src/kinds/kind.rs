@@ -1,11 +1,11 @@
-//! What the program asks of a kind of device, of its specification, and of an open device.
+//! The interface between the program and a kind of device: the kind, its specification, an open device.
 //!
 //! ```text
 //!   Kind --parse--> Arguments --check--> Spec --open--> Opening --> Opened: Device, Observe
 //!   (static)        (one device's        (validated,    (perhaps
 //!                   options)             not open)      waits)
 //! ```
-//! Each method but a few has a default: a kind says what is special about it.
+//! Most methods have a default, so a kind implements only what differs.
 use super::changes::Differences;
 use super::checked::OptionError;
 use super::endpoint::{Endpoint, EndpointArgs};
@@ -57,10 +57,10 @@ pub(crate) trait Kind: Sync {
         &[]
     }
 
-    /// What help, manuals and the reference say of it.
+    /// Texts for help, manuals and the reference.
     fn texts(&self) -> &'static Texts;
 
-    /// Its own features in the reference, and devices that offer them.
+    /// Feature bits of its device type, for the reference.
     fn features(&self) -> &'static Features;
 
     /// Checks devices of this kind against each other; the numbers are theirs in the file.
@@ -72,28 +72,28 @@ pub(crate) trait Kind: Sync {
         Ok(())
     }
 
-    /// What a driver has read from the configuration space.
+    /// Adds the facts that a driver has read from the configuration space.
     fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
         let _ = (known, told);
     }
 
-    /// What a driver uses of what may be offered or not, by the features that it has accepted.
+    /// Adds optional parts of the device that the driver uses, by its accepted features.
     fn accepted(&self, features: u64, told: &mut Told) {
         let _ = (features, told);
     }
 
-    /// Its own checks of what a VMM and a driver have negotiated.
+    /// Checks of the negotiated features, for `paravane doctor --client`.
     fn checks(&self) -> &'static [Check] {
         &[]
     }
 
-    /// Whether it takes what a driver makes available in this queue at once.
+    /// Whether the device takes buffers of this queue as soon as the driver makes them available.
     fn takes_at_once(&self, queue: u16) -> bool {
         let _ = queue;
         true
     }
 
-    /// What `paravane doctor --client` says of its queues.
+    /// How `paravane doctor --client` judges its queues.
     fn queue_use(&self) -> QueueUse {
         QueueUse::Fixed
     }
@@ -117,9 +117,9 @@ pub(crate) struct Features {
     pub(crate) heading: &'static str,
     /// Of its device type; empty: it has none.
     pub(crate) bits: &'static [Bit],
-    /// Bits that some devices offer only, and which.
+    /// Bits that only some devices offer, and which devices.
     pub(crate) sometimes: &'static [(u64, &'static str)],
-    /// What is said below the table.
+    /// Paragraph below the table.
     pub(crate) remark: &'static str,
     /// Devices that together offer all that it can, by their options; IMAGE stands for a disk image.
     pub(crate) samples: &'static [&'static [&'static str]],
@@ -136,11 +136,11 @@ pub(crate) trait Arguments: Debug {
     fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError>;
 }
 
-/// A validated device, not open: what its kind adds to the options of every device.
+/// A validated device that is not open yet: the part of its specification that belongs to its kind.
 pub(crate) trait Spec: Any + Debug + Send + Sync {
     fn kind(&self) -> &'static dyn Kind;
 
-    /// Whether the other one is the same.
+    /// Compares two specifications.
     fn is(&self, other: &dyn Spec) -> bool;
 
     /// Default of --poll-us, in microseconds.
@@ -154,7 +154,7 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         None
     }
 
-    /// What of the host it keeps from other devices.
+    /// Host resources that other devices cannot use at the same time.
     fn claims(&self) -> Vec<Claim> {
         Vec::new()
     }
@@ -164,17 +164,17 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The interface of the host that it is connected to, which may go and come back.
+    /// Name of its TAP device, which may be deleted and created again.
     fn tap(&self) -> Option<&str> {
         None
     }
 
-    /// Name of what connects it to other devices of the daemon: they start and stop together.
+    /// Name of the link to another device of the daemon. Linked devices start and stop together.
     fn link(&self) -> Option<&str> {
         None
     }
 
-    /// Allows what it needs in the sandbox; with `beside`, what is beside its files, too.
+    /// Adds its paths to the sandbox. `beside`: also the folders of its images, for later reloads.
     fn allow(&self, allowed: &mut AllowedPaths, beside: bool) {
         let _ = (allowed, beside);
     }
@@ -193,7 +193,7 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         IoUring::No
     }
 
-    /// What `paravane doctor --config` finds about it on this host.
+    /// Findings of `paravane doctor --config` about this device and the host.
     fn examine(&self) -> Vec<Finding> {
         Vec::new()
     }
@@ -210,9 +210,9 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         earlier: Earlier,
     ) -> Result<Opening, anyhow::Error>;
 
-    /// Opens what can be open in two daemons at once: images without their locks, and some stores.
+    /// Opens the device as far as two daemons can have it open: images without locks, some stores.
     ///
-    /// `None`: a device that holds nothing which another daemon could.
+    /// `None`: the device has nothing exclusive and can be opened at once.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -221,9 +221,9 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Opens what needs no server, for a device that others must not wait for.
+    /// Opens the local part of a device whose servers may be slow, so that other devices need not wait.
     ///
-    /// `None`: all of the device is to be opened now. `changes_user`: the process becomes another user later.
+    /// `None`: open the whole device now. `changes_user`: the process becomes another user later.
     ///
     /// # Errors
     /// A file cannot be opened.
@@ -237,38 +237,38 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         false
     }
 
-    /// What its guest is told.
+    /// Adds the facts that its guest reads.
     fn told(&self, told: &mut Told) {
         let _ = told;
     }
 
-    /// What it does not offer, and others of its kind do.
+    /// Adds the optional parts that it does not offer.
     fn missing(&self, told: &mut Told) {
         let _ = told;
     }
 
-    /// What `wanted`, of the same kind, changes.
+    /// Adds the differences to `wanted`, which is of the same kind.
     fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
         let _ = (wanted, all);
     }
 
-    /// The same with the settings of `wanted` that change in place.
+    /// A copy with those settings of `wanted` that can change in place.
     fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {
         let _ = wanted;
         None
     }
 
-    /// Applies its settings that change in place to the device that is served.
+    /// Applies the settings that can change in place to the open device.
     fn apply(&self, observer: &dyn Observe) {
         let _ = observer;
     }
 
-    /// Its settings that change in place, in reports.
+    /// Fills in its settings for the report.
     fn settings(&self, settings: &mut Settings) {
         let _ = settings;
     }
 
-    /// What only disks have.
+    /// Its disk interface, if it is a disk.
     fn disk(&self) -> Option<&dyn DiskSpec> {
         None
     }
@@ -295,7 +295,7 @@ impl PartialEq for dyn Spec {
 
 impl Eq for dyn Spec {}
 
-/// A disk's image: what snapshots and take-overs ask of it.
+/// Specification of a disk, as snapshots and take-overs use it.
 pub(crate) trait DiskSpec {
     /// The image without the numbers of its file.
     fn image(&self) -> OfferedImage;
@@ -308,7 +308,7 @@ pub(crate) trait DiskSpec {
     /// `serial` and `block`, in bytes: what guests are told, which stay.
     fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Arc<dyn Spec>;
 
-    /// How it is started again, with this block in bytes.
+    /// Options that start it again with this block size in bytes.
     ///
     /// # Errors
     /// A path is not UTF-8, as qcow2 and JSON demand.
@@ -318,7 +318,7 @@ pub(crate) trait DiskSpec {
     fn slow(&self) -> Option<Duration>;
 }
 
-/// How a disk is started again.
+/// Images and options that start a disk again.
 pub(crate) struct DiskStart {
     pub(crate) image: Layer,
     /// Its backing files, top first.
@@ -337,14 +337,14 @@ pub(crate) enum IoUring {
     Only,
 }
 
-/// Something of the host that a device keeps from others.
+/// A host resource that a device uses exclusively, or shares.
 pub(crate) struct Claim {
     /// The option that names it.
     pub(crate) option: &'static str,
     pub(crate) resource: Resource,
-    /// Others that share it, too, may have it at the same time.
+    /// Devices may use it together if all of them share it.
     pub(crate) shares: bool,
-    /// It changes what others would see.
+    /// The device changes it.
     pub(crate) writes: bool,
 }
 

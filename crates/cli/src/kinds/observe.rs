@@ -1,4 +1,4 @@
-//! An open device as the daemon sees it while it is served.
+//! Observation of a device while it is served.
 use crate::serve::report;
 use crate::serve::told::Told;
 use paravane_device::blk::Snapshots;
@@ -7,21 +7,21 @@ use paravane_store::Store;
 use std::any::Any;
 use std::sync::Arc;
 
-/// What a kind shows and changes of a device that is served.
+/// Reports of an open device, and controls beyond its queues.
 ///
-/// Methods are called while requests are served, and must not wait for storage or network.
+/// Methods must not wait for storage or network.
 pub(crate) trait Observe: Any + Send + Sync {
-    /// Fills in what reports have of it, beside the figures of its export.
+    /// Fills in the figures of its kind.
     fn report(&self, device: &mut report::Device, export: &ExportStatus) {
         let _ = (device, export);
     }
 
-    /// What its guest is told of what is open.
+    /// Adds the facts that its guest reads and only the open device knows.
     fn told(&self, told: &mut Told) {
         let _ = told;
     }
 
-    /// Tries again what waits for the host.
+    /// Retries requests that wait for space on the host.
     fn retry(&self) {}
 
     /// Its stores that are no files, top first.
@@ -29,21 +29,21 @@ pub(crate) trait Observe: Any + Send + Sync {
         &[]
     }
 
-    /// What takes snapshots of it, until it stops.
+    /// Takes snapshots of a disk, until it stops.
     fn snapshots(&self) -> Option<&Arc<Snapshots>> {
         None
     }
 
-    /// Block of a disk in bytes, until it stops.
+    /// Block size of a disk in bytes, until it stops.
     fn block(&self) -> Option<u32> {
         None
     }
 
-    /// Gives up what a successor needs, when it begins to stop.
+    /// Releases what a successor needs. Called when the device begins to stop.
     fn release(&mut self) {}
 }
 
-/// A device of which nothing is to be seen.
+/// Observer of a device without figures.
 pub(crate) struct Unobserved;
 
 impl Observe for Unobserved {}

@@ -18,11 +18,11 @@ pub(crate) struct Opened {
     pub(crate) observer: Box<dyn Observe>,
     /// Description of the back end, for `paravane status`.
     pub(crate) back_end: String,
-    /// Dropped when all devices of its link are served, which wait for each other until then.
+    /// Delays traffic until it is dropped: once all devices of the link are served.
     pub(crate) hold: Option<Box<dyn Any + Send>>,
 }
 
-/// A device, or one that waits for what another process has.
+/// A device that is open, or waits for another process to release something.
 pub(crate) enum Opening {
     Device(Opened),
     /// Its image is open and not locked: a dead process has requests in flight for it.
@@ -31,7 +31,7 @@ pub(crate) enum Opening {
     Ahead(Box<dyn Ahead>),
     /// Can be opened only when the daemon that serves it has closed it.
     ///
-    /// With what its guest would be told, as far as that is known.
+    /// With the facts that its guest would read, as far as they are known.
     Late(Told),
 }
 
@@ -49,7 +49,7 @@ pub(crate) trait Unlocked: Send {
     /// The image cannot be locked, or not be used.
     fn lock(self: Box<Self>) -> Result<Opening, anyhow::Error>;
 
-    /// Why it is not open, for a device that must not wait.
+    /// The error for a caller that cannot wait.
     fn in_flight(&self) -> anyhow::Error;
 
     fn file_id(&self) -> Option<FileId>;
@@ -57,10 +57,10 @@ pub(crate) trait Unlocked: Send {
     /// Whether its image would show that a snapshot has replaced it.
     fn has_marks(&self) -> bool;
 
-    /// Goes on as the device of which a guest was `told`, unless its specification says otherwise.
+    /// Keeps the block size that a guest was `told`, unless the specification names another.
     fn keep(&mut self, told: &Told);
 
-    /// What its guest would be told.
+    /// Adds the facts that its guest would read.
     ///
     /// # Errors
     /// The image cannot be such a disk.
@@ -92,7 +92,7 @@ impl From<Opened> for Opening {
 }
 
 impl Opening {
-    /// Takes what holds the device until others are served.
+    /// Takes the guard that delays traffic of linked devices.
     pub(crate) fn hold(&mut self) -> Option<Box<dyn Any + Send>> {
         match self {
             Self::Device(opened) => opened.hold.take(),
@@ -113,7 +113,7 @@ impl Opening {
         }
     }
 
-    /// Goes on as the device of which a guest was `told`, if that is not settled yet.
+    /// See [`Unlocked::keep`]. A device that is open keeps nothing.
     pub(crate) fn keep(&mut self, told: &Told) {
         match self {
             Self::Unlocked(disk) => disk.keep(told),
@@ -122,7 +122,7 @@ impl Opening {
         }
     }
 
-    /// What the guest would be told of what is open.
+    /// Adds the facts that the guest would read, as far as the device is open.
     ///
     /// # Errors
     /// The image cannot be such a disk.
@@ -160,11 +160,11 @@ impl Opening {
 pub(crate) struct Earlier {
     /// Descriptors of the device.
     pub(crate) fds: Vec<OwnedFd>,
-    /// What its guest was told.
+    /// Facts that its guest has read.
     pub(crate) told: Told,
 }
 
-/// What devices are opened with.
+/// Environment in which devices are opened.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenContext {
     /// `None`: no sandbox.

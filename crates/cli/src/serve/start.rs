@@ -1,13 +1,13 @@
 //! How a daemon starts: stages, each of which takes the one before it.
 //!
 //! ```text
-//!   Claimed     what it has of others: descriptors, signals, sockets, sessions that were kept
-//!     |         or the daemon that it takes over from
-//!   Sandboxed   helper processes run, files beyond the sandbox are read; then it is closed
+//!   Claimed     inherited descriptors, signals, sockets, kept sessions, or the daemon to take over from
 //!     |
-//!   Opened      devices are open, and their guests would find them as they were; privileges are dropped
+//!   Sandboxed   helper processes run, files outside the sandbox are read, the sandbox is closed
 //!     |
-//!   Serving     sessions begin, go on, or come from the other daemon
+//!   Opened      devices are open and match what their guests have read; privileges are dropped
+//!     |
+//!   Serving     sessions begin, resume, or arrive from the other daemon
 //! ```
 mod claimed;
 mod opened;

@@ -1,4 +1,4 @@
-//! The first stage: what a daemon has of others, claimed before it opens anything.
+//! The first stage: descriptors, signals, sockets and kept sessions are claimed.
 use super::Setup;
 use crate::failure::Failure;
 use crate::serve::control::Control;

@@ -1,7 +1,7 @@
 //! The third stage: the devices are open, and privileges are dropped.
 //!
-//! A take-over and a recovery come in here: the guests of the other daemon, or of one that has ended, must
-//! find the devices as they were.
+//! A take-over and a recovery differ here only: each device must match what the guest of the other daemon,
+//! or of the daemon that has ended, has read.
 use super::Setup;
 use super::claimed::KeptSessions;
 use super::sandboxed::Sandboxed;

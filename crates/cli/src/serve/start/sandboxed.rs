@@ -1,4 +1,4 @@
-//! The second stage: what is beyond the sandbox is read and started, and it is closed.
+//! The second stage: helper processes run, files outside the sandbox are read, the sandbox is closed.
 use super::Setup;
 use super::claimed::Claimed;
 use crate::failure::Failure;

@@ -1,5 +1,4 @@
-//! The last stage: sessions begin, go on, or come from the other daemon, until a signal or another daemon
-//! ends it.
+//! The last stage: sessions begin, resume or arrive, until a signal or another daemon ends it.
 use super::Setup;
 use super::claimed::{Claimed, KeptSessions, OldDaemon};
 use super::opened::{Opened, all};
