@@ -1,8 +1,14 @@
 //! A number of places that clients of the control socket share, by their processes.
+use super::wire::Wire;
 use nix::sys::socket::{getsockopt, sockopt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Most places.
 pub(crate) const MOST: usize = 8;
@@ -44,6 +50,35 @@ impl Places {
     pub(crate) fn take(self: &Arc<Self>, client: &impl AsFd) -> Result<Place, Full> {
         // 0: it is in another PID name space.
         self.take_for(getsockopt(client, sockopt::PeerCredentials).map_or(0, |peer| peer.pid()))
+    }
+
+    /// Answers a client in a thread called `name`, if it has a place.
+    ///
+    /// `serve` returns the last message; `None`: the client has gone.
+    ///
+    /// # Errors
+    /// The host refuses a thread, or the client has gone.
+    pub(crate) fn answer<M: Serialize + DeserializeOwned + Send + 'static>(
+        self: &Arc<Self>,
+        stream: UnixStream,
+        patience: Duration,
+        name: &str,
+        refused: impl FnOnce(Full) -> M,
+        serve: impl FnOnce(&Wire<M>) -> Option<M> + Send + 'static,
+    ) -> io::Result<()> {
+        let place = self.take(&stream);
+        let wire = Wire::new(stream, patience)?.of_a_client(patience);
+        let place = match place {
+            Ok(place) => place,
+            Err(full) => return wire.say(&refused(full)),
+        };
+        let answer = move || {
+            let message = serve(&wire);
+            drop(place);
+            // A client that has gone misses it.
+            let _ = message.map(|message| wire.say(&message));
+        };
+        std::thread::Builder::new().name(name.into()).spawn(answer).map(drop)
     }
 
     fn take_for(self: &Arc<Self>, process: i32) -> Result<Place, Full> {

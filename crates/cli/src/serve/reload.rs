@@ -98,26 +98,15 @@ impl ReloadServer {
 
     /// Answers a client of the user `uid`, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32) -> io::Result<()> {
+        let refused = |full| {
+            Message::Failed(match full {
+                Full::All => format!("{MOST} clients wait for reloads: try again"),
+                Full::Share => format!("this process waits for {EACH} reloads: try again"),
+            })
+        };
         let server = self.clone();
-        let place = self.places.take(&stream);
-        let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
-        let place = match place {
-            Ok(place) => place,
-            Err(full) => {
-                let why = match full {
-                    Full::All => format!("{MOST} clients wait for reloads: try again"),
-                    Full::Share => format!("this process waits for {EACH} reloads: try again"),
-                };
-                return wire.say(&Message::Failed(why));
-            }
-        };
-        let answer = move || {
-            let message = server.serve(&wire, uid);
-            drop(place);
-            // A client that has gone misses it.
-            let _ = message.map(|message| wire.say(&message));
-        };
-        std::thread::Builder::new().name("reload-client".into()).spawn(answer).map(drop)
+        let serve = move |wire: &Wire<Message>| server.serve(wire, uid);
+        self.places.answer(stream, PATIENCE, "reload-client", refused, serve)
     }
 
     /// `None`: the client has gone.

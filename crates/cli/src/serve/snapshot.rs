@@ -45,26 +45,15 @@ impl SnapshotServer {
 
     /// Answers a client of the user `uid`, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, device: String) -> io::Result<()> {
+        let refused = |full| {
+            Message::Failed(match full {
+                Full::All => format!("{MOST} snapshots are being taken: try again"),
+                Full::Share => format!("this process is taking {EACH} snapshots: try again"),
+            })
+        };
         let server = self.clone();
-        let place = self.places.take(&stream);
-        let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
-        let place = match place {
-            Ok(place) => place,
-            Err(full) => {
-                let why = match full {
-                    Full::All => format!("{MOST} snapshots are being taken: try again"),
-                    Full::Share => format!("this process is taking {EACH} snapshots: try again"),
-                };
-                return wire.say(&Message::Failed(why));
-            }
-        };
-        let answer = move || {
-            let message = server.serve(&wire, uid, &device);
-            drop(place);
-            // A client that has gone misses it.
-            let _ = wire.say(&message);
-        };
-        std::thread::Builder::new().name("snapshot".into()).spawn(answer).map(drop)
+        let serve = move |wire: &Wire<Message>| Some(server.serve(wire, uid, &device));
+        self.places.answer(stream, PATIENCE, "snapshot", refused, serve)
     }
 
     fn serve(&self, wire: &Wire<Message>, uid: u32, device: &str) -> Message {

@@ -174,13 +174,14 @@ const IPC_LOCK: u64 = 1 << 14;
 fn capabilities(daemon: &Daemon) -> Vec<[u64; 5]> {
     let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     let of = |thread: &Path| {
-        let text = std::fs::read_to_string(thread.join("status")).unwrap();
-        SETS.map(|name| {
+        // A thread may have ended since it was listed.
+        let text = std::fs::read_to_string(thread.join("status")).ok()?;
+        Some(SETS.map(|name| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             u64::from_str_radix(line.trim(), 16).unwrap()
-        })
+        }))
     };
-    threads.map(|thread| of(&thread.unwrap().path())).collect()
+    threads.filter_map(|thread| of(&thread.unwrap().path())).collect()
 }
 
 /// All threads have exactly these capabilities and cannot gain others.
