@@ -63,7 +63,7 @@ pub struct KnownToDriver {
 
 /// Session with vhost-user that is handed over or kept.
 pub trait RecordedSession {
-    /// What the driver of the session knows of its device. `None`: there is no session.
+    /// Reads what the driver of the session was told of its device. `None`: there is no session.
     ///
     /// # Errors
     /// The record is damaged, invalid or of another version.

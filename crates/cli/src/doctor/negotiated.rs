@@ -22,7 +22,7 @@ pub(crate) struct Check {
     pub(crate) remedy: &'static str,
 }
 
-/// What is said of the queues of a device.
+/// How users choose number and size of a device's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueUse {
     /// Nothing: nobody chooses their number and size.

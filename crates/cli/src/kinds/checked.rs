@@ -1,4 +1,4 @@
-//! Options that several kinds check alike.
+//! Checks of options that several kinds share.
 use paravane_store::Location;
 use std::path::{Path, PathBuf};
 

@@ -32,15 +32,13 @@ impl DeviceCommand {
     ) -> Result<Self, clap::Error> {
         let command = Command::new(kind.name()).no_binary_name(true).disable_help_flag(true);
         let command = EndpointArgs::unused(kind.options(command));
-        let mut known = command.clone();
-        known.build();
         let words: Vec<_> = words.collect();
         let of_endpoint = |word: &&String| {
-            let name = word.trim_start_matches("--").split('=').next().unwrap_or_default();
-            known.get_arguments().any(|arg| arg.is_hide_set() && arg.get_long() == Some(name))
+            let name = word.trim_start_matches("--").split('=').next();
+            command.get_arguments().any(|arg| arg.is_hide_set() && arg.get_long() == name)
         };
         if let Some(word) = words.iter().find(of_endpoint) {
-            let mut known = known.clone();
+            let mut known = command.clone();
             return Err(known.error(ErrorKind::UnknownArgument, format!("unexpected argument '{word}'")));
         }
         Self::parse(kind, &command.try_get_matches_from(words)?)

@@ -1,4 +1,4 @@
-//! What the texts of all kinds share.
+//! Texts that all kinds share.
 use paravane_command_line::sections::{NONE, Sections, USAGE};
 
 /// A command that serves one device.

@@ -22,7 +22,8 @@ pub struct ExportConfig<P> {
     pub name: String,
     /// Where the export listens or connects.
     pub endpoint: Endpoint,
-    /// Number of I/O threads of its own (default 1, at least 1). Queues are assigned round-robin.
+    /// Number of I/O threads that serve this device alone (default 1, at least 1). Queues are assigned
+    /// round-robin.
     ///
     /// Without effect with [`ExportConfig::io_pool`].
     pub workers: usize,

@@ -46,7 +46,7 @@ pub enum HandoverError {
     /// Record that is damaged, or is none.
     #[error("invalid handover record: {0}; start a new export")]
     Record(&'static str),
-    /// Endpoint that is not that of the record.
+    /// The endpoint differs from the one in the record.
     #[error(
         "handover record: the endpoint is {recorded}, not the one of the configuration; correct the configuration or start a new export"
     )]

@@ -45,15 +45,6 @@ struct ConsoleObserver {
     socket: Option<PathBuf>,
 }
 
-impl ConsoleObserver {
-    fn remove(&mut self) {
-        if let Some(path) = self.socket.take() {
-            // May fail after a change of user. The next bind replaces a socket without a listener.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
 impl Observe for ConsoleObserver {
     fn report(&self, device: &mut report::Device, _: &ExportStatus) {
         let carried = self.counters.carried();
@@ -69,12 +60,15 @@ impl Observe for ConsoleObserver {
 
     fn release(&mut self) {
         // Before a successor binds it.
-        self.remove();
+        if let Some(path) = self.socket.take() {
+            // May fail after a change of user. The next bind replaces a socket without a listener.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
 impl Drop for ConsoleObserver {
     fn drop(&mut self) {
-        self.remove();
+        self.release();
     }
 }

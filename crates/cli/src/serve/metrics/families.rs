@@ -279,7 +279,7 @@ const THREADS: [ThreadMetric; 2] = [
 const BUSY: (&str, &str) =
     ("paravane_device_busy_seconds", "Time for which shared I/O threads served the device");
 
-/// A gauge of each device whose kind has figures of its own, with a label for their names.
+/// Gauge for the figures that only some kinds of devices have: name, help, and the label that names the figure.
 const FIGURES: (&str, &str, &str) =
     ("paravane_device_figure", "Figure of its kind; names that end in `_bytes` count bytes", "figure");
 
