@@ -1,12 +1,18 @@
 //! One run of the microVM with one device; only the measured phase counts.
 use crate::BenchError;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use paravane_device::Device;
+use paravane_device::blk::{Blk, BlkConfig};
+use paravane_device::net::{BackEnd, Counters, Generator, LinkEnd, Net, NetConfig};
+use paravane_device::rng::Rng;
 use paravane_vmm::{
-    AccelChoice, DiskConfig, Job, KickFigures, NetConfig, Outcome, PhaseFigures, Report, RunConfig,
+    AccelChoice, DiskJob, DiskWork, Job, KickFigures, NamedDevice, NetJob, Outcome, PhaseFigures, Report,
+    RunConfig, Traffic,
 };
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes before the payload of a frame: Ethernet, IPv4, TCP with time stamps.
@@ -38,21 +44,92 @@ impl Image {
         self.file.as_fd()
     }
 
-    /// A machine with this image as its disk.
-    pub(crate) fn machine(&self) -> RunConfig {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
-        let disk = DiskConfig { path, read_only: false, job: Job::WriteTest };
-        RunConfig { span: self.bytes, disks: vec![disk], ..machine() }
+    /// A write test of all of it.
+    fn disk(&self) -> Result<NamedDevice, String> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let disk = Blk::open(BlkConfig::new(&path)).map_err(|error| error.to_string())?;
+        let image = disk.image().map_err(|error| error.to_string())?;
+        let job = DiskJob { work: DiskWork::WriteTest, path: path.into(), image, engine: disk.engine() };
+        Ok(NamedDevice::new("disk 0", Box::new(disk)).with_job(Job::Disk(job)))
     }
 }
 
-/// A machine with one network card.
-pub(crate) fn machine_with(net: NetConfig) -> RunConfig {
-    RunConfig { nets: vec![net], ..machine() }
+/// Far side of a network card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// A host thread, which answers each frame as another machine would.
+    Echo,
+    /// Takes frames as fast as the guest sends them.
+    Sink,
+    /// Sends frames as fast as the guest has buffers.
+    Source,
 }
 
-fn machine() -> RunConfig {
-    RunConfig { memory: MEMORY, entropy: 0, ..RunConfig::default() }
+/// A network card and its traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Card {
+    pub(crate) peer: Peer,
+    pub(crate) frames: u64,
+    /// Size of a frame in bytes.
+    pub(crate) size: u32,
+    /// Size of an answer in bytes.
+    pub(crate) reply: u32,
+}
+
+impl Card {
+    /// Makes the card.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub(crate) fn open(&self) -> io::Result<(Box<dyn Device>, Arc<Counters>)> {
+        let reply = self.reply as usize;
+        match self.peer {
+            Peer::Echo => self.over(LinkEnd::to_echo_peer(1, reply)?),
+            Peer::Sink => self.over(Generator::new(1, 0, reply)?),
+            Peer::Source => self.over(Generator::new(1, self.frames, reply)?),
+        }
+    }
+
+    fn over<B: BackEnd>(&self, back_end: B) -> io::Result<(Box<dyn Device>, Arc<Counters>)> {
+        let longest = self.size.max(self.reply);
+        let mtu = (longest > 1500).then(|| u16::try_from(longest).unwrap_or(u16::MAX));
+        let config = NetConfig { mtu, ..NetConfig::new([0x52, 0x54, 0, 0, 0, 1]) };
+        let card = Net::new(config, back_end).map_err(io::Error::other)?;
+        let counters = card.counters();
+        Ok((Box::new(card), counters))
+    }
+
+    fn device(&self) -> Result<NamedDevice, String> {
+        let (network, traffic) = match self.peer {
+            Peer::Echo => ("echo-peer", Traffic::Exchange),
+            Peer::Sink => ("sink", Traffic::Send),
+            Peer::Source => ("source", Traffic::Receive),
+        };
+        let Self { frames, size, reply, .. } = *self;
+        let (device, _) = self.open().map_err(|error| error.to_string())?;
+        let job = NetJob { network, traffic, frames, size, reply };
+        Ok(NamedDevice::new("net 0", device).with_job(Job::Net(job)))
+    }
+}
+
+/// The device of a machine.
+#[derive(Clone, Copy)]
+pub(crate) enum OneDevice<'a> {
+    /// A disk with this image.
+    Disk(&'a Image),
+    /// A network card.
+    Card(Card),
+}
+
+impl OneDevice<'_> {
+    /// A machine for it.
+    pub(crate) fn machine(&self) -> RunConfig {
+        let config = RunConfig { memory: MEMORY, ..RunConfig::default() };
+        match self {
+            Self::Disk(image) => RunConfig { span: image.bytes, ..config },
+            Self::Card(_) => config,
+        }
+    }
 }
 
 /// The figures of a run.
@@ -82,9 +159,13 @@ impl Sample {
 ///
 /// # Errors
 /// Why there are no figures, in one line.
-pub(crate) fn run(config: RunConfig) -> Result<Sample, String> {
-    let report =
-        paravane_vmm::run(config, Default::default(), Instant::now()).map_err(|error| error.to_string())?;
+pub(crate) fn run(config: &RunConfig, device: OneDevice<'_>) -> Result<Sample, String> {
+    let device = match device {
+        OneDevice::Disk(image) => image.disk(),
+        OneDevice::Card(card) => card.device(),
+    };
+    let report = paravane_vmm::run(config, vec![device?], &Default::default(), Instant::now())
+        .map_err(|error| error.to_string())?;
     match &report.outcome {
         Outcome::Verified => {}
         Outcome::NotVerified(problems) => return Err(problems.join("; ")),
@@ -113,8 +194,9 @@ fn done(report: &Report) -> Option<(u64, f64, [f64; 3])> {
 /// # Errors
 /// Why it cannot.
 pub(crate) fn runs_under_kvm() -> Result<(), String> {
-    let config = RunConfig { accel: AccelChoice::Kvm, entropy: 16, ..RunConfig::default() };
-    let report = paravane_vmm::run(config, Default::default(), Instant::now());
+    let config = RunConfig { accel: AccelChoice::Kvm, ..RunConfig::default() };
+    let rng = NamedDevice::new("rng", Box::new(Rng::new())).with_job(Job::Entropy(16));
+    let report = paravane_vmm::run(&config, vec![rng], &Default::default(), Instant::now());
     report.map(drop).map_err(|error| error.to_string())
 }
 

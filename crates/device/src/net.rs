@@ -310,6 +310,10 @@ impl<B: BackEnd> NetDevice for Net<B> {
         }
     }
 
+    fn totals(&self) -> Totals {
+        self.counters.totals()
+    }
+
     fn commanded_pairs(&self) -> u16 {
         // Acquire: pairs with the store of the control queue's handler.
         self.commanded.pairs.load(Ordering::Acquire)

@@ -1,12 +1,10 @@
 //! Configuration of a run.
 mod check;
 
-pub(crate) use check::{check, check_jobs, refuse};
+pub(crate) use check::{check, refuse};
 
 use crate::machine::server::QueueServer;
 use paravane_attach::RingFeatures;
-use paravane_device::blk::EngineChoice;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,15 +40,6 @@ pub enum DirtyLogging {
     Rate,
     /// Log and verify: a copy of RAM kept from the log alone must equal RAM.
     Verify,
-}
-
-/// Job of the built-in guest on a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Job {
-    /// Reads all of it and computes its SHA-256; never writes.
-    Hash,
-    /// Writes a pattern, mixes reads and writes, reads back.
-    WriteTest,
 }
 
 /// Virtqueue layout.
@@ -115,59 +104,6 @@ pub enum Inject {
     Panic,
 }
 
-/// One disk.
-#[derive(Clone, Debug)]
-pub struct DiskConfig {
-    /// The raw image.
-    pub path: PathBuf,
-    /// Open it read-only; its job is then [`Job::Hash`].
-    pub read_only: bool,
-    /// Job.
-    pub job: Job,
-}
-
-/// Network of a card.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Network {
-    /// Echo: the thread that serves the queue sends each frame back at once.
-    #[default]
-    Echo,
-    /// Echo peer on a host thread, which answers each frame as another machine would.
-    EchoPeer,
-    /// Sink: takes frames as fast as the built-in guest sends them.
-    Sink,
-    /// Source: sends frames as fast as the built-in guest has buffers.
-    Source,
-    /// TAP device of the host, by name.
-    Tap(String),
-    /// TAP device of the host, by inherited descriptors: one for each queue pair.
-    TapFds(Vec<i32>),
-    /// Link to the other card with this name.
-    ///
-    /// The built-in guest sends on the first card, and echoes on the second.
-    Link(String),
-}
-
-impl Network {
-    /// Whether only the built-in guest can use it.
-    pub(crate) fn for_the_builtin_guest(&self) -> bool {
-        matches!(self, Self::Echo | Self::EchoPeer | Self::Sink | Self::Source)
-    }
-
-    /// Name on the command line.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Echo => "echo",
-            Self::EchoPeer => "echo-peer",
-            Self::Sink => "sink",
-            Self::Source => "source",
-            Self::Tap(_) => "tap",
-            Self::TapFds(_) => "tap-fd",
-            Self::Link(_) => "link",
-        }
-    }
-}
-
 /// Order of blocks in the mixed phase of the write test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockOrder {
@@ -190,53 +126,6 @@ pub enum ServingMode {
     Vcpu,
 }
 
-/// One network card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetConfig {
-    /// Network.
-    pub network: Network,
-    /// MAC address.
-    pub mac: [u8; 6],
-    /// Pairs of queues.
-    pub queues: u16,
-    /// MTU in bytes for the guest [from the frames of the job, else none].
-    pub mtu: Option<u16>,
-    /// Offer checksum and segmentation offloads that the back end supports.
-    pub offloads: bool,
-    /// Have the kernel's vhost-net serve the queues of a TAP device, where it can.
-    pub vhost: bool,
-    /// Frames of the built-in guest's job.
-    pub frames: u64,
-    /// Size of a frame in bytes, with the Ethernet header.
-    pub size: u32,
-    /// Size of an answer in bytes [the same].
-    pub reply: Option<u32>,
-}
-
-impl NetConfig {
-    /// Size of an answer in bytes.
-    #[must_use]
-    pub fn reply(&self) -> u32 {
-        self.reply.unwrap_or(self.size)
-    }
-}
-
-impl Default for NetConfig {
-    fn default() -> Self {
-        Self {
-            network: Network::Echo,
-            mac: [0x52, 0x54, 0, 0, 0, 1],
-            queues: 1,
-            mtu: None,
-            offloads: true,
-            vhost: false,
-            frames: 10_000,
-            size: 64,
-            reply: None,
-        }
-    }
-}
-
 /// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -246,8 +135,6 @@ pub struct RunConfig {
     pub memory: u64,
     /// RAM from huge pages.
     pub hugepages: bool,
-    /// The disks.
-    pub disks: Vec<DiskConfig>,
     /// Requests in flight a disk.
     pub depth: u32,
     /// Size of a request in bytes.
@@ -264,8 +151,6 @@ pub struct RunConfig {
     pub seed: u64,
     /// How the guest waits for completions.
     pub completion: Completion,
-    /// Host I/O engine.
-    pub engine: EngineChoice,
     /// Transport.
     pub transport: TransportChoice,
     /// Delivery of messages, if the transport has messages.
@@ -302,10 +187,6 @@ pub struct RunConfig {
     ///
     /// Other threads of the machine run where the caller does.
     pub vcpu_cpu: Option<usize>,
-    /// Bytes that the guest draws from an entropy device; 0: no device.
-    pub entropy: u64,
-    /// The network cards.
-    pub nets: Vec<NetConfig>,
     /// Time without progress after which the guest counts as hung.
     pub hang_timeout: Duration,
     /// Test fault.
@@ -329,7 +210,6 @@ impl Default for RunConfig {
             accel: AccelChoice::Auto,
             memory: 128 << 20,
             hugepages: false,
-            disks: Vec::new(),
             depth: 16,
             block: 4096,
             duration: Duration::from_secs(1),
@@ -338,7 +218,6 @@ impl Default for RunConfig {
             order: BlockOrder::Random,
             seed: 1,
             completion: Completion::Interrupt,
-            engine: EngineChoice::Auto,
             transport: TransportChoice::Mmio,
             msi_delivery: MsiDelivery::Signal,
             ring: RingLayout::Split,
@@ -354,8 +233,6 @@ impl Default for RunConfig {
             server: None,
             time_kicks: false,
             vcpu_cpu: None,
-            entropy: 4096,
-            nets: Vec::new(),
             hang_timeout: Duration::from_secs(30),
             inject: Inject::None,
         }

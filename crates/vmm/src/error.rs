@@ -1,7 +1,5 @@
 //! Errors of a run.
 use crate::arch::LoadError;
-use paravane_device::blk::OpenError;
-use paravane_device::net::TapError;
 use paravane_dma::{DomainError, LogError, MemoryError};
 use paravane_notify::NotifyError;
 use thiserror::Error;
@@ -9,9 +7,6 @@ use thiserror::Error;
 /// Error of a run that did not take place or could not go on.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// An image cannot be opened or locked.
-    #[error(transparent)]
-    Disk(#[from] OpenError),
     /// KVM was requested.
     #[error("KVM is not usable: {0}")]
     NoKvm(String),
@@ -27,9 +22,6 @@ pub enum RunError {
     /// The kernel cannot be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A TAP device cannot be opened.
-    #[error(transparent)]
-    Tap(#[from] TapError),
     /// The configuration is invalid, or impossible on this host.
     #[error("{0}")]
     Config(String),
@@ -51,12 +43,7 @@ impl RunError {
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Disk(_)
-            | Self::NoKvm(_)
-            | Self::Config(_)
-            | Self::Load(_)
-            | Self::Memory(_)
-            | Self::Tap(_) => 2,
+            Self::NoKvm(_) | Self::Config(_) | Self::Load(_) | Self::Memory(_) => 2,
             Self::Notify(_) | Self::Log(_) | Self::Domain(_) | Self::Os { .. } => 1,
         }
     }

@@ -27,7 +27,7 @@ pub struct LinuxConfig {
     pub on_reboot: OnReboot,
     /// The machine.
     ///
-    /// Jobs of the built-in guest are ignored. The guest may write to disks that are not read-only.
+    /// Settings of the built-in guest's jobs are ignored.
     pub machine: RunConfig,
 }
 

@@ -23,7 +23,6 @@ pub(crate) mod kvm;
 mod measured;
 #[cfg(test)]
 mod net_tests;
-pub(crate) mod nets;
 #[cfg(test)]
 mod pci_tests;
 mod rebalance;
@@ -110,7 +109,7 @@ impl Machine {
         let mut attached = Vec::with_capacity(devices.len());
         let mut domains = Vec::new();
         let mut names = Vec::with_capacity(devices.len());
-        for (NamedDevice { name, device, vhost }, number) in devices.into_iter().zip(0_u32..) {
+        for (NamedDevice { name, device, vhost, .. }, number) in devices.into_iter().zip(0_u32..) {
             names.push((name, vhost));
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
@@ -159,7 +158,7 @@ impl Machine {
     /// Stops queues and threads, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<NamedDevice> {
         let stop = |(device, (name, vhost)): (&AttachedDevice, &(Arc<str>, bool))| {
-            Some(NamedDevice { name: Arc::clone(name), device: device.stop()?, vhost: *vhost })
+            Some(NamedDevice { name: Arc::clone(name), device: device.stop()?, vhost: *vhost, job: None })
         };
         let devices = self.bus.devices().iter().zip(&self.names).filter_map(stop).collect();
         self.placement.quit();

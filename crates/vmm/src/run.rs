@@ -1,32 +1,32 @@
 //! A run of the built-in guest, from the configuration to the report.
 //!
 //! ```text
-//! open: check -> images opened and locked -> plan -> devices
+//! work: check -> jobs of the open devices -> plan
 //! run:  memory, accelerator -> devices on the bus -> guest starts -> watch -> guest ends
 //!         -> queues stopped and drained, devices given up
 //! report: host verifies -> Report
 //! ```
 mod judge;
 mod latency;
-mod open;
 mod plan;
 mod progress;
 mod report;
 mod report_area;
 mod verify;
 mod watch;
+mod work;
 
 pub use progress::{Phase, Progress};
 
-use crate::config::{DirtyLogging, RunConfig};
+use crate::config::{DirtyLogging, RunConfig, check};
 use crate::error::RunError;
 use crate::machine::accel::on_cpu;
 use crate::machine::choice::choose;
 use crate::machine::counters::RunCounters;
+use crate::machine::devices::NamedDevice;
 use crate::machine::dirty::DirtyWatch;
 use crate::machine::{Machine, footprint, ram};
 use crate::report::Report;
-use open::{Opened, open};
 use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{BOOT_INFO, BootInfo};
 use report::Over;
@@ -35,10 +35,17 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 use watch::Watch;
+use work::Work;
 
 /// See [`crate::run()`].
-pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> Result<Report, RunError> {
-    let Opened { devices, work, disks, rng, cards } = open(config)?;
+pub(crate) fn run(
+    config: &RunConfig,
+    mut devices: Vec<NamedDevice>,
+    progress: &Progress,
+    started: Instant,
+) -> Result<Report, RunError> {
+    check(config, devices.len())?;
+    let work = Work::take(config, &mut devices)?;
     let (region, memory) = ram(config)?;
     let logging = config.dirty_log != DirtyLogging::Off;
     let (mut accelerator, accel_reason) = choose(config.accel, &region, logging, config.msi_delivery)?;
@@ -47,9 +54,9 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
 
     let counters = Arc::new(RunCounters::default());
     let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, None)?;
-    put_boot_info(&memory, &plan::boot_info(config, &work, accelerator.clock_khz()))?;
+    put_boot_info(&memory, &plan::boot_info(config, &work.entries, accelerator.clock_khz()))?;
 
-    let area = ReportArea::new(&memory, disks.iter().map(|disk| disk.number));
+    let area = ReportArea::new(&memory, work.disks.iter().map(|disk| disk.number));
     let (sender, ended) = channel();
     accelerator.prepare()?;
     let dirty = if logging {
@@ -61,8 +68,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
     let running = on_cpu(config.vcpu_cpu, || accelerator.start(Arc::clone(&machine.bus), sender))??;
     let watch = Watch { machine: &machine, area: &area, progress, hang_timeout: config.hang_timeout };
     let verdict = watch.watch(running, &ended);
-    // Dropped at the end: the images stay locked while the host verifies.
-    let _locks = machine.stop();
+    // The images stay locked while the host verifies.
+    let devices = machine.stop();
     let mut problems = machine.let_go();
     let dirty = dirty.map(|dirty| {
         let (figures, problem) = dirty.finish();
@@ -79,9 +86,8 @@ pub(crate) fn run(config: &RunConfig, progress: &Progress, started: Instant) -> 
         accel_reason,
         region: &region,
         machine: &machine,
-        disks: &disks,
-        rng,
-        cards: &cards,
+        work: &work,
+        devices,
         area: &area,
         counters: &counters,
         dirty,

@@ -1,6 +1,6 @@
 //! Cases, subjects and placements.
-use crate::guest::{HEADERS, Image, machine_with};
-use paravane_vmm::{BlockOrder, NetConfig, Network, RunConfig};
+use crate::guest::{Card, HEADERS, Image, OneDevice, Peer};
+use paravane_vmm::{BlockOrder, RunConfig};
 use std::fmt;
 use std::time::Duration;
 
@@ -161,8 +161,26 @@ impl Case {
         matches!(self, Self::Exchange { .. })
     }
 
-    /// The configuration of the machine.
-    pub(super) fn machine(self, size: SampleSize, image: &Image) -> RunConfig {
+    /// The device of the machine.
+    pub(super) fn device(self, size: SampleSize, image: &Image) -> OneDevice<'_> {
+        match self {
+            Self::Blocks { .. } => OneDevice::Disk(image),
+            Self::Stream { out, bytes } => OneDevice::Card(Card {
+                peer: if out { Peer::Sink } else { Peer::Source },
+                frames: (size.stream / u64::from(bytes)).clamp(size.frames.0, size.frames.1),
+                size: bytes,
+                reply: bytes,
+            }),
+            Self::Exchange { bytes } => {
+                let frame = (HEADERS + bytes).min(LONGEST);
+                OneDevice::Card(Card { peer: Peer::Echo, frames: size.exchanges, size: frame, reply: frame })
+            }
+        }
+    }
+
+    /// The configuration of the machine with this device.
+    pub(super) fn machine(self, size: SampleSize, device: OneDevice<'_>) -> RunConfig {
+        let config = device.machine();
         match self {
             Self::Blocks { workload, in_flight } => RunConfig {
                 depth: in_flight,
@@ -170,30 +188,10 @@ impl Case {
                 order: if workload.sequential() { BlockOrder::Sequential } else { BlockOrder::Random },
                 read_percent: if workload.reads() { 100 } else { 0 },
                 duration: size.blocks,
-                ..image.machine()
+                ..config
             },
-            Self::Stream { out, bytes } => RunConfig {
-                depth: SLOTS,
-                ..machine_with(NetConfig {
-                    network: if out { Network::Sink } else { Network::Source },
-                    size: bytes,
-                    frames: (size.stream / u64::from(bytes)).clamp(size.frames.0, size.frames.1),
-                    ..NetConfig::default()
-                })
-            },
-            Self::Exchange { bytes } => {
-                let frame = (HEADERS + bytes).min(LONGEST);
-                RunConfig {
-                    depth: 1,
-                    ..machine_with(NetConfig {
-                        network: Network::EchoPeer,
-                        size: frame,
-                        reply: Some(frame),
-                        frames: size.exchanges,
-                        ..NetConfig::default()
-                    })
-                }
-            }
+            Self::Stream { .. } => RunConfig { depth: SLOTS, ..config },
+            Self::Exchange { .. } => RunConfig { depth: 1, ..config },
         }
     }
 

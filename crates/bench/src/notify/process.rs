@@ -17,10 +17,11 @@ mod message;
 
 pub(crate) use child::child_main;
 
+use crate::guest::{Card, OneDevice, Peer};
 use message::{Answer, Request, kind};
 use paravane_attach::{Loan, QueueBackend};
 use paravane_device::net::Totals;
-use paravane_vmm::{NetConfig, Network, QueueServer, RunConfig, ServerFigures};
+use paravane_vmm::{QueueServer, ServerFigures};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -46,15 +47,18 @@ struct End {
 }
 
 impl Process {
-    /// Starts a process with the device of `config`, whose image is `image`.
+    /// Starts a process with `device` for a machine with `memory` bytes of RAM; `image` is that of a disk.
     ///
     /// # Errors
     /// The host refuses.
-    pub(super) fn spawn(config: &RunConfig, image: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
+    pub(super) fn spawn(memory: u64, device: OneDevice<'_>, image: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         let (ours, theirs) = UnixStream::pair()?;
-        let device = config.nets.first().map_or_else(|| DISK.to_owned(), net_argument);
+        let device = match device {
+            OneDevice::Disk(_) => DISK.to_owned(),
+            OneDevice::Card(card) => net_argument(&card),
+        };
         let child = Command::new(std::env::current_exe()?)
-            .args([FIRST_ARGUMENT, &config.memory.to_string(), &device])
+            .args([FIRST_ARGUMENT, &memory.to_string(), &device])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()?;
@@ -172,30 +176,28 @@ impl QueueBackend for Queue {
 /// Argument for a disk.
 const DISK: &str = "disk";
 
-fn net_argument(net: &NetConfig) -> String {
-    let far = match net.network {
-        Network::EchoPeer => "echo-peer",
-        Network::Sink => "sink",
-        Network::Source => "source",
-        _ => "other",
+fn net_argument(&Card { peer, frames, size, reply }: &Card) -> String {
+    let peer = match peer {
+        Peer::Echo => "echo-peer",
+        Peer::Sink => "sink",
+        Peer::Source => "source",
     };
-    format!("net,{far},{},{},{},{}", net.queues, net.frames, net.size, net.reply())
+    format!("net,{peer},{frames},{size},{reply}")
 }
 
 /// Parses what [`net_argument`] writes; `None`: it is something else.
-fn net_of(argument: &str) -> Option<NetConfig> {
+fn net_of(argument: &str) -> Option<Card> {
     let mut parts = argument.strip_prefix("net,")?.split(',');
-    let network = match parts.next()? {
-        "echo-peer" => Network::EchoPeer,
-        "sink" => Network::Sink,
-        "source" => Network::Source,
+    let peer = match parts.next()? {
+        "echo-peer" => Peer::Echo,
+        "sink" => Peer::Sink,
+        "source" => Peer::Source,
         _ => return None,
     };
-    let queues = parts.next()?.parse().ok()?;
     let frames = parts.next()?.parse().ok()?;
     let size = parts.next()?.parse().ok()?;
-    let reply = Some(parts.next()?.parse().ok()?);
-    Some(NetConfig { network, queues, frames, size, reply, ..NetConfig::default() })
+    let reply = parts.next()?.parse().ok()?;
+    Some(Card { peer, frames, size, reply })
 }
 
 #[cfg(test)]
@@ -204,18 +206,11 @@ mod tests {
 
     #[test]
     fn a_card_survives_the_command_line() {
-        for network in [Network::EchoPeer, Network::Sink, Network::Source] {
-            let net = NetConfig {
-                network,
-                queues: 3,
-                frames: 77,
-                size: 1514,
-                reply: Some(60),
-                ..NetConfig::default()
-            };
-            assert_eq!(net_of(&net_argument(&net)), Some(net));
+        for peer in [Peer::Echo, Peer::Sink, Peer::Source] {
+            let card = Card { peer, frames: 77, size: 1514, reply: 60 };
+            assert_eq!(net_of(&net_argument(&card)), Some(card));
         }
-        for nonsense in ["", "disk", "net", "net,far,1,1,60,60", "net,sink,1,1,60", "net,sink,x,1,60,60"] {
+        for nonsense in ["", "disk", "net", "net,far,1,60,60", "net,sink,1,60", "net,sink,x,60,60"] {
             assert_eq!(net_of(nonsense), None, "{nonsense}");
         }
     }

@@ -20,6 +20,7 @@ pub(super) fn sample(
     cpu: Option<usize>,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
+    let device = case.device(size, image);
     let mut config = RunConfig {
         accel,
         transport: TransportChoice::MmioMsi,
@@ -32,15 +33,15 @@ pub(super) fn sample(
         },
         time_kicks: true,
         vcpu_cpu: cpu,
-        ..case.machine(size, image)
+        ..case.machine(size, device)
     };
     if subject != Subject::Process {
-        return Ok(figures(case, &guest::run(config)?, real_time));
+        return Ok(figures(case, &guest::run(&config, device)?, real_time));
     }
     let refused = |error| format!("cannot start a process that serves queues: {error}");
-    let process = Process::spawn(&config, image.fd()).map_err(refused)?;
+    let process = Process::spawn(config.memory, device, image.fd()).map_err(refused)?;
     config.server = Some(process.clone());
-    let sample = guest::run(config)?;
+    let sample = guest::run(&config, device)?;
     process.check()?;
     Ok(figures(case, &sample, real_time))
 }

@@ -1,8 +1,8 @@
 //! One sample: a run of the microVM, and the figures of its measured phase.
 use super::case::Case;
 use crate::figures::{Figure, by};
-use crate::guest::{self, HEADERS, Image, Sample};
-use paravane_vmm::{AccelChoice, NetConfig, Network, RunConfig, TransportChoice};
+use crate::guest::{self, Card, HEADERS, Image, OneDevice, Peer, Sample};
+use paravane_vmm::{AccelChoice, RunConfig, TransportChoice};
 use std::time::Duration;
 
 /// Bytes of a read.
@@ -41,25 +41,23 @@ pub(super) fn sample(
     cpu: Option<usize>,
     real_time: bool,
 ) -> Result<Vec<(Figure, f64)>, String> {
-    let config = config(case, size, image);
-    let sample = guest::run(RunConfig { accel, transport, vcpu_cpu: cpu, ..config })?;
+    let (config, device) = machine(case, size, image);
+    let config = RunConfig { accel, transport, vcpu_cpu: cpu, ..config };
+    let sample = guest::run(&config, device)?;
     Ok(figures(&sample, real_time))
 }
 
-fn config(case: Case, size: SampleSize, image: &Image) -> RunConfig {
+fn machine(case: Case, size: SampleSize, image: &Image) -> (RunConfig, OneDevice<'_>) {
     match case {
-        Case::Exchange { request, response } => RunConfig {
-            depth: 1,
-            ..guest::machine_with(NetConfig {
-                network: Network::EchoPeer,
-                frames: size.exchanges,
-                size: HEADERS + request,
-                reply: Some(HEADERS + response),
-                ..NetConfig::default()
-            })
-        },
+        Case::Exchange { request, response } => {
+            let (size, reply, frames) = (HEADERS + request, HEADERS + response, size.exchanges);
+            let device = OneDevice::Card(Card { peer: Peer::Echo, frames, size, reply });
+            (RunConfig { depth: 1, ..device.machine() }, device)
+        }
         Case::Read { depth } => {
-            RunConfig { depth, block: BLOCK, read_percent: 100, duration: size.reading, ..image.machine() }
+            let (device, duration) = (OneDevice::Disk(image), size.reading);
+            let config = RunConfig { depth, block: BLOCK, read_percent: 100, duration, ..device.machine() };
+            (config, device)
         }
     }
 }

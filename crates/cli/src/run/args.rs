@@ -99,6 +99,7 @@ pub(crate) struct RunArgs {
     ///
     /// Options are those of `paravane serve KIND`, but for endpoint and threads; a value cannot
     /// contain a comma. `--device console,terminal-socket=con0` is hvc0.
+    /// `--disk` and `--net` are short forms of `blk` and `net`.
     #[arg(long, value_name = "DEVICE", requires = "kernel")]
     pub(crate) device: Vec<DeviceArg>,
     /// Where the guest runs

@@ -1,12 +1,37 @@
-//! `--disk PATH[,ro]`.
-use std::path::PathBuf;
+//! `--disk PATH[,ro]`: a short form of `--device blk,image=PATH`.
+use super::device_arg::DeviceArg;
+use crate::engine::Engine;
+use crate::kinds::blk::BlkKind;
+use clap::ValueEnum;
+use paravane_store::Location;
 use std::str::FromStr;
 
 /// One disk of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskArg {
-    pub(crate) path: PathBuf,
+    pub(crate) path: String,
     pub(crate) read_only: bool,
+}
+
+impl DiskArg {
+    /// The disk as a device of its kind, with this engine.
+    ///
+    /// # Errors
+    /// It is invalid.
+    pub(crate) fn device(&self, engine: Engine) -> Result<DeviceArg, anyhow::Error> {
+        // What looks like a URL is the name of a file here.
+        let is_path = self.path.parse().is_ok_and(|location: Location| location.path().is_some());
+        let folder = if is_path { "" } else { "./" };
+        let engine = engine.to_possible_value();
+        let words = [
+            format!("--image={folder}{}", self.path),
+            format!("--engine={}", engine.as_ref().map_or("auto", |engine| engine.get_name())),
+            "--queue-size=256".to_owned(),
+            "--on-full=error".to_owned(),
+        ];
+        let read_only = self.read_only.then(|| "--read-only".to_owned());
+        DeviceArg::new(&BlkKind, words.into_iter().chain(read_only))
+    }
 }
 
 impl FromStr for DiskArg {
@@ -36,6 +61,16 @@ impl FromStr for DiskArg {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_is_a_device_with_a_local_image() {
+        for path in ["a,b.img", "nbd://host/export", "/dev/vda"] {
+            let disk = DiskArg { path: path.to_owned(), read_only: true };
+            let device = disk.device(Engine::Threads).unwrap();
+            let locations = device.spec.locations();
+            assert!(locations[0].path().is_some_and(|file| file.ends_with(path)), "{path}: {locations:?}");
+        }
+    }
 
     #[test]
     fn options_follow_the_last_comma() {

@@ -10,12 +10,12 @@ use std::time::Instant;
 /// Runs a Linux guest. Its console is stdout, so the report goes to stderr.
 pub(crate) fn main(
     config: &LinuxConfig,
-    more: Vec<NamedDevice>,
+    devices: Vec<NamedDevice>,
     started: Instant,
 ) -> Result<ExitCode, Failure> {
     let progress = Arc::new(Progress::default());
     progress::cancel_on_signal(&progress)?;
-    let report = paravane_vmm::run_linux(config, more, Box::new(std::io::stdout()), &progress, started)
+    let report = paravane_vmm::run_linux(config, devices, Box::new(std::io::stdout()), &progress, started)
         .map_err(|error| Failure { status: error.exit_status(), error: error.into() })?;
     for line in lines(&report) {
         output::complain(&line);

@@ -1,17 +1,32 @@
-//! `--net NETWORK[,OPTION]...`.
+//! `--net NETWORK[,OPTION]...`: a short form of a card, with a job for the built-in guest.
+use crate::kinds::net::spec::{Net, Network};
 use crate::mac::mac;
 use crate::size::Size;
-use paravane_vmm::{NetConfig, Network};
+use anyhow::bail;
+use paravane_device::RateLimit;
+use paravane_vmm::{NetJob, Traffic};
 use std::str::FromStr;
 
 /// One network card of the command line.
-///
-/// Without `mac=` its address is assigned by [`configs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NetArg {
-    pub(crate) config: NetConfig,
-    /// The command line has its address.
-    pub(crate) has_mac: bool,
+    network: Network,
+    /// `None`: [`cards`] assigns one.
+    mac: Option<[u8; 6]>,
+    queues: u16,
+    mtu: Option<u16>,
+    offloads: bool,
+    vhost: bool,
+    frames: u64,
+    size: u32,
+}
+
+/// A card that is not open yet, and what the machine needs beside it.
+pub(crate) struct Card {
+    pub(crate) spec: Net,
+    /// Whether vhost-net serves its queues.
+    pub(crate) vhost: bool,
+    pub(crate) job: NetJob,
 }
 
 /// Options of each kind of network.
@@ -27,11 +42,13 @@ impl FromStr for NetArg {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut options = text.split(',');
         let (network, known) = network(options.next().unwrap_or_default())?;
-        let mut net = Self { config: NetConfig::default(), has_mac: false };
-        if let Network::TapFds(numbers) = &network {
-            net.config.queues = u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?;
-        }
-        net.config.network = network;
+        let queues = match &network {
+            Network::TapFds(numbers) => u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?,
+            _ => 1,
+        };
+        let (frames, size) = (10_000, 64);
+        let mut net =
+            Self { network, mac: None, queues, mtu: None, offloads: true, vhost: false, frames, size };
         for option in options {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             if !known.contains(&name) {
@@ -47,24 +64,97 @@ impl FromStr for NetArg {
 impl NetArg {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let not_a_number = |_| "not a number in range".to_owned();
-        let net = &mut self.config;
         match name {
-            "mac" => {
-                net.mac = mac(value)?;
-                self.has_mac = true;
-            }
-            "queues" => net.queues = value.parse().map_err(not_a_number)?,
-            "mtu" => net.mtu = Some(value.parse().map_err(not_a_number)?),
-            "offloads" => net.offloads = switch(value)?,
-            "vhost" => net.vhost = switch(value)?,
-            "frames" => net.frames = value.parse().map_err(not_a_number)?,
+            "mac" => self.mac = Some(mac(value)?),
+            "queues" => self.queues = value.parse().map_err(not_a_number)?,
+            "mtu" => self.mtu = Some(value.parse().map_err(not_a_number)?),
+            "offloads" => self.offloads = switch(value)?,
+            "vhost" => self.vhost = switch(value)?,
+            "frames" => self.frames = value.parse().map_err(not_a_number)?,
             _ => {
                 let Size(size) = value.parse()?;
                 let size = u32::try_from(size).map_err(|_| "size exceeds 4 GiB")?;
                 match name {
-                    "size" => net.size = size,
-                    _ => net.reply = Some(size),
+                    "size" => self.size = size,
+                    _ => self.network = Network::Echo(Some(size)),
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Size of an answer in bytes.
+    fn reply(&self) -> u32 {
+        match self.network {
+            Network::Echo(Some(len)) => len,
+            _ => self.size,
+        }
+    }
+
+    fn job(&self, earlier: &[Self]) -> NetJob {
+        let network = match self.network {
+            Network::Link(_) => "link",
+            Network::Tap(_) => "tap",
+            Network::TapFds(_) => "tap-fd",
+            _ => "echo",
+        };
+        let mirrors = self.links(earlier).next().is_some();
+        let traffic = if mirrors { Traffic::Mirror } else { Traffic::Exchange };
+        NetJob { network, traffic, frames: self.frames, size: self.size, reply: self.reply() }
+    }
+
+    /// Earlier cards on its link.
+    fn links<'a>(&'a self, earlier: &'a [Self]) -> impl Iterator<Item = &'a Self> {
+        let is_link = matches!(self.network, Network::Link(_));
+        earlier.iter().filter(move |other| is_link && other.network == self.network)
+    }
+
+    fn card(&self, mac: [u8; 6], job: NetJob) -> Card {
+        // Any frame that the built-in guest is to send is no longer than this allows.
+        let longest = self.size.max(self.reply());
+        let spec = Net {
+            network: self.network.clone(),
+            mac: self.mac.unwrap_or(mac),
+            queues: self.queues,
+            queue_size: 256,
+            mtu: self.mtu.or_else(|| (longest > 1500).then(|| u16::try_from(longest).unwrap_or(u16::MAX))),
+            offloads: self.offloads,
+            announce: false,
+            limit: RateLimit::default(),
+        };
+        Card { spec, vhost: self.vhost, job }
+    }
+
+    /// Checks it for a guest, and against the earlier cards.
+    fn check(&self, for_linux: bool, earlier: &[Self]) -> Result<(), anyhow::Error> {
+        match &self.network {
+            Network::Tap(_) | Network::TapFds(_) if !for_linux => {
+                bail!("TAP devices are for a kernel (--kernel): the built-in guest does not use them")
+            }
+            Network::Link(name) => {
+                for other in self.links(earlier) {
+                    self.check_link(name, other, for_linux)?;
+                }
+            }
+            Network::Echo(_) if for_linux => bail!(
+                "a Linux guest does not use an echo, echo peer, sink or source; use --net tap=, tap-fd= or link="
+            ),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn check_link(&self, name: &str, other: &Self, for_linux: bool) -> Result<(), anyhow::Error> {
+        if !for_linux && (other.frames, other.size) != (self.frames, self.size) {
+            bail!("link {name:?}: its cards exchange different frames; give both the same number and size");
+        }
+        // A card without an MTU has Ethernet's.
+        let mtu = |card: &Self| card.mtu.unwrap_or(1500);
+        for (one, other, what) in
+            [(other.queues, self.queues, "pairs of queues"), (mtu(other), mtu(self), "bytes of MTU")]
+        {
+            if one != other {
+                bail!("link {name:?} joins cards with {one} and {other} {what}: both must be equal");
             }
         }
         Ok(())
@@ -74,7 +164,7 @@ impl NetArg {
 /// The network, and its options.
 fn network(text: &str) -> Result<(Network, &'static [&'static str]), String> {
     match text.split_once('=') {
-        None if text == "echo" => Ok((Network::Echo, &FOR_ECHO)),
+        None if text == "echo" => Ok((Network::Echo(None), &FOR_ECHO)),
         Some(("tap" | "link", "")) => Err(format!("{text:?} lacks a name")),
         Some(("tap", name)) => Ok((Network::Tap(name.into()), &FOR_TAP)),
         Some(("link", name)) => Ok((Network::Link(name.into()), &FOR_LINK)),
@@ -97,17 +187,18 @@ fn switch(text: &str) -> Result<bool, String> {
 }
 
 /// The cards. Those without an address get 52:54:00:00:00:01 and up, by position.
-pub(crate) fn configs(args: &[NetArg]) -> Vec<NetConfig> {
-    let mut last = 0;
-    let one = |arg: &NetArg| {
-        last += 1;
-        let mut config = arg.config.clone();
-        if !arg.has_mac {
-            config.mac[5] = last;
-        }
-        config
+///
+/// # Errors
+/// The guest cannot use one of them, or a link does not join two like cards.
+pub(crate) fn cards(args: &[NetArg], for_linux: bool) -> Result<Vec<Card>, anyhow::Error> {
+    let one = |(number, arg): (usize, &NetArg)| {
+        let earlier = &args[..number];
+        arg.check(for_linux, earlier)?;
+        let job = arg.job(earlier);
+        job.check(arg.queues)?;
+        Ok(arg.card([0x52, 0x54, 0, 0, 0, (number + 1) as u8], job))
     };
-    args.iter().map(one).collect()
+    args.iter().enumerate().map(one).collect()
 }
 
 #[cfg(test)]
@@ -116,10 +207,11 @@ mod tests {
 
     #[test]
     fn options_come_in_any_order() {
-        let net = |text: &str| text.parse::<NetArg>().unwrap().config;
-        assert_eq!(net("echo"), NetConfig::default());
+        let net = |text: &str| text.parse::<NetArg>().unwrap();
+        let echo = net("echo");
+        assert_eq!((echo.queues, echo.frames, echo.size, echo.reply()), (1, 10_000, 64, 64));
         let full = net("echo,size=1k,mac=02:00:00:0a:Ff:01,frames=5,queues=2,reply=2k");
-        assert_eq!(full.mac, [2, 0, 0, 10, 255, 1]);
+        assert_eq!(full.mac, Some([2, 0, 0, 10, 255, 1]));
         assert_eq!((full.queues, full.frames, full.size, full.reply()), (2, 5, 1024, 2048));
         let tap = net("tap=tap0,offloads=off,queues=4,mtu=9000");
         assert_eq!((tap.network, tap.queues), (Network::Tap("tap0".into()), 4));
@@ -167,7 +259,33 @@ mod tests {
     fn cards_without_an_address_get_different_ones() {
         let args: Vec<NetArg> =
             ["echo", "echo", "echo,mac=02:00:00:00:00:09"].iter().map(|text| text.parse().unwrap()).collect();
-        let macs: Vec<u8> = configs(&args).iter().map(|config| config.mac[5]).collect();
+        let macs: Vec<u8> = cards(&args, false).unwrap().iter().map(|card| card.spec.mac[5]).collect();
         assert_eq!(macs, [1, 2, 9]);
+    }
+
+    fn checked(texts: &[&str], for_linux: bool) -> Result<Vec<Traffic>, String> {
+        let args: Vec<NetArg> = texts.iter().map(|text| text.parse().unwrap()).collect();
+        let cards = cards(&args, for_linux).map_err(|error| error.to_string())?;
+        Ok(cards.iter().map(|card| card.job.traffic).collect())
+    }
+
+    #[test]
+    fn links_join_two_cards_each() {
+        use Traffic::{Exchange, Mirror};
+        let five = ["link=a", "link=b,queues=2", "link=b,queues=2", "echo", "link=a"];
+        assert_eq!(checked(&five, false).unwrap(), [Exchange, Exchange, Mirror, Exchange, Mirror]);
+        let refused = |texts: &[&str], for_linux| checked(texts, for_linux).unwrap_err();
+        assert!(refused(&["link=a", "link=a,queues=2"], true).contains("1 and 2 pairs"));
+        assert!(refused(&["link=a,mtu=9000", "link=a"], true).contains("9000 and 1500 bytes of MTU"));
+        assert!(refused(&["link=a", "link=a,size=100"], false).contains("different frames"));
+        assert!(checked(&["link=a", "link=a,size=100"], true).is_ok());
+    }
+
+    #[test]
+    fn each_guest_has_networks_of_its_own() {
+        assert!(checked(&["tap=tap0"], true).is_ok());
+        assert!(checked(&["tap=tap0"], false).unwrap_err().contains("for a kernel"));
+        assert!(checked(&["echo"], true).unwrap_err().contains("does not use an echo"));
+        assert!(checked(&["echo,queues=9"], false).unwrap_err().contains("9 pairs"));
     }
 }

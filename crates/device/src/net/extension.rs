@@ -1,4 +1,5 @@
 //! Parts of a device and of a queue that only network cards have.
+use super::Totals;
 use crate::HostSide;
 use std::os::fd::BorrowedFd;
 
@@ -19,6 +20,9 @@ pub trait NetDevice {
 
     /// Number of queue pairs that the driver has set through the control queue; 0 if none.
     fn commanded_pairs(&self) -> u16;
+
+    /// Frames so far.
+    fn totals(&self) -> Totals;
 
     /// Descriptors of the host's network, in their order, that a later process can go on with.
     ///

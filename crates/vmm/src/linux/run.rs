@@ -1,7 +1,7 @@
 //! One run of a Linux guest, from the configuration to the report.
 //!
 //! ```text
-//! check -> images opened and locked -> kernel in RAM -> KVM -> devices on the bus -> tables, RAM disk, parameters
+//! check -> kernel in RAM -> KVM -> devices on the bus -> tables, RAM disk, parameters
 //!   -> vCPU runs -> powered off, reset, crashed or cancelled -> queues stopped and drained -> LinuxReport
 //! ```
 //! A guest that resets its machine may begin again at "kernel in RAM": nothing but the devices
@@ -16,7 +16,7 @@ use crate::machine::accel::{Accelerator, Ended, Running, lost, stop};
 use crate::machine::attach::attached;
 use crate::machine::console::Power;
 use crate::machine::counters::RunCounters;
-use crate::machine::devices::{self, NamedDevice};
+use crate::machine::devices::NamedDevice;
 use crate::machine::kvm::KvmMachine;
 use crate::machine::{Machine, PERIOD, ram};
 use crate::report::GuestFailure;
@@ -31,17 +31,14 @@ use std::time::Instant;
 /// See [`crate::run_linux`].
 pub(crate) fn run(
     config: &LinuxConfig,
-    more: Vec<NamedDevice>,
+    mut devices: Vec<NamedDevice>,
     console: Output,
     progress: &Progress,
     started: Instant,
 ) -> Result<LinuxReport, RunError> {
-    check(&config.machine)?;
+    check(&config.machine, devices.len())?;
     let counters = Arc::new(RunCounters::default());
     let screen = Screen(Arc::new(Mutex::new(console)));
-    let opened = devices::open(&config.machine)?.into_iter();
-    let own = opened.map(|(name, device)| device.named(name));
-    let mut devices: Vec<NamedDevice> = own.chain(more).collect();
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
     let end = loop {
         let life = Life::new(config, screen.clone(), &counters, devices)?;
@@ -130,19 +127,15 @@ impl Life {
 }
 
 /// Checks what a Linux guest cannot have.
-fn check(config: &RunConfig) -> Result<(), RunError> {
+fn check(config: &RunConfig, devices: usize) -> Result<(), RunError> {
     let refused = [
         (config.accel == AccelChoice::Thread, "a Linux guest needs KVM: drop --accel thread"),
         (config.iommu, "--iommu cannot be combined with --kernel: no IOMMU is described to a Linux guest"),
-        (
-            config.nets.iter().any(|net| net.network.for_the_builtin_guest()),
-            "a Linux guest does not use an echo, echo peer, sink or source; use --net tap=, tap-fd= or link=",
-        ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(refused, _)| *refused) {
         return Err(RunError::Config(why.into()));
     }
-    crate::config::check(config)
+    crate::config::check(config, devices)
 }
 
 /// Waits for the guest's end, or ends it.
@@ -192,19 +185,15 @@ fn how(end: Ended) -> Result<LinuxEnd, RunError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{NetConfig, Network};
 
     #[test]
     fn what_a_linux_guest_cannot_have_is_refused() {
-        assert!(check(&RunConfig::default()).is_ok());
+        assert!(check(&RunConfig::default(), 1).is_ok());
         let thread = RunConfig { accel: AccelChoice::Thread, ..RunConfig::default() };
         let iommu = RunConfig { iommu: true, ..RunConfig::default() };
-        let nets = RunConfig { nets: vec![NetConfig::default()], ..RunConfig::default() };
-        let tap = NetConfig { network: Network::Tap("tap0".into()), ..NetConfig::default() };
-        assert!(check(&RunConfig { nets: vec![tap], ..RunConfig::default() }).is_ok());
         let small = RunConfig { memory: 4096, ..RunConfig::default() };
-        for config in [thread, iommu, nets, small] {
-            assert!(matches!(check(&config), Err(RunError::Config(_))), "{config:?}");
+        for config in [thread, iommu, small] {
+            assert!(matches!(check(&config, 1), Err(RunError::Config(_))), "{config:?}");
         }
     }
 }

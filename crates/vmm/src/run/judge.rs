@@ -1,6 +1,7 @@
 //! Judges the jobs: the guest's figures, and whether the host agrees.
-use super::open::{Card, Disk};
-use crate::config::{Job, Network, RunConfig};
+use super::work::{Card, Disk, Entropy};
+use crate::config::RunConfig;
+use crate::job::{DiskWork, Traffic};
 use crate::machine::Machine;
 use crate::machine::counters::RunCounters;
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome};
@@ -18,8 +19,7 @@ pub(super) struct Judge<'a> {
     pub(super) progress: &'a Progress,
     pub(super) area: &'a ReportArea,
     pub(super) counters: &'a RunCounters,
-    /// Number of the entropy device.
-    pub(super) rng: Option<usize>,
+    pub(super) rng: Option<Entropy>,
 }
 
 impl Judge<'_> {
@@ -72,14 +72,14 @@ impl Judge<'_> {
 
     /// Figures of a card, and whether guest and device count the same frames.
     pub(super) fn net(&self, card: &Card, counted: &Totals, finished: bool) -> NetResult {
-        let Card { number, config: net, .. } = card;
+        let Card { number, mac, pairs, job: net } = card;
         let report = self.area.device(*number);
         let mut result = NetResult {
-            network: net.network.name(),
-            mac: net.mac,
-            queues: net.queues,
+            network: net.network,
+            mac: *mac,
+            queues: *pairs,
             size: net.size,
-            reply: net.reply(),
+            reply: net.reply,
             frames: 0,
             per_s: 0.0,
             p50_us: 0.0,
@@ -88,10 +88,10 @@ impl Judge<'_> {
             problem: None,
         };
         if let Some(report) = &report {
-            let (sent, received) = match net.network {
-                Network::Sink => (net.frames, 0),
-                Network::Source => (0, net.frames),
-                _ => (net.frames, net.frames),
+            let (sent, received) = match net.traffic {
+                Traffic::Send => (net.frames, 0),
+                Traffic::Receive => (0, net.frames),
+                Traffic::Exchange | Traffic::Mirror => (net.frames, net.frames),
             };
             result.frames = report.ops.min(counted.transmitted.max(counted.received));
             if report.elapsed_ns > 0 {
@@ -122,13 +122,13 @@ impl Judge<'_> {
         self.counters.fault_of(number).map(|fault| format!(" ({fault})")).unwrap_or_default()
     }
 
-    fn entropy_problem(&self, device: usize) -> Option<String> {
+    fn entropy_problem(&self, Entropy { number, bytes }: Entropy) -> Option<String> {
         let drawn = self.area.header().map_or(0, |header| header.entropy_bytes);
-        if drawn >= self.config.entropy {
+        if drawn >= bytes {
             return None;
         }
-        let fault = self.fault(device);
-        Some(format!("entropy device: the guest drew {drawn} of {} bytes{fault}", self.config.entropy))
+        let fault = self.fault(number);
+        Some(format!("entropy device: the guest drew {drawn} of {bytes} bytes{fault}"))
     }
 
     /// Compares the image with its expected content.
@@ -146,10 +146,10 @@ impl Judge<'_> {
             return unfinished(problem + &self.fault(disk.number));
         }
         let cancel = &self.progress.cancel;
-        match disk.plan.job {
-            Job::Hash => {
+        match disk.plan.work {
+            DiskWork::Hash => {
                 result.sha256 = verify::hex(&report.sha256);
-                let ours = verify::hash(&disk.image, disk.plan.bytes, cancel)?;
+                let ours = verify::hash(&disk.job.image, disk.plan.bytes, cancel)?;
                 if ours == report.sha256 {
                     result.bytes_verified = disk.plan.bytes;
                 } else {
@@ -157,7 +157,7 @@ impl Judge<'_> {
                         Some(format!("the guest's SHA-256 differs from the host's, {}", verify::hex(&ours)));
                 }
             }
-            Job::WriteTest => {
+            DiskWork::WriteTest => {
                 let block = u64::from(self.config.block);
                 let blocks = disk.plan.span / block;
                 if report.pass_map_blocks != blocks {
@@ -168,10 +168,10 @@ impl Judge<'_> {
                 }
                 let expected =
                     Expected { seed: self.config.seed, block, span: disk.plan.span, map: report.pass_map };
-                let found = verify::pattern(&disk.image, self.area, &expected, cancel)?;
+                let found = verify::pattern(&disk.job.image, self.area, &expected, cancel)?;
                 result.bytes_verified = found.verified;
                 result.problem = found.mismatch;
-                result.sha256 = verify::hex(&verify::hash(&disk.image, disk.plan.bytes, cancel)?);
+                result.sha256 = verify::hex(&verify::hash(&disk.job.image, disk.plan.bytes, cancel)?);
             }
         }
         Ok(())
@@ -181,10 +181,10 @@ impl Judge<'_> {
 /// Rates and latencies, as the guest reports them.
 fn figures(disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
     let mut result = DiskResult {
-        path: disk.path.clone(),
-        job: match disk.plan.job {
-            Job::Hash => "hash",
-            Job::WriteTest => "write-test",
+        path: disk.job.path.clone(),
+        job: match disk.plan.work {
+            DiskWork::Hash => "hash",
+            DiskWork::WriteTest => "write-test",
         },
         bytes: disk.plan.bytes,
         sha256: String::new(),
@@ -195,7 +195,7 @@ fn figures(disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
         p50_us: 0.0,
         p99_us: 0.0,
         p999_us: 0.0,
-        engine: disk.engine.clone(),
+        engine: disk.job.engine.clone(),
         problem: None,
     };
     let Some(report) = report else { return result };

@@ -1,14 +1,15 @@
-//! The plan of a run whose images are open, and the boot information for the guest.
+//! The plan of a run, and the boot information for the guest.
 //!
 //! ```text
-//! RunConfig --check--> images opened and locked --plan--> DiskPlan, work of each device --boot_info--> BootInfo
+//! jobs of open devices --plan--> DiskPlan, work of each device --boot_info--> BootInfo
 //! ```
-use crate::config::{
-    BlockOrder, Completion, DiskConfig, Inject, Job, NetConfig, Network, RunConfig, TransportChoice, refuse,
-};
+use crate::config::{BlockOrder, Completion, Inject, RunConfig, TransportChoice, refuse};
 use crate::error::RunError;
+use crate::job::{DiskJob, DiskWork, NetJob, Traffic};
 use crate::machine::attach::base;
 use crate::machine::domain::iova_offset;
+use paravane_device::Device;
+use paravane_spec::blk::{F_RO, SECTOR};
 use paravane_spec::builtin::{
     ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
     REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
@@ -31,54 +32,64 @@ const HEAP_A_PAIR: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskPlan {
     /// Hash or write test.
-    pub(crate) job: Job,
+    pub(crate) work: DiskWork,
     /// Size in bytes.
     pub(crate) bytes: u64,
     /// Write test: bytes from the start to work on, whole blocks.
     pub(crate) span: u64,
 }
 
-/// Decides the span of a disk of `bytes` bytes.
+/// Decides the span of a job on a disk.
 ///
 /// # Errors
-/// It is shorter than a block.
-pub(crate) fn disk(config: &RunConfig, disk: &DiskConfig, bytes: u64) -> Result<DiskPlan, RunError> {
+/// It is shorter than a block, or a write test on a read-only disk.
+pub(super) fn disk(config: &RunConfig, job: &DiskJob, disk: &dyn Device) -> Result<DiskPlan, RunError> {
+    if disk.features() & F_RO != 0 && job.work == DiskWork::WriteTest {
+        return refuse(format!("{}: a write test needs a disk that is not read-only", job.path.display()));
+    }
+    plan(config, job, u64::from_le_bytes(config_field(disk, 0)).saturating_mul(SECTOR))
+}
+
+fn plan(config: &RunConfig, job: &DiskJob, bytes: u64) -> Result<DiskPlan, RunError> {
     let block = u64::from(config.block);
-    let span = match disk.job {
-        Job::Hash => 0,
-        Job::WriteTest => bytes.min(config.span) / block * block,
+    let span = match job.work {
+        DiskWork::Hash => 0,
+        DiskWork::WriteTest => bytes.min(config.span) / block * block,
     };
-    if disk.job == Job::WriteTest && span == 0 {
+    if job.work == DiskWork::WriteTest && span == 0 {
         return refuse(format!(
             "{}: the span to test is shorter than one block of {block} bytes",
-            disk.path.display()
+            job.path.display()
         ));
     }
-    Ok(DiskPlan { job: disk.job, bytes, span })
+    Ok(DiskPlan { work: job.work, bytes, span })
 }
 
 /// Checks that the guest has memory for the work on all devices.
 ///
 /// # Errors
 /// It has too little; one line with the least that it needs.
-pub(crate) fn check_memory(config: &RunConfig, disks: &[DiskPlan]) -> Result<(), RunError> {
+pub(super) fn check_memory<'a>(
+    config: &RunConfig,
+    disks: impl IntoIterator<Item = DiskPlan>,
+    cards: impl IntoIterator<Item = (&'a NetJob, u16)>,
+) -> Result<(), RunError> {
     let block = u64::from(config.block);
     let mut heap = HEAP_A_DEVICE;
-    for disk in disks {
-        let (buffer, map) = match disk.job {
-            Job::Hash => (block.max(HASH_CHUNK), 0),
-            Job::WriteTest => (block, disk.span / block * 4),
+    for plan in disks {
+        let (buffer, map) = match plan.work {
+            DiskWork::Hash => (block.max(HASH_CHUNK), 0),
+            DiskWork::WriteTest => (block, plan.span / block * 4),
         };
         heap = heap
             .saturating_add(HEAP_A_DEVICE)
             .saturating_add(buffer.saturating_mul(u64::from(config.depth)))
             .saturating_add(map);
     }
-    for net in &config.nets {
+    for (job, pairs) in cards {
         // A header before each frame, and the rest of a cache line behind it.
-        let slots = 2 * u64::from(config.depth) * (u64::from(net.size.max(net.reply())) + 12 + 63);
-        heap =
-            heap.saturating_add(u64::from(net.queues) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
+        let slots = 2 * u64::from(config.depth) * (u64::from(job.size.max(job.reply)) + 12 + 63);
+        heap = heap.saturating_add(u64::from(pairs) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
     }
     let given = config.memory - HEAP_BASE;
     if heap > given {
@@ -93,25 +104,32 @@ pub(crate) fn check_memory(config: &RunConfig, disks: &[DiskPlan]) -> Result<(),
     Ok(())
 }
 
+/// Bytes of the configuration space.
+pub(super) fn config_field<const N: usize>(device: &dyn Device, offset: u32) -> [u8; N] {
+    let mut bytes = [0; N];
+    device.read_config(offset, &mut bytes);
+    bytes
+}
+
 /// The guest's work on a disk.
 pub(crate) fn disk_work(plan: &DiskPlan) -> DeviceEntry {
-    let job = match plan.job {
-        Job::Hash => job::HASH,
-        Job::WriteTest => job::WRITE_TEST,
+    let job = match plan.work {
+        DiskWork::Hash => job::HASH,
+        DiskWork::WriteTest => job::WRITE_TEST,
     };
     DeviceEntry { job, span: plan.span, ..DeviceEntry::default() }
 }
 
-/// The guest's work on a network card, whose link an earlier card may have.
-pub(crate) fn card_work(net: &NetConfig, has_peer: bool) -> DeviceEntry {
-    let job = match net.network {
-        Network::Sink => job::NET_SEND,
-        Network::Source => job::NET_RECEIVE,
-        Network::Link(_) if has_peer => job::NET_MIRROR,
-        _ => job::NET_ECHO,
+/// The guest's work on a network card with this number of queue pairs.
+pub(crate) fn card_work(net: &NetJob, pairs: u16) -> DeviceEntry {
+    let job = match net.traffic {
+        Traffic::Exchange => job::NET_ECHO,
+        Traffic::Mirror => job::NET_MIRROR,
+        Traffic::Send => job::NET_SEND,
+        Traffic::Receive => job::NET_RECEIVE,
     };
-    let (frame, reply, pairs) = (net.size, net.reply(), net.queues.into());
-    DeviceEntry { job, span: net.frames, frame, reply, pairs, ..DeviceEntry::default() }
+    let NetJob { frames, size, reply, .. } = *net;
+    DeviceEntry { job, span: frames, frame: size, reply, pairs: pairs.into(), ..DeviceEntry::default() }
 }
 
 /// Boot information for the guest.
@@ -175,40 +193,39 @@ mod tests {
     use paravane_spec::builtin::MMIO_BASE;
     use paravane_spec::mmio_msi::WINDOW;
 
-    fn config(jobs: &[Job]) -> RunConfig {
-        let disk = |&job| DiskConfig { path: "a.img".into(), read_only: false, job };
-        RunConfig { disks: jobs.iter().map(disk).collect(), ..RunConfig::default() }
-    }
-
-    fn plans(config: &RunConfig, sizes: &[u64]) -> Result<Vec<DiskPlan>, RunError> {
-        let plans = config.disks.iter().zip(sizes).map(|(each, &bytes)| disk(config, each, bytes));
-        let plans = plans.collect::<Result<Vec<_>, _>>()?;
-        check_memory(config, &plans)?;
+    /// The plans for disks of these sizes: a write test, and a hash.
+    fn plans(config: &RunConfig, sizes: [u64; 2]) -> Result<[DiskPlan; 2], RunError> {
+        let plan = |work, bytes| {
+            let image = tempfile::tempfile().unwrap();
+            let job = DiskJob { work, path: "a.img".into(), image, engine: String::new() };
+            plan(config, &job, bytes)
+        };
+        let plans = [plan(DiskWork::WriteTest, sizes[0])?, plan(DiskWork::Hash, sizes[1])?];
+        check_memory(config, plans, [])?;
         Ok(plans)
     }
 
     #[test]
     fn spans_are_whole_blocks_and_must_fit_the_memory() {
-        let mut config = config(&[Job::WriteTest, Job::Hash]);
-        config.block = 8192;
-        let planned = plans(&config, &[20_000 / 512 * 512, 1 << 20]).unwrap();
+        let mut config = RunConfig { block: 8192, ..RunConfig::default() };
+        let planned = plans(&config, [20_000 / 512 * 512, 1 << 20]).unwrap();
         assert_eq!(planned[0].span, 16384);
         assert_eq!(planned[1].span, 0);
-        assert!(plans(&config, &[4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
+        assert!(plans(&config, [4096, 1 << 20]).unwrap_err().to_string().contains("one block"));
         config.block = 1 << 20;
         config.depth = 256;
-        let error = plans(&config, &[1 << 30, 1 << 20]).unwrap_err().to_string();
+        let error = plans(&config, [1 << 30, 1 << 20]).unwrap_err().to_string();
         assert!(error.contains("too little"), "{error}");
     }
 
     #[test]
     fn the_guest_is_told_of_every_device() {
-        let config = config(&[Job::WriteTest, Job::Hash]);
-        let net = NetConfig { queues: 2, frames: 5, ..NetConfig::default() };
-        let plans = plans(&config, &[1 << 20, 1 << 20]).unwrap();
+        let config = RunConfig::default();
+        let net = NetJob { network: "echo", traffic: Traffic::Exchange, frames: 5, size: 64, reply: 64 };
+        let plans = plans(&config, [1 << 20, 1 << 20]).unwrap();
         let mut work: Vec<_> = plans.iter().map(disk_work).collect();
         work.push(DeviceEntry { job: job::RNG, span: 4096, ..DeviceEntry::default() });
-        work.push(card_work(&net, false));
+        work.push(card_work(&net, 2));
         let info = boot_info(&config, &work, 7);
         assert_eq!(info.device_count, 4);
         assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
@@ -218,7 +235,6 @@ mod tests {
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);
         assert_eq!((info.devices[0].span, info.devices[2].span), (1 << 20, 4096));
-        let link = NetConfig { network: Network::Link("a".into()), ..net };
-        assert_eq!([false, true].map(|peer| card_work(&link, peer).job), [job::NET_ECHO, job::NET_MIRROR]);
+        assert_eq!(card_work(&NetJob { traffic: Traffic::Mirror, ..net }, 2).job, job::NET_MIRROR);
     }
 }

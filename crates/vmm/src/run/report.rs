@@ -1,11 +1,12 @@
 //! The report of a run that is over.
 use super::Progress;
 use super::judge::Judge;
-use super::open::{Card, Disk};
 use super::report_area::ReportArea;
 use super::watch::Verdict;
+use super::work::Work;
 use crate::config::{RingLayout, RunConfig};
 use crate::machine::counters::RunCounters;
+use crate::machine::devices::NamedDevice;
 use crate::machine::{Machine, footprint};
 use crate::report::{DirtyFigures, Outcome, PhaseFigures, QueueResult, Report};
 use paravane_attach::{AttachedDevice, QueueStatus};
@@ -24,10 +25,9 @@ pub(super) struct Over<'a> {
     pub(super) accel_reason: String,
     pub(super) region: &'a Region,
     pub(super) machine: &'a Machine,
-    pub(super) disks: &'a [Disk],
-    /// Number of the entropy device.
-    pub(super) rng: Option<usize>,
-    pub(super) cards: &'a [Card],
+    pub(super) work: &'a Work,
+    /// The stopped devices.
+    pub(super) devices: Vec<NamedDevice>,
     pub(super) area: &'a ReportArea,
     pub(super) counters: &'a RunCounters,
     pub(super) dirty: Option<DirtyFigures>,
@@ -40,14 +40,14 @@ pub(super) struct Over<'a> {
 impl Over<'_> {
     /// Verifies the jobs, and reports.
     pub(super) fn report(mut self, verdict: Verdict) -> Report {
-        let Self { config, progress, area, counters, host_cpu_s, .. } = self;
-        let judge = Judge { config, progress, area, counters, rng: self.rng };
-        let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, self.disks);
+        let Self { config, progress, area, counters, host_cpu_s, work, .. } = self;
+        let judge = Judge { config, progress, area, counters, rng: work.rng };
+        let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, &work.disks);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
-        let nets = self.cards.iter().map(|card| {
+        let nets = work.cards.iter().map(|card| {
             let totals = match &config.server {
                 Some(server) => server.totals(card.number),
-                None => card.counters.totals(),
+                None => card.totals(&mut self.devices),
             };
             judge.net(card, &totals, finished)
         });
@@ -62,7 +62,8 @@ impl Over<'_> {
                 other => other,
             };
         }
-        let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes.min(config.entropy));
+        let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes);
+        let entropy_bytes = work.rng.map_or(0, |rng| entropy_bytes.min(rng.bytes));
         let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
         let attached = self.machine.bus.devices();
         Report {

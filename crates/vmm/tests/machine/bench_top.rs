@@ -1,16 +1,17 @@
 //! Images to work on, configurations to start from, and the loud skip.
-use paravane_vmm::{AccelChoice, DiskConfig, Job, Progress, Report, RunConfig, RunError, run};
+use crate::devices::{Disk, Machine};
+use paravane_vmm::{AccelChoice, DiskWork, Progress, Report, RunConfig, RunError};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Duration;
 use tempfile::NamedTempFile;
 
 /// Why KVM is not usable here, if it is not.
 fn no_kvm() -> Option<&'static str> {
     static WHY: OnceLock<Option<String>> = OnceLock::new();
-    WHY.get_or_init(|| match run(config(AccelChoice::Kvm), Arc::default(), Instant::now()) {
+    WHY.get_or_init(|| match config(AccelChoice::Kvm).run(&Progress::default()) {
         Err(RunError::NoKvm(why)) => Some(why),
         _ => None,
     })
@@ -27,20 +28,21 @@ pub(crate) fn kvm(test: &str) -> bool {
 pub(crate) use paravane_test_support::skip as skipped;
 
 /// A short run with an entropy device and no disk.
-pub(crate) fn config(accel: AccelChoice) -> RunConfig {
-    RunConfig {
+pub(crate) fn config(accel: AccelChoice) -> Machine {
+    let config = RunConfig {
         accel,
         memory: 32 << 20,
         duration: Duration::from_millis(100),
         hang_timeout: paravane_test_support::patience(),
-        entropy: 256,
         ..RunConfig::default()
-    }
+    };
+    Machine { config, entropy: 256, ..Machine::default() }
 }
 
 /// The same with one disk.
-pub(crate) fn with_disk(accel: AccelChoice, image: &Path, job: Job) -> RunConfig {
-    RunConfig { disks: vec![DiskConfig { path: image.to_owned(), read_only: false, job }], ..config(accel) }
+pub(crate) fn with_disk(accel: AccelChoice, image: &Path, work: DiskWork) -> Machine {
+    let disk = Disk { path: image.to_owned(), read_only: false, work };
+    Machine { disks: vec![disk], ..config(accel) }
 }
 
 /// An image of `sectors` sectors with content that differs everywhere.
@@ -68,6 +70,6 @@ pub(crate) fn digest(path: &Path) -> String {
 }
 
 /// A run that must take place.
-pub(crate) fn go(config: RunConfig) -> Report {
-    run(config, Arc::new(Progress::default()), Instant::now()).unwrap()
+pub(crate) fn go(machine: Machine) -> Report {
+    machine.run(&Progress::default()).unwrap()
 }

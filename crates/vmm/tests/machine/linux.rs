@@ -2,7 +2,10 @@
 //!
 //! How they end, and what outlives a reset.
 use crate::bench_top;
-use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot, Power, Progress, RunConfig, run_linux};
+use paravane_device::rng::Rng;
+use paravane_vmm::{
+    LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, OnReboot, Power, Progress, RunConfig, run_linux,
+};
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -90,8 +93,14 @@ fn go(last: &[u8], on_reboot: OnReboot, enough: usize) -> (LinuxReport, Vec<u8>)
         machine: RunConfig { memory: 16 << 20, ..RunConfig::default() },
     };
     let screen = Screen { said: Arc::default(), enough, progress: Arc::default() };
-    let report =
-        run_linux(&config, Vec::new(), Box::new(screen.clone()), &screen.progress, Instant::now()).unwrap();
+    let report = run_linux(
+        &config,
+        vec![NamedDevice::new("rng", Box::new(Rng::new()))],
+        Box::new(screen.clone()),
+        &screen.progress,
+        Instant::now(),
+    )
+    .unwrap();
     let said = screen.said.lock().unwrap().clone();
     (report, said)
 }

@@ -1,5 +1,6 @@
 //! Whole runs: the built-in guest against real images, by thread and by KVM.
 mod bench_top;
+mod devices;
 mod linux;
 mod scenarios;
 

@@ -1,10 +1,11 @@
 //! What runs must do, with KVM and with a thread.
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
+use crate::devices::{Card, Disk, Machine, Network};
+use paravane_device::blk::EngineChoice;
 use paravane_test_support::patience;
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadFigures,
-    Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueResult, Report, RingLayout,
-    RunConfig, ServingMode, TransportChoice, run,
+    AccelChoice, Completion, DirtyLogging, DiskWork, ExitFigures, Inject, IoThreadFigures, KickPath,
+    MsiDelivery, Outcome, Progress, QueueResult, Report, RingLayout, ServingMode, TransportChoice,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub(crate) fn a_hashed_image_has_the_hosts_digest_and_is_untouched(accel: AccelC
     // Not a multiple of the request size, so that the last request is a short one.
     let image = image(8 * 2048 + 3);
     let before = digest(image.path());
-    let report = go(with_disk(accel, image.path(), Job::Hash));
+    let report = go(with_disk(accel, image.path(), DiskWork::Hash));
     assert_verified(&report, accel);
     assert_eq!(report.disks[0].sha256, before);
     assert_eq!(report.disks[0].bytes_verified, (8 * 2048 + 3) * 512);
@@ -55,7 +56,7 @@ pub(crate) fn a_read_only_image_is_hashed(accel: AccelChoice) {
     let mut permissions = image.as_file().metadata().unwrap().permissions();
     permissions.set_readonly(true);
     image.as_file().set_permissions(permissions).unwrap();
-    let mut config = with_disk(accel, image.path(), Job::Hash);
+    let mut config = with_disk(accel, image.path(), DiskWork::Hash);
     config.disks[0].read_only = true;
     let report = go(config);
     assert_verified(&report, accel);
@@ -65,7 +66,7 @@ pub(crate) fn a_read_only_image_is_hashed(accel: AccelChoice) {
 pub(crate) fn a_write_test_verifies(accel: AccelChoice) {
     let image = image(4 * 2048);
     let before = digest(image.path());
-    let report = go(with_disk(accel, image.path(), Job::WriteTest));
+    let report = go(with_disk(accel, image.path(), DiskWork::WriteTest));
     assert_verified(&report, accel);
     assert!(report.interrupts > 0);
     let disk = &report.disks[0];
@@ -79,7 +80,7 @@ pub(crate) fn a_write_test_verifies(accel: AccelChoice) {
 pub(crate) fn a_write_test_of_a_part_leaves_the_rest_alone(accel: AccelChoice) {
     let image = image(2 * 2048 + 1);
     let before = std::fs::read(image.path()).unwrap();
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.span = (1 << 20) + 100;
     config.block = 1536;
     config.depth = 7;
@@ -95,8 +96,8 @@ pub(crate) fn a_write_test_of_a_part_leaves_the_rest_alone(accel: AccelChoice) {
 pub(crate) fn two_disks_at_once(accel: AccelChoice) {
     let (written, read) = (image(4 * 2048), image(4 * 2048));
     let before = digest(read.path());
-    let mut config = with_disk(accel, written.path(), Job::WriteTest);
-    config.disks.push(DiskConfig { path: read.path().to_owned(), read_only: true, job: Job::Hash });
+    let mut config = with_disk(accel, written.path(), DiskWork::WriteTest);
+    config.disks.push(Disk { path: read.path().to_owned(), read_only: true, work: DiskWork::Hash });
     let report = go(config);
     assert_verified(&report, accel);
     assert_eq!(report.disks.len(), 2);
@@ -106,7 +107,7 @@ pub(crate) fn two_disks_at_once(accel: AccelChoice) {
 
 pub(crate) fn polling_needs_no_interrupts(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.completion = Completion::Poll;
     let report = go(config);
     assert_verified(&report, accel);
@@ -117,7 +118,7 @@ pub(crate) fn polling_needs_no_interrupts(accel: AccelChoice) {
 
 pub(crate) fn the_thread_engine_serves_as_well(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.engine = EngineChoice::Threads;
     let report = go(config);
     assert_verified(&report, accel);
@@ -132,7 +133,7 @@ pub(crate) fn every_ring_layout_serves_as_well(accel: AccelChoice) {
         (RingLayout::Packed, true, "packed, in order"),
     ] {
         for completion in [Completion::Interrupt, Completion::Poll] {
-            let mut config = with_disk(accel, image.path(), Job::WriteTest);
+            let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
             (config.ring, config.in_order, config.completion) = (ring, in_order, completion);
             config.entropy = 4096;
             let report = go(config);
@@ -145,7 +146,7 @@ pub(crate) fn every_ring_layout_serves_as_well(accel: AccelChoice) {
 pub(crate) fn devices_behind_domains_serve_as_well(accel: AccelChoice) {
     let image = image(4 * 2048);
     for ring in [RingLayout::Split, RingLayout::Packed] {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         (config.ring, config.iommu, config.entropy) = (ring, true, 4096);
         let report = go(config);
         assert_verified(&report, accel);
@@ -156,7 +157,7 @@ pub(crate) fn devices_behind_domains_serve_as_well(accel: AccelChoice) {
 
 pub(crate) fn dirty_pages_are_counted(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.dirty_log = DirtyLogging::Rate;
     let report = go(config);
     assert_verified(&report, accel);
@@ -171,13 +172,13 @@ pub(crate) fn dirty_pages_are_counted(accel: AccelChoice) {
 pub(crate) fn the_dirty_log_misses_nothing(accel: AccelChoice) {
     let image = image(4 * 2048);
     for (ring, iommu) in [(RingLayout::Split, false), (RingLayout::Packed, true)] {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         (config.ring, config.iommu) = (ring, iommu);
         config.duration = Duration::from_millis(500);
         config.dirty_log = DirtyLogging::Verify;
         if accel == AccelChoice::Thread {
             // The guest's own writes are in no log; see the device crate's tests for the devices'.
-            let error = run(config, Arc::default(), Instant::now()).unwrap_err();
+            let error = config.run(&Progress::default()).unwrap_err();
             assert_eq!(error.exit_status(), 2, "{error}");
             continue;
         }
@@ -191,7 +192,7 @@ pub(crate) fn the_dirty_log_misses_nothing(accel: AccelChoice) {
 
 pub(crate) fn without_ioeventfds_every_kick_exits(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     let report = go(config.clone());
     assert_verified(&report, accel);
     assert_eq!(report.exit_kicks, 0);
@@ -204,7 +205,7 @@ pub(crate) fn without_ioeventfds_every_kick_exits(accel: AccelChoice) {
 
 pub(crate) fn a_wired_interrupt_takes_a_status_read_and_an_acknowledgement(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let report = go(with_disk(accel, image.path(), Job::WriteTest));
+    let report = go(with_disk(accel, image.path(), DiskWork::WriteTest));
     assert_verified(&report, accel);
     let ExitFigures { interrupt_status, interrupt_acknowledge, .. } = report.exits_by_kind;
     assert!(interrupt_acknowledge > 0 && interrupt_status >= interrupt_acknowledge);
@@ -226,7 +227,7 @@ pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {
     ];
     let each = BY_MESSAGES.iter().flat_map(|&transport| layouts.map(|layout| (transport, layout)));
     for (transport, (ring, in_order, iommu, delivery)) in each {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         (config.transport, config.msi_delivery) = (transport, delivery);
         (config.ring, config.in_order, config.iommu, config.entropy) = (ring, in_order, iommu, 4096);
         let report = go(config);
@@ -242,11 +243,11 @@ pub(crate) fn a_message_takes_no_register_access_at_all(accel: AccelChoice) {
 pub(crate) fn messages_of_several_devices_do_not_get_mixed_up(accel: AccelChoice) {
     let (first, second, third) = (image(4 * 2048), image(2 * 2048 + 5), image(2048));
     for transport in BY_MESSAGES {
-        let mut config = with_disk(accel, first.path(), Job::WriteTest);
+        let mut config = with_disk(accel, first.path(), DiskWork::WriteTest);
         // Each message has its route.
         (config.transport, config.msi_delivery) = (transport, MsiDelivery::Irqfd);
         for image in [&second, &third] {
-            config.disks.push(DiskConfig { path: image.path().to_owned(), read_only: false, job: Job::Hash });
+            config.disks.push(Disk { path: image.path().to_owned(), read_only: false, work: DiskWork::Hash });
         }
         let report = go(config);
         assert_verified_over(transport, &report, accel);
@@ -261,7 +262,7 @@ pub(crate) fn notification_addresses_work_without_ioeventfds_and_polled(accel: A
     let each =
         BY_MESSAGES.iter().flat_map(|&transport| completions.map(|completion| (transport, completion)));
     for (transport, completion) in each {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         config.transport = transport;
         (config.ioeventfd, config.completion) = (false, completion);
         let report = go(config);
@@ -271,9 +272,9 @@ pub(crate) fn notification_addresses_work_without_ioeventfds_and_polled(accel: A
 }
 
 /// A disk, and a card with several pairs of queues.
-fn with_many_queues(accel: AccelChoice, image: &Path) -> RunConfig {
-    let net = NetConfig { queues: 3, frames: 300, ..NetConfig::default() };
-    RunConfig { nets: vec![net], ..with_disk(accel, image, Job::Hash) }
+fn with_many_queues(accel: AccelChoice, image: &Path) -> Machine {
+    let net = Card { queues: 3, frames: 300, ..Card::default() };
+    Machine { nets: vec![net], ..with_disk(accel, image, DiskWork::Hash) }
 }
 
 /// Device and index of the queues for which `condition` holds.
@@ -289,7 +290,8 @@ pub(crate) fn queues_without_an_ioeventfd_fall_back_one_by_one(accel: AccelChoic
         // started in this order.
         for (max, given) in [(0, 0), (1, 1), (5, 5), (1000, 9)] {
             let config = with_many_queues(accel, image.path());
-            let report = go(RunConfig { transport, max_ioeventfds: Some(max), ..config });
+            let report =
+                go(config.with(|config| (config.transport, config.max_ioeventfds) = (transport, Some(max))));
             assert_verified_over(transport, &report, accel);
             assert_eq!(report.queues.len(), 9);
             let refused = queues_with(&report, |queue| queue.kicks_by == KickPath::Refused);
@@ -306,7 +308,8 @@ pub(crate) fn queues_without_an_ioeventfd_fall_back_one_by_one(accel: AccelChoic
 pub(crate) fn queues_are_spread_over_io_threads(accel: AccelChoice) {
     let image = image(2048);
     for threads in [1, 3, 4] {
-        let report = go(RunConfig { io_threads: Some(threads), ..with_many_queues(accel, image.path()) });
+        let report =
+            go(with_many_queues(accel, image.path()).with(|config| config.io_threads = Some(threads)));
         assert_verified(&report, accel);
         assert_eq!(report.io_threads.len(), usize::from(threads));
         for queue in &report.queues {
@@ -331,8 +334,9 @@ pub(crate) fn queues_move_to_the_thread_that_has_less_to_do(accel: AccelChoice) 
     for transport in [TransportChoice::Mmio, TransportChoice::Pci] {
         // However fast the machine is, one of these takes long enough for a move.
         let moved = [8_000, 80_000, 800_000].into_iter().any(|frames| {
-            let net = NetConfig { queues: 4, frames, ..NetConfig::default() };
-            let config = RunConfig { nets: vec![net], transport, rebalance: true, depth: 2, ..config(accel) };
+            let net = Card { queues: 4, frames, ..Card::default() };
+            let mut config = Machine { nets: vec![net], ..config(accel) };
+            (config.transport, config.rebalance, config.depth) = (transport, true, 2);
             let report = go(config);
             assert_verified_over(transport, &report, accel);
             report.queues.iter().any(|queue| queue.moves > 0)
@@ -353,15 +357,18 @@ pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {
         // Whether anything is polled at all is a matter of time: on a busy host work may never come
         // soon enough.
         let polled = (0..10).any(|_| {
-            let many = with_many_queues(accel, image.path());
-            let report = go(RunConfig { transport, ring, engine, longest_poll, io_threads: Some(2), ..many });
+            let mut many = Machine { engine, ..with_many_queues(accel, image.path()) };
+            (many.transport, many.ring, many.io_threads) = (transport, ring, Some(2));
+            many.longest_poll = longest_poll;
+            let report = go(many);
             assert_verified_over(transport, &report, accel);
             report.io_threads.iter().map(polls).sum::<u64>() > 0
         });
         assert!(polled, "{transport:?}");
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
-        config.span = 1 << 19;
-        let report = go(RunConfig { transport, ring, engine, longest_poll, ..config });
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
+        (config.span, config.engine) = (1 << 19, engine);
+        (config.transport, config.ring, config.longest_poll) = (transport, ring, longest_poll);
+        let report = go(config);
         assert_verified_over(transport, &report, accel);
     }
     let report = go(with_many_queues(accel, image.path()));
@@ -369,8 +376,8 @@ pub(crate) fn queues_that_are_polled_serve_as_well(accel: AccelChoice) {
 }
 
 /// A machine with network cards and nothing else.
-fn with_nets(accel: AccelChoice, nets: &[NetConfig]) -> RunConfig {
-    RunConfig { nets: nets.to_vec(), entropy: 0, ..config(accel) }
+fn with_nets(accel: AccelChoice, nets: &[Card]) -> Machine {
+    Machine { nets: nets.to_vec(), entropy: 0, ..config(accel) }
 }
 
 pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
@@ -378,8 +385,9 @@ pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
         for (size, frames, ring) in
             [(22, 300, RingLayout::Split), (1514, 200, RingLayout::Packed), (65_549, 40, RingLayout::Split)]
         {
-            let net = NetConfig { size, frames, ..NetConfig::default() };
-            let report = go(RunConfig { transport, ring, depth: 4, ..with_nets(accel, &[net]) });
+            let net = Card { size, frames, ..Card::default() };
+            let report =
+                go(with_nets(accel, &[net]).with(|c| (c.transport, c.ring, c.depth) = (transport, ring, 4)));
             assert_verified_over(transport, &report, accel);
             let net = &report.nets[0];
             assert_eq!((net.frames, net.problem.clone()), (frames, None));
@@ -389,8 +397,8 @@ pub(crate) fn frames_come_back_from_an_echo(accel: AccelChoice) {
 }
 
 pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
-    let net = NetConfig { frames: 300, ..NetConfig::default() };
-    let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
+    let net = Card { frames: 300, ..Card::default() };
+    let report = go(with_nets(accel, &[net]).with(|config| config.depth = 1));
     assert_verified(&report, accel);
     let phase = report.measured.unwrap();
     // One that is back before the guest sleeps takes no interrupt, and that a frame has gone is no
@@ -403,7 +411,7 @@ pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
         report.exits
     );
     let image = image(2048);
-    let report = go(with_disk(accel, image.path(), Job::WriteTest));
+    let report = go(with_disk(accel, image.path(), DiskWork::WriteTest));
     assert_verified(&report, accel);
     let phase = report.measured.unwrap();
     assert!(report.disks[0].requests > 0 && phase.kicks > 0, "{phase:?}");
@@ -412,8 +420,8 @@ pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
 
 pub(crate) fn an_answer_may_be_longer_or_shorter(accel: AccelChoice) {
     for (size, reply) in [(46, 1038), (1038, 46)] {
-        let net = NetConfig { size, reply: Some(reply), frames: 100, ..NetConfig::default() };
-        let report = go(RunConfig { depth: 1, ..with_nets(accel, &[net]) });
+        let net = Card { size, reply: Some(reply), frames: 100, ..Card::default() };
+        let report = go(with_nets(accel, &[net]).with(|config| config.depth = 1));
         assert_verified(&report, accel);
         let net = &report.nets[0];
         assert_eq!((net.frames, net.size, net.reply, net.problem.clone()), (100, size, reply, None));
@@ -424,16 +432,16 @@ pub(crate) fn two_cards_on_a_link(accel: AccelChoice) {
     for (transport, queues, size) in
         [(TransportChoice::Mmio, 1, 64), (TransportChoice::MmioMsi, 2, 9000), (TransportChoice::Pci, 1, 1514)]
     {
-        let card = |last| NetConfig {
+        let card = |last| Card {
             network: Network::Link("a".into()),
             mac: [2, 0, 0, 0, 0, last],
             queues,
             size,
             frames: 300,
-            ..NetConfig::default()
+            ..Card::default()
         };
         let nets = [card(1), card(2)];
-        let report = go(RunConfig { transport, depth: 4, ..with_nets(accel, &nets) });
+        let report = go(with_nets(accel, &nets).with(|c| (c.transport, c.depth) = (transport, 4)));
         assert_verified_over(transport, &report, accel);
         for (result, net) in report.nets.iter().zip(&nets) {
             assert_eq!((result.network, result.mac, result.frames), ("link", net.mac, 300));
@@ -445,9 +453,8 @@ pub(crate) fn two_cards_on_a_link(accel: AccelChoice) {
 pub(crate) fn an_echo_peer_answers_from_its_own_thread(accel: AccelChoice) {
     for (size, reply, depth, queues) in [(98, 1090, 1, 1), (1514, 60, 16, 3)] {
         let network = Network::EchoPeer;
-        let net =
-            NetConfig { network, size, reply: Some(reply), frames: 300, queues, ..NetConfig::default() };
-        let report = go(RunConfig { depth, time_kicks: true, ..with_nets(accel, &[net]) });
+        let net = Card { network, size, reply: Some(reply), frames: 300, queues, ..Card::default() };
+        let report = go(with_nets(accel, &[net]).with(|c| (c.depth, c.time_kicks) = (depth, true)));
         assert_verified(&report, accel);
         assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (300, None));
         let stops = report.kick_stops.unwrap();
@@ -458,14 +465,15 @@ pub(crate) fn an_echo_peer_answers_from_its_own_thread(accel: AccelChoice) {
 
 pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
     let image = image(2048);
-    let serving_mode = ServingMode::Vcpu;
-    let report =
-        go(RunConfig { serving_mode, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
+    let go_inline = |machine: Machine| {
+        go(machine.with(|config| (config.serving_mode, config.ioeventfd) = (ServingMode::Vcpu, false)))
+    };
+    let report = go_inline(with_disk(accel, image.path(), DiskWork::WriteTest));
     assert_eq!(report.outcome, Outcome::Verified);
     assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);
     for network in [Network::Echo, Network::EchoPeer, Network::Sink, Network::Source] {
-        let net = NetConfig { network, size: 1000, frames: 500, queues: 1, ..NetConfig::default() };
-        let report = go(RunConfig { serving_mode, ioeventfd: false, ..with_nets(accel, &[net]) });
+        let net = Card { network, size: 1000, frames: 500, queues: 1, ..Card::default() };
+        let report = go_inline(with_nets(accel, &[net]));
         assert_eq!(report.outcome, Outcome::Verified);
         assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (500, None));
     }
@@ -474,8 +482,8 @@ pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
 pub(crate) fn frames_stream_one_way(accel: AccelChoice) {
     for network in [Network::Sink, Network::Source] {
         for (size, frames, ring) in [(22, 3000, RingLayout::Split), (65_536, 300, RingLayout::Packed)] {
-            let net = NetConfig { network: network.clone(), size, frames, ..NetConfig::default() };
-            let report = go(RunConfig { ring, depth: 32, ..with_nets(accel, &[net]) });
+            let net = Card { network: network.clone(), size, frames, ..Card::default() };
+            let report = go(with_nets(accel, &[net]).with(|c| (c.ring, c.depth) = (ring, 32)));
             assert_verified(&report, accel);
             assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (frames, None));
             assert!(report.nets[0].per_s > 0.0 && report.measured.is_some());
@@ -486,17 +494,13 @@ pub(crate) fn frames_stream_one_way(accel: AccelChoice) {
 
 pub(crate) fn several_cards_with_several_queues_beside_a_disk(accel: AccelChoice) {
     let image = image(2048);
-    let card = |queues, last| NetConfig {
-        mac: [2, 0, 0, 0, 0, last],
-        queues,
-        frames: 300,
-        size: 200,
-        ..NetConfig::default()
-    };
+    let card =
+        |queues, last| Card { mac: [2, 0, 0, 0, 0, last], queues, frames: 300, size: 200, ..Card::default() };
     let nets = vec![card(1, 1), card(3, 2)];
     for iommu in [false, true] {
-        let config = with_disk(accel, image.path(), Job::Hash);
-        let report = go(RunConfig { nets: nets.clone(), iommu, ..config });
+        let config = with_disk(accel, image.path(), DiskWork::Hash);
+        let config = Machine { nets: nets.clone(), ..config };
+        let report = go(config.with(|config| config.iommu = iommu));
         assert_verified(&report, accel);
         assert_eq!(report.nets.iter().map(|net| net.frames).collect::<Vec<_>>(), [300, 300]);
     }
@@ -513,7 +517,7 @@ pub(crate) fn entropy_alone(accel: AccelChoice) {
 
 fn failing(accel: AccelChoice, inject: Inject) -> (String, Vec<String>) {
     let image = image(2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.inject = inject;
     // On a busy host a guest makes no progress for a while before it crashes.
     if inject == Inject::Hang {
@@ -558,12 +562,12 @@ pub(crate) fn a_hang_ends_the_run(accel: AccelChoice) {
 
 pub(crate) fn a_cancelled_run_ends_cleanly(accel: AccelChoice) {
     let image = image(4 * 2048);
-    let mut config = with_disk(accel, image.path(), Job::WriteTest);
+    let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
     config.duration = Duration::from_secs(24 * 3600);
     let progress = Arc::new(Progress::default());
     let thread = {
         let progress = Arc::clone(&progress);
-        std::thread::spawn(move || run(config, progress, Instant::now()).unwrap())
+        std::thread::spawn(move || config.run(&progress).unwrap())
     };
     let start = Instant::now();
     while progress.bytes_done.load(Ordering::Relaxed) <= 4 << 20 {
@@ -582,7 +586,7 @@ pub(crate) fn a_cancelled_run_ends_cleanly(accel: AccelChoice) {
 pub(crate) fn an_image_is_free_again_after_every_end(accel: AccelChoice) {
     let image = image(2048);
     for inject in [Inject::None, Inject::Crash, Inject::Hang, Inject::None] {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         config.inject = inject;
         if inject == Inject::Hang {
             config.hang_timeout = Duration::from_millis(500);
@@ -595,7 +599,7 @@ pub(crate) fn an_image_is_free_again_after_every_end(accel: AccelChoice) {
 pub(crate) fn twenty_write_tests_in_a_row(accel: AccelChoice) {
     let image = image(2048);
     for seed in 0..20 {
-        let mut config = with_disk(accel, image.path(), Job::WriteTest);
+        let mut config = with_disk(accel, image.path(), DiskWork::WriteTest);
         config.duration = Duration::from_millis(20);
         config.seed = seed;
         config.depth = 1 << (seed % 6);
@@ -607,14 +611,14 @@ pub(crate) fn twenty_write_tests_in_a_row(accel: AccelChoice) {
 
 pub(crate) fn the_footprint_stays_small(accel: AccelChoice) {
     let image = image(2048);
-    let report = go(with_disk(accel, image.path(), Job::Hash));
+    let report = go(with_disk(accel, image.path(), DiskWork::Hash));
     assert_verified(&report, accel);
     // Other tests run in this process at the same time, so this is no more than a sanity check.
     assert!(report.resident_overhead > 100 << 10, "{}", report.resident_overhead);
 }
 
-fn refused(config: RunConfig, status: u8, what: &str) {
-    let error = run(config, Arc::default(), Instant::now()).unwrap_err();
+fn refused(config: Machine, status: u8, what: &str) {
+    let error = config.run(&Progress::default()).unwrap_err();
     assert!(error.to_string().contains(what), "{error}");
     assert_eq!(error.exit_status(), status, "{error}");
 }
@@ -622,17 +626,24 @@ fn refused(config: RunConfig, status: u8, what: &str) {
 pub(crate) fn impossible_configurations_touch_nothing() {
     let image = image(2048);
     let before = digest(image.path());
-    let good = with_disk(AccelChoice::Thread, image.path(), Job::WriteTest);
+    let good = with_disk(AccelChoice::Thread, image.path(), DiskWork::WriteTest);
 
     let mut config = good.clone();
     config.disks[0].path = "/nonexistent/a.img".into();
     refused(config, 2, "/nonexistent/a.img");
     let mut config = good.clone();
-    config.disks.push(DiskConfig { path: "/".into(), read_only: false, job: Job::Hash });
+    config.disks.push(Disk { path: "/".into(), read_only: false, work: DiskWork::Hash });
     refused(config, 2, "directory");
     let mut config = good.clone();
     config.disks[0].read_only = true;
     refused(config, 2, "read-only");
+    let mut config = good.clone();
+    config.disks.clear();
+    config.entropy = 0;
+    refused(config, 2, "nothing to do");
+    let mut config = good.clone();
+    config.nets = vec![Card::default(); 5];
+    refused(config, 2, "5 network cards");
     let mut config = good.clone();
     config.disks.push(config.disks[0].clone());
     refused(config, 2, "in use");

@@ -3,13 +3,12 @@ use super::message::{self, Answer, Request, kind};
 use super::{DISK, FIRST_ARGUMENT, net_of};
 use nix::time::{ClockId, clock_gettime};
 use paravane_device::blk::{Blk, BlkConfig};
-use paravane_device::net::{BackEnd, Counters, Generator, LinkEnd, Net, NetConfig as CardConfig};
+use paravane_device::net::Counters;
 use paravane_device::{Device, ServeError, State};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_io::{IoThread, QueueEvents, QueueKey, QueueStart};
 use paravane_notify::{HostNotifier, Notifier};
 use paravane_spec::queue::QueueAddresses;
-use paravane_vmm::{NetConfig, Network};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -122,21 +121,9 @@ fn make_device(argument: &str, image: File) -> io::Result<CountedDevice> {
         let config = BlkConfig { lock: false, ..BlkConfig::new("image") };
         return Ok((Box::new(Blk::of(image, config).map_err(io::Error::other)?), None));
     }
-    let net = net_of(argument).ok_or_else(|| odd("an argument does not name a device"))?;
-    let reply = net.reply() as usize;
-    match net.network {
-        Network::EchoPeer => card(&net, LinkEnd::to_echo_peer(net.queues, reply)?),
-        Network::Source => card(&net, Generator::new(net.queues, net.frames, reply)?),
-        _ => card(&net, Generator::new(net.queues, 0, reply)?),
-    }
-}
-
-fn card<B: BackEnd>(net: &NetConfig, back_end: B) -> io::Result<CountedDevice> {
-    let mtu = u16::try_from(net.size.max(net.reply())).unwrap_or(u16::MAX).max(1500);
-    let config = CardConfig { mtu: Some(mtu), ..CardConfig::new(net.mac) };
-    let card = Net::new(config, back_end).map_err(io::Error::other)?;
-    let frames = card.counters();
-    Ok((Box::new(card), Some(frames)))
+    let card = net_of(argument).ok_or_else(|| odd("an argument does not name a device"))?;
+    let (device, frames) = card.open()?;
+    Ok((device, Some(frames)))
 }
 
 impl Server {

@@ -5,11 +5,11 @@ use crate::kinds::changes::{Differences, Effect};
 /// Adds what `wanted` changes of `served`.
 pub(super) fn changes(all: &mut Differences, served: &Net, wanted: &Net) {
     use Effect::{Restart, Session};
-    let Net { network, mac, queues, queue_size, mtu, offloads, limit } = served;
+    let Net { network, mac, queues, queue_size, mtu, offloads, announce: _, limit } = served;
     let network_key = match &wanted.network {
-        Network::Tap(_) => "tap",
+        Network::Tap(_) | Network::TapFds(_) => "tap",
         Network::Link(_) => "link",
-        Network::Echo => "echo",
+        Network::Echo(_) => "echo",
         Network::Sink => "sink",
         Network::Source(_) => "source",
     };

@@ -40,8 +40,13 @@ pub(super) fn card(net: &Net, link_ends: &mut LinkEnds, kept: Vec<OwnedFd>) -> R
             let hold = end.hold();
             Ok(Opened { hold: Some(Box::new(hold)), ..over(net, end, format!("link {name}"))? })
         }
-        Network::Echo => {
-            over(net, LinkEnd::echo(net.queues).context("cannot create an echo")?, "echo".to_owned())
+        Network::TapFds(numbers) => over(net, Tap::inherited(numbers)?, "tap".to_owned()),
+        Network::Echo(len) => {
+            let end = match len {
+                None => LinkEnd::echo(net.queues),
+                Some(len) => LinkEnd::echo_of_len(net.queues, *len as usize),
+            };
+            over(net, end.context("cannot create an echo")?, "echo".to_owned())
         }
         Network::Sink => over(net, Generator::new(net.queues, 0, 64)?, "sink".to_owned()),
         Network::Source(len) => {
@@ -60,7 +65,7 @@ fn over<B: BackEnd>(net: &Net, end: B, back_end: String) -> Result<Opened, anyho
         mtu: net.mtu,
         offloads: net.offloads,
         queue_size: net.queue_size,
-        announce: true,
+        announce: net.announce,
         ..net::NetConfig::new(net.mac)
     };
     let card = net::Net::new(config, end)?;

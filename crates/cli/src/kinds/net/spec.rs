@@ -14,6 +14,8 @@ pub(crate) struct Net {
     pub(crate) queue_size: u16,
     pub(crate) mtu: Option<u16>,
     pub(crate) offloads: bool,
+    /// Offer that the driver announces itself after a migration.
+    pub(crate) announce: bool,
     /// Limit of each direction.
     pub(crate) limit: RateLimit,
 }
@@ -21,8 +23,12 @@ pub(crate) struct Net {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     Tap(String),
+    /// A TAP device by inherited descriptors, one for each queue pair. Only in a microVM.
+    #[cfg_attr(not(feature = "run"), expect(dead_code, reason = "only in a microVM"))]
+    TapFds(Vec<i32>),
     Link(String),
-    Echo,
+    /// With answers of this length in bytes; `None`: as long as the frame.
+    Echo(Option<u32>),
     Sink,
     /// Frame length in bytes.
     Source(u32),
@@ -41,7 +47,7 @@ impl Net {
                 )
             }
             NetArgs { sink: true, .. } => Network::Sink,
-            _ => Network::Echo,
+            _ => Network::Echo(None),
         };
         let Mac(mac) = args.mac.unwrap_or_else(|| address(name, endpoint));
         if mac == [0; 6] || mac[0] & 1 != 0 {
@@ -61,6 +67,7 @@ impl Net {
             queue_size: checked::queue_size(args.queue_size, 2)?,
             mtu: args.mtu,
             offloads: !args.no_offloads,
+            announce: true,
             limit: args.limit.check()?,
         })
     }

@@ -143,11 +143,7 @@ impl Host {
         let (counters, fds) = (Arc::new(RunCounters::default()), Arc::new(LocalIoEventFds::default()));
         let config =
             RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
-        let device = |number| NamedDevice {
-            name: format!("rng {number}").into(),
-            device: Box::new(Source::new()),
-            vhost: false,
-        };
+        let device = |number| NamedDevice::new(&format!("rng {number}"), Box::new(Source::new()));
         let devices = (0..2).map(device).collect();
         let played = Played(Arc::clone(&fds));
         let machine = Machine::new(&config, &memory, &counters, &played, devices, None).unwrap();
