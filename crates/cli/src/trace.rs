@@ -48,7 +48,7 @@ pub(crate) fn main(args: &TraceArgs) -> Result<ExitCode, Failure> {
     let request = TraceRequest {
         device: args.device.clone(),
         slower_than_ns: args.slower_than.map_or(0, |time| nanos(time.into())),
-        operations: args.operation.iter().map(|operation| operation.name()).collect(),
+        operations: args.operation.clone(),
         queue: args.queue,
         limit: count,
     };

@@ -50,6 +50,7 @@ mod in_flight;
 mod layers;
 mod magic;
 mod mark;
+pub mod operation;
 mod overlay;
 mod pieces;
 mod present_pages;
@@ -85,7 +86,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
-pub use errors::{ErrorTotals, Operation, StorageError, StorageErrors};
+pub use errors::{ErrorTotals, StorageError, StorageErrors};
 pub use file_id::{FileId, ImageId};
 pub use full::{Full, FullStatus, OnFull};
 pub use geometry::Geometry;

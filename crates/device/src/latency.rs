@@ -21,6 +21,7 @@
 //! The clock is the processor's cycle counter where that runs at a constant rate, else
 //! CLOCK_MONOTONIC. It is read one to four times a batch, never for each request.
 mod histogram;
+mod operation;
 mod probes;
 mod recorder;
 mod request;
@@ -28,11 +29,13 @@ mod request;
 pub(crate) mod rig;
 
 pub use histogram::Distribution;
+pub use operation::Operation;
 pub use probes::{PROBE_ARGUMENTS, PROBES, Probe};
 pub use recorder::{LatencyRecorder, Taken};
 pub use request::{Request, RequestObserver, RequestRecord};
 
 use histogram::{Counts, Latencies};
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -42,62 +45,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// The first queue whose latencies are recorded does it otherwise. Call it before a client waits.
 pub fn calibrate() {
     recorder::calibrate();
-}
-
-/// Operations whose latency is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Operation {
-    /// Disk: read.
-    Read,
-    /// Disk: write.
-    Write,
-    /// Disk: flush.
-    Flush,
-    /// Disk: discard.
-    Discard,
-    /// Disk: write zeroes.
-    WriteZeroes,
-    /// Disk: answered without storage, for example an invalid request.
-    ///
-    /// Also other devices.
-    Other,
-    /// Network card: frame from the guest.
-    FrameOut,
-    /// Network card: frame to the guest.
-    FrameIn,
-    /// Entropy source: request.
-    Entropy,
-}
-
-impl Operation {
-    /// All operations, in the order of the enumeration.
-    pub const ALL: [Self; 9] = [
-        Self::Read,
-        Self::Write,
-        Self::Flush,
-        Self::Discard,
-        Self::WriteZeroes,
-        Self::Other,
-        Self::FrameOut,
-        Self::FrameIn,
-        Self::Entropy,
-    ];
-
-    /// Name in reports: "read", "write_zeroes", "frame_in".
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Flush => "flush",
-            Self::Discard => "discard",
-            Self::WriteZeroes => "write_zeroes",
-            Self::Other => "other",
-            Self::FrameOut => "frame_out",
-            Self::FrameIn => "frame_in",
-            Self::Entropy => "entropy",
-        }
-    }
 }
 
 /// Stages of a request.
@@ -120,11 +67,16 @@ impl Stage {
     /// Name in reports: "ring", "throttled", "host", "interrupt".
     #[must_use]
     pub fn name(self) -> &'static str {
+        self.c_name().to_str().unwrap_or_default()
+    }
+
+    /// The name as probes report it.
+    fn c_name(self) -> &'static CStr {
         match self {
-            Self::Ring => "ring",
-            Self::Throttled => "throttled",
-            Self::Host => "host",
-            Self::Interrupt => "interrupt",
+            Self::Ring => c"ring",
+            Self::Throttled => c"throttled",
+            Self::Host => c"host",
+            Self::Interrupt => c"interrupt",
         }
     }
 }
@@ -135,7 +87,7 @@ impl Stage {
 /// first used: an idle queue costs less than 1 KiB, each latency histogram 2 KiB.
 #[derive(Debug, Default)]
 pub struct QueueLatency {
-    operations: [OnceLock<Box<Latencies>>; Operation::ALL.len()],
+    operations: [OnceLock<(&'static Operation, Box<Latencies>)>; Operation::MOST],
     stages: OnceLock<Box<StageLatencies>>,
     throttled: OnceLock<Box<Latencies>>,
     looks: OnceLock<Box<Looks>>,
@@ -203,8 +155,8 @@ impl QueueLatency {
     }
 
     #[inline]
-    fn operation(&self, operation: Operation) -> &Latencies {
-        self.operations[operation as usize].get_or_init(|| Box::new(Latencies::new()))
+    fn operation(&self, operation: &'static Operation) -> &Latencies {
+        &self.operations[operation.index()].get_or_init(|| (operation, Box::new(Latencies::new()))).1
     }
 
     /// Those of [`Stage::ALL`] but [`Stage::Throttled`].
@@ -229,7 +181,6 @@ impl QueueLatency {
     /// Copies what was recorded so far.
     #[must_use]
     pub fn snapshot(&self) -> LatencySnapshot {
-        let operations = Operation::ALL.into_iter().zip(&self.operations);
         let used = |stage: Stage| {
             let stages = self.stages.get();
             match stage {
@@ -240,8 +191,11 @@ impl QueueLatency {
             }
         };
         LatencySnapshot {
-            operations: operations
-                .filter_map(|(operation, histogram)| Some((operation, histogram.get()?.snapshot())))
+            operations: self
+                .operations
+                .iter()
+                .filter_map(OnceLock::get)
+                .map(|(operation, histogram)| (*operation, histogram.snapshot()))
                 .collect(),
             stages: Stage::ALL
                 .into_iter()
@@ -258,7 +212,7 @@ impl QueueLatency {
 #[non_exhaustive]
 pub struct LatencySnapshot {
     /// Whole latency of the operations that occurred, in nanoseconds.
-    pub operations: Vec<(Operation, Distribution)>,
+    pub operations: Vec<(&'static Operation, Distribution)>,
     /// Stages that occurred, in nanoseconds, of all operations together.
     pub stages: Vec<(Stage, Distribution)>,
     /// Requests in flight, counted each time that some were taken.
@@ -270,6 +224,7 @@ pub struct LatencySnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blk::operation::OPERATIONS;
 
     #[test]
     fn an_idle_queue_costs_less_than_a_page_quarter() {
@@ -280,7 +235,7 @@ mod tests {
     #[test]
     fn a_queue_that_uses_everything_has_at_most_32_kib() {
         let latency = QueueLatency::default();
-        for operation in Operation::ALL {
+        for operation in &OPERATIONS {
             latency.operation(operation);
         }
         latency.stages();
@@ -289,7 +244,7 @@ mod tests {
         // A field that is added is to be counted here.
         let QueueLatency { operations, stages, throttled, looks, observer: _ } = &latency;
         let sizes = [
-            operations.iter().map(|histogram| size_of_val(&**histogram.get().unwrap())).sum(),
+            operations.iter().map(|entry| size_of_val(&*entry.get().unwrap().1)).sum(),
             size_of_val(&**stages.get().unwrap()),
             size_of_val(&**throttled.get().unwrap()),
             size_of_val(&**looks.get().unwrap()),
@@ -299,13 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn names_and_places_follow_the_enumerations() {
-        assert!(Operation::ALL.iter().enumerate().all(|(at, operation)| *operation as usize == at));
+    fn names_and_places_follow_the_enumeration() {
         assert!(Stage::ALL.iter().enumerate().all(|(at, stage)| *stage as usize == at));
-        let mut names: Vec<_> = Operation::ALL.map(Operation::name).into();
-        names.extend(Stage::ALL.map(Stage::name));
+        let mut names: Vec<_> = Stage::ALL.map(Stage::name).into();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), Operation::ALL.len() + Stage::ALL.len());
+        assert_eq!(names.len(), Stage::ALL.len());
     }
 }

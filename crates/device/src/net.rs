@@ -30,6 +30,7 @@ mod header;
 mod lane;
 mod limited;
 mod link;
+pub mod operation;
 mod receive;
 mod tap;
 #[cfg(test)]

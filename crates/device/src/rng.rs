@@ -11,6 +11,9 @@ use paravane_spec::feature;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 
+/// A request for entropy.
+pub static ENTROPY: Operation = Operation::new(0, c"entropy", "Requests for entropy");
+
 /// Most bytes for one request.
 ///
 /// The specification allows a device to fill part of a buffer. Without a bound, a guest could keep
@@ -128,7 +131,7 @@ impl QueueHandler for Handler {
             }
             served.completed += 1;
         }
-        latency.complete_now(Operation::Entropy, measured, taken);
+        latency.complete_now(&ENTROPY, measured, taken);
         served.interrupt = queue.publish()?;
         Ok(served)
     }

@@ -3,7 +3,10 @@
 //! A file of devices has the same names as keys (see [`super::config`]).
 use crate::kinds::DeviceCommand;
 use crate::size::Size;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, ValueEnum};
+use paravane_device::blk::operation::OPERATIONS;
+use paravane_device::latency::Operation;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -349,8 +352,8 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "TIME")]
     pub(crate) slower_than: Option<humantime::Duration>,
     /// Show these operations, separated by commas [default: all]
-    #[arg(long, value_enum, value_name = "OPERATION", value_delimiter = ',')]
-    pub(crate) operation: Vec<TraceOperation>,
+    #[arg(long, value_parser = operations(), value_name = "OPERATION", value_delimiter = ',')]
+    pub(crate) operation: Vec<String>,
     /// Show requests of queue N
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<u16>,
@@ -368,27 +371,8 @@ pub(crate) struct TraceArgs {
     pub(crate) chrome: Option<PathBuf>,
 }
 
-/// Operations of disks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum TraceOperation {
-    /// Reads
-    Read,
-    /// Writes
-    Write,
-    /// Flushes
-    Flush,
-    /// Discards
-    Discard,
-    /// Writes of zeroes
-    WriteZeroes,
-    /// Requests answered without storage, for example invalid ones
-    Other,
-}
-
-impl TraceOperation {
-    /// Name in reports and on the control socket.
-    pub(crate) fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
+/// Names of the operations of disks.
+fn operations() -> PossibleValuesParser {
+    let value = |operation: &'static Operation| PossibleValue::new(operation.name()).help(operation.about());
+    OPERATIONS.iter().map(value).into()
 }

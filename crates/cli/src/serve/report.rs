@@ -4,7 +4,8 @@
 pub(crate) mod stores;
 
 use paravane_device::RateLimit;
-use paravane_device::blk::{self, ErrorTotals, FullStatus, Operation};
+use paravane_device::blk::operation::OPERATIONS;
+use paravane_device::blk::{self, ErrorTotals, FullStatus};
 use paravane_device::latency::{self, LatencySnapshot};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -325,7 +326,7 @@ impl From<&latency::Distribution> for Distribution {
 impl Queue {
     /// Fills in the latencies.
     pub(crate) fn with_latencies(self, of: &LatencySnapshot) -> Self {
-        let operation = |(operation, latency): &(latency::Operation, latency::Distribution)| {
+        let operation = |(operation, latency): &(&latency::Operation, latency::Distribution)| {
             OperationLatency { operation: operation.name().to_owned(), latency: latency.into() }
         };
         let stage = |(stage, latency): &(latency::Stage, latency::Distribution)| StageLatency {
@@ -465,9 +466,7 @@ impl StorageErrors {
     /// Name and count of each operation.
     pub(crate) fn operations(&self) -> [(&'static str, u64); 5] {
         let counts = [self.read, self.write, self.flush, self.discard, self.write_zeroes];
-        let mut named = Operation::ALL.map(|operation| (operation.name(), 0));
-        named.iter_mut().zip(counts).for_each(|(named, count)| named.1 = count);
-        named
+        std::array::from_fn(|at| (OPERATIONS[at].name(), counts[at]))
     }
 
     /// Sum over all operations.

@@ -55,19 +55,14 @@ fn longest(record: &RequestRecord) -> Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paravane_device::latency::{Operation, Request};
+    use paravane_device::blk::operation::FLUSH;
+    use paravane_device::latency::Request;
 
     #[test]
     fn the_longest_stage_is_named_and_sums_do_not_wrap() {
         let request = Request { head: 0, sector: None, bytes: 0, status: 0 };
-        let mut record = RequestRecord {
-            operation: Operation::Flush,
-            request,
-            ring: 1,
-            throttled: 9,
-            host: 3,
-            interrupt: 2,
-        };
+        let mut record =
+            RequestRecord { operation: FLUSH, request, ring: 1, throttled: 9, host: 3, interrupt: 2 };
         assert_eq!((longest(&record), record.total()), (Stage::Throttled, 15));
         record.host = u64::MAX;
         assert_eq!((longest(&record), record.total()), (Stage::Host, u64::MAX));

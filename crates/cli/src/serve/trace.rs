@@ -13,8 +13,9 @@ pub(crate) mod lines;
 pub(crate) mod stream;
 
 use super::slow::SlowLog;
-use lines::{OPERATIONS, TraceLine, TraceRequest};
-use paravane_device::latency::{QueueLatency, RequestObserver, RequestRecord};
+use lines::{TraceLine, TraceRequest};
+use paravane_device::blk::operation::OPERATIONS;
+use paravane_device::latency::{Operation, QueueLatency, RequestObserver, RequestRecord};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,7 +95,7 @@ impl RequestObserver for QueueObserver {
 
 impl Filter {
     fn admits(self, record: &RequestRecord) -> bool {
-        self.operations & (1 << record.operation as u16) != 0 && record.total() >= self.slower_than
+        self.operations & (1 << record.operation.index()) != 0 && record.total() >= self.slower_than
     }
 }
 
@@ -196,11 +197,11 @@ impl RequestTrace {
 fn operations(names: &[String]) -> Result<u16, String> {
     let mut bits = 0;
     for name in names {
-        let Some(operation) = OPERATIONS.into_iter().find(|operation| operation.name() == name) else {
-            let known = OPERATIONS.map(paravane_device::latency::Operation::name).join(", ");
+        let Some(operation) = OPERATIONS.iter().find(|operation| operation.name() == name) else {
+            let known = OPERATIONS.each_ref().map(Operation::name).join(", ");
             return Err(format!("unknown operation {name:?}: use {known}"));
         };
-        bits |= 1 << operation as u16;
+        bits |= 1 << operation.index();
     }
     Ok(if bits == 0 { u16::MAX } else { bits })
 }

@@ -2,8 +2,9 @@
 //!
 //! A storage error is a request that the host failed. A mistake of the driver (a sector beyond the
 //! end, an unknown request) is counted as a rejected request.
+use super::operation::FALLIBLE;
 use super::request::ByteRange;
-use crate::latency;
+use crate::latency::Operation;
 use paravane_spec::blk::SECTOR;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,44 +14,6 @@ use std::time::{Duration, Instant, SystemTime};
 /// Least time between two log lines of one disk.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Operation of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    /// VIRTIO_BLK_T_IN.
-    Read,
-    /// VIRTIO_BLK_T_OUT.
-    Write,
-    /// VIRTIO_BLK_T_FLUSH.
-    Flush,
-    /// VIRTIO_BLK_T_DISCARD.
-    Discard,
-    /// VIRTIO_BLK_T_WRITE_ZEROES.
-    WriteZeroes,
-}
-
-impl Operation {
-    /// All operations, in the order of [`ErrorTotals::operations`].
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
-
-    /// Name in logs and metrics: that of its [`latency::Operation`].
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        latency::Operation::from(self).name()
-    }
-}
-
-impl From<Operation> for latency::Operation {
-    fn from(operation: Operation) -> Self {
-        match operation {
-            Operation::Read => Self::Read,
-            Operation::Write => Self::Write,
-            Operation::Flush => Self::Flush,
-            Operation::Discard => Self::Discard,
-            Operation::WriteZeroes => Self::WriteZeroes,
-        }
-    }
-}
-
 /// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -58,7 +21,7 @@ pub struct StorageError {
     /// Time of the failure.
     pub time: SystemTime,
     /// Operation of the request.
-    pub operation: Operation,
+    pub operation: &'static Operation,
     /// Index of the request's queue.
     pub queue: u16,
     /// First sector that was not transferred; `None` for a flush.
@@ -73,8 +36,8 @@ pub struct StorageError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ErrorTotals {
-    /// Failed requests by operation, as [`Operation::ALL`] lists them.
-    pub operations: [u64; 5],
+    /// Failed requests by operation, as [`OPERATIONS`](super::operation::OPERATIONS) lists them.
+    pub operations: [u64; FALLIBLE],
     /// Failed requests by queue.
     pub queues: Vec<u64>,
     /// Requests that were refused as the driver's mistakes.
@@ -95,17 +58,17 @@ pub(super) enum Cause {
 /// The data that a failed request has not transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missed {
-    pub(super) operation: Operation,
+    pub(super) operation: &'static Operation,
     pub(super) sector: Option<u64>,
     pub(super) bytes: u64,
 }
 
 impl Missed {
-    pub(super) fn at(operation: Operation, offset: u64, bytes: u64) -> Self {
+    pub(super) fn at(operation: &'static Operation, offset: u64, bytes: u64) -> Self {
         Self { operation, sector: Some(offset / SECTOR), bytes }
     }
 
-    pub(super) fn range(operation: Operation, range: Option<&ByteRange>) -> Self {
+    pub(super) fn range(operation: &'static Operation, range: Option<&ByteRange>) -> Self {
         match range {
             Some(range) => Self::at(operation, range.offset, range.len),
             None => Self { operation, sector: None, bytes: 0 },
@@ -118,7 +81,7 @@ impl Missed {
 pub struct StorageErrors {
     /// Name in the log.
     device: String,
-    operations: [AtomicU64; Operation::ALL.len()],
+    operations: [AtomicU64; FALLIBLE],
     queues: Box<[AtomicU64]>,
     rejected: AtomicU64,
     recent: Mutex<Recent>,
@@ -165,7 +128,9 @@ impl StorageErrors {
     #[cold]
     pub(super) fn add(&self, queue: u16, missed: Missed, cause: Cause, reason: Option<String>) {
         let Missed { operation, sector, bytes } = missed;
-        self.operations[operation as usize].fetch_add(1, Ordering::Relaxed);
+        if let Some(counter) = self.operations.get(operation.index()) {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(counter) = self.queues.get(usize::from(queue)) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -213,24 +178,22 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blk::operation::{FLUSH, READ, WRITE};
 
     #[test]
     fn errors_are_counted_by_operation_and_queue() {
         let errors = StorageErrors::new("vm0".into(), 2);
         assert_eq!(errors.totals(), ErrorTotals { queues: vec![0, 0], ..ErrorTotals::default() });
-        errors.add(0, Missed::at(Operation::Write, 4096, 512), Cause::Os(libc::ENOSPC), None);
-        errors.add(1, Missed::range(Operation::Flush, None), Cause::Os(libc::EIO), Some("why".into()));
+        errors.add(0, Missed::at(WRITE, 4096, 512), Cause::Os(libc::ENOSPC), None);
+        errors.add(1, Missed::range(FLUSH, None), Cause::Os(libc::EIO), Some("why".into()));
         let flush = errors.totals().last.unwrap();
         assert_eq!((flush.sector, flush.bytes, flush.error.as_str()), (None, 0, "why"));
-        errors.add(1, Missed::at(Operation::Read, 1 << 20, 1024), Cause::End, None);
+        errors.add(1, Missed::at(READ, 1 << 20, 1024), Cause::End, None);
         errors.reject();
         let totals = errors.totals();
         assert_eq!((totals.operations, totals.queues, totals.rejected), ([1, 1, 1, 0, 0], vec![1, 2], 1));
         let last = totals.last.unwrap();
-        assert_eq!(
-            (last.operation, last.queue, last.sector, last.bytes),
-            (Operation::Read, 1, Some(2048), 1024)
-        );
+        assert_eq!((last.operation, last.queue, last.sector, last.bytes), (READ, 1, Some(2048), 1024));
         assert!(last.error.contains("ends"), "{last:?}");
     }
 
@@ -238,7 +201,7 @@ mod tests {
     fn the_log_has_the_first_error_at_once_and_then_one_an_interval() {
         let error = || StorageError {
             time: SystemTime::now(),
-            operation: Operation::Read,
+            operation: READ,
             queue: 0,
             sector: Some(1),
             bytes: 512,

@@ -423,7 +423,7 @@ fn observed(measured: Measured, head: u16, status: u8) -> Request {
 }
 
 /// A request without a status yet, for probes.
-fn probed(measured: Measured, head: u16) -> (Operation, Request) {
+fn probed(measured: Measured, head: u16) -> (&'static Operation, Request) {
     (measured.operation, observed(measured, head, 0))
 }
 

@@ -24,9 +24,10 @@
 //! storage is reused.
 use super::direct::{Alignment, Bounce, Page};
 use super::engine::{Engine, Job, Outcome, Pieces, StoreQueue};
-use super::errors::{Cause, Missed, Operation};
+use super::errors::{Cause, Missed};
+use super::operation;
 use super::request::{self, ByteRange, Command, Request};
-use crate::latency::{self, Taken};
+use crate::latency::{Operation, Taken};
 use paravane_dma::{Access, AccessGuard, DmaError, HostSlice, Mapping, MappingGuard};
 use paravane_ring::Segment;
 use paravane_spec::blk::SECTOR;
@@ -47,7 +48,7 @@ const RETRIES: u8 = 16;
 /// What is measured of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
-    pub(super) operation: latency::Operation,
+    pub(super) operation: &'static Operation,
     pub(super) taken: Taken,
     /// First sector, if it has one.
     pub(super) sector: Option<u64>,
@@ -57,22 +58,22 @@ pub(super) struct Measured {
 
 impl Default for Measured {
     fn default() -> Self {
-        Self { operation: latency::Operation::Other, taken: Taken::default(), sector: None, bytes: 0 }
+        Self { operation: operation::OTHER, taken: Taken::default(), sector: None, bytes: 0 }
     }
 }
 
 impl Measured {
     pub(super) fn new(command: Command, ranges: &[ByteRange], taken: Taken) -> Self {
-        use latency::Operation::{Discard, Flush, Other, Read, Write, WriteZeroes};
+        use operation::{DISCARD, FLUSH, OTHER, READ, WRITE, WRITE_ZEROES};
         let first = || ranges.first().map(|range| range.offset);
         let sum = || ranges.iter().fold(0_u64, |sum, range| sum.saturating_add(range.len));
         let (operation, offset, bytes) = match command {
-            Command::Read { offset, len } => (Read, Some(offset), len.into()),
-            Command::Write { offset, len } => (Write, Some(offset), len.into()),
-            Command::Flush => (Flush, None, 0),
-            Command::Discard => (Discard, first(), sum()),
-            Command::WriteZeroes => (WriteZeroes, first(), sum()),
-            Command::GetId | Command::Answer(_) => (Other, None, 0),
+            Command::Read { offset, len } => (READ, Some(offset), len.into()),
+            Command::Write { offset, len } => (WRITE, Some(offset), len.into()),
+            Command::Flush => (FLUSH, None, 0),
+            Command::Discard => (DISCARD, first(), sum()),
+            Command::WriteZeroes => (WRITE_ZEROES, first(), sum()),
+            Command::GetId | Command::Answer(_) => (OTHER, None, 0),
         };
         Self { operation, taken, sector: offset.map(|offset| offset / SECTOR), bytes }
     }
@@ -476,7 +477,7 @@ impl Ended<'_> {
     }
 
     /// Operation, and when it was taken.
-    pub(super) fn taken(&self) -> (latency::Operation, Taken) {
+    pub(super) fn taken(&self) -> (&'static Operation, Taken) {
         let Measured { operation, taken, .. } = self.0.entry.measured;
         (operation, taken)
     }
@@ -644,17 +645,17 @@ impl Entry {
     /// Data that the present step leaves undone if it fails.
     fn missed(&self) -> Missed {
         match self.step {
-            Step::Read => Missed::at(Operation::Read, self.offset, self.left),
-            Step::Write => Missed::at(Operation::Write, self.offset, self.left),
-            Step::Zero => Missed::at(Operation::WriteZeroes, self.offset, self.left),
-            Step::Allocate if self.discard => Missed::range(Operation::Discard, self.ranges.get(self.range)),
-            Step::Allocate => Missed::range(Operation::WriteZeroes, self.ranges.get(self.range)),
+            Step::Read => Missed::at(operation::READ, self.offset, self.left),
+            Step::Write => Missed::at(operation::WRITE, self.offset, self.left),
+            Step::Zero => Missed::at(operation::WRITE_ZEROES, self.offset, self.left),
+            Step::Allocate if self.discard => Missed::range(operation::DISCARD, self.ranges.get(self.range)),
+            Step::Allocate => Missed::range(operation::WRITE_ZEROES, self.ranges.get(self.range)),
             // After ranges of zeroes that go through to the disk, or a flush; a flush has no
             // ranges.
             Step::Sync if !self.ranges.is_empty() => {
-                Missed::range(Operation::WriteZeroes, self.ranges.last())
+                Missed::range(operation::WRITE_ZEROES, self.ranges.last())
             }
-            Step::Sync | Step::Idle => Missed::range(Operation::Flush, None),
+            Step::Sync | Step::Idle => Missed::range(operation::FLUSH, None),
         }
     }
 

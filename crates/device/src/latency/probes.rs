@@ -113,23 +113,23 @@ impl ProbedQueue {
         &self,
         is_enabled: bool,
         fire: fn(u64, u64, u64, u64, u64, u64),
-        request: impl FnOnce() -> (Operation, Request),
+        request: impl FnOnce() -> (&'static Operation, Request),
     ) {
         self.fire(is_enabled, |device, queue| {
             let (operation, Request { head, sector, bytes, .. }) = request();
-            let (operation, sector) = (operation_name(operation), sector.unwrap_or(NO_SECTOR));
+            let (operation, sector) = (pointer(operation.c_name()), sector.unwrap_or(NO_SECTOR));
             fire(device, queue, head.into(), operation, sector, bytes);
         });
     }
 
     #[inline]
-    pub(super) fn request_taken(&self, request: impl FnOnce() -> (Operation, Request)) {
+    pub(super) fn request_taken(&self, request: impl FnOnce() -> (&'static Operation, Request)) {
         use points::request_taken::{fire, is_enabled};
         self.fire_request(is_enabled(), fire, request);
     }
 
     #[inline]
-    pub(super) fn request_started(&self, request: impl FnOnce() -> (Operation, Request)) {
+    pub(super) fn request_started(&self, request: impl FnOnce() -> (&'static Operation, Request)) {
         use points::request_started::{fire, is_enabled};
         self.fire_request(is_enabled(), fire, request);
     }
@@ -143,11 +143,11 @@ impl ProbedQueue {
     }
 
     #[cold]
-    pub(super) fn request_done(&self, operation: Operation, request: &Request, nanos: u64) {
+    pub(super) fn request_done(&self, operation: &'static Operation, request: &Request, nanos: u64) {
         if points::request_done::is_enabled() {
             let (device, queue) = self.id();
             let (head, status) = (request.head.into(), request.status.into());
-            points::request_done::fire(device, queue, head, operation_name(operation), status, nanos);
+            points::request_done::fire(device, queue, head, pointer(operation.c_name()), status, nanos);
         }
     }
 
@@ -155,14 +155,14 @@ impl ProbedQueue {
     pub(super) fn request_ended(&self, record: &RequestRecord) {
         let (device, queue) = self.id();
         let RequestRecord { operation, request, .. } = record;
-        let (head, operation) = (request.head.into(), operation_name(*operation));
+        let (head, operation) = (request.head.into(), pointer(operation.c_name()));
         if points::request_ended::is_enabled() {
             let status = request.status.into();
             points::request_ended::fire(device, queue, head, operation, status, record.total());
         }
         if points::request_stage::is_enabled() {
             for (stage, nanos) in spent(record.stages()) {
-                points::request_stage::fire(device, queue, head, operation, stage_name(stage), nanos);
+                points::request_stage::fire(device, queue, head, operation, pointer(stage.c_name()), nanos);
             }
         }
     }
@@ -174,14 +174,19 @@ impl ProbedQueue {
     }
 
     #[cold]
-    pub(super) fn batch_ended(&self, operation: Operation, count: u64, stages: [u64; Stage::ALL.len()]) {
-        let ((device, queue), operation) = (self.id(), operation_name(operation));
+    pub(super) fn batch_ended(
+        &self,
+        operation: &'static Operation,
+        count: u64,
+        stages: [u64; Stage::ALL.len()],
+    ) {
+        let ((device, queue), operation) = (self.id(), pointer(operation.c_name()));
         if points::batch_ended::is_enabled() {
             points::batch_ended::fire(device, queue, operation, count, total(stages));
         }
         if points::batch_stage::is_enabled() {
             for (stage, nanos) in spent(stages) {
-                points::batch_stage::fire(device, queue, operation, count, stage_name(stage), nanos);
+                points::batch_stage::fire(device, queue, operation, count, pointer(stage.c_name()), nanos);
             }
         }
     }
@@ -191,28 +196,6 @@ impl ProbedQueue {
 fn spent(stages: [u64; Stage::ALL.len()]) -> impl Iterator<Item = (Stage, u64)> {
     let stages = Stage::ALL.into_iter().zip(stages);
     stages.filter(|(stage, nanos)| *stage != Stage::Throttled || *nanos > 0)
-}
-
-static OPERATIONS: [&CStr; Operation::ALL.len()] = [
-    c"read",
-    c"write",
-    c"flush",
-    c"discard",
-    c"write_zeroes",
-    c"other",
-    c"frame_out",
-    c"frame_in",
-    c"entropy",
-];
-
-static STAGES: [&CStr; Stage::ALL.len()] = [c"ring", c"throttled", c"host", c"interrupt"];
-
-fn operation_name(operation: Operation) -> u64 {
-    pointer(OPERATIONS[operation as usize])
-}
-
-fn stage_name(stage: Stage) -> u64 {
-    pointer(STAGES[stage as usize])
 }
 
 /// A string as an argument.
@@ -229,11 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_are_the_names_in_reports() {
-        let of =
-            |names: &[&'static CStr]| names.iter().map(|name| name.to_str().unwrap()).collect::<Vec<_>>();
-        assert_eq!(of(&OPERATIONS), Operation::ALL.map(Operation::name));
-        assert_eq!(of(&STAGES), Stage::ALL.map(Stage::name));
+    fn a_name_ends_before_its_first_nul() {
         assert_eq!(ProbedQueue::new("vm0\0x", 1).device.as_c_str(), c"vm0");
     }
 

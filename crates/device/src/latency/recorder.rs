@@ -27,6 +27,9 @@ use std::time::Duration;
 /// Runs of completed requests that a queue has room for without allocation.
 const RUNS: usize = 64;
 
+/// Operation of a run without requests.
+static NOTHING: Operation = Operation::new(0, c"", "");
+
 /// Reading of the clock, in its own unit.
 type Ticks = u64;
 
@@ -61,7 +64,7 @@ impl Times {
 /// Completed requests of one operation with the same times.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    operation: Operation,
+    operation: &'static Operation,
     times: Times,
     count: u64,
 }
@@ -69,7 +72,7 @@ struct Run {
 /// A completed request that an observer is told of.
 #[derive(Clone, Copy, Debug)]
 struct Observed {
-    operation: Operation,
+    operation: &'static Operation,
     times: Times,
     request: Request,
 }
@@ -172,7 +175,7 @@ impl LatencyRecorder {
                 held: None,
                 starved: false,
                 reaped: 0,
-                run: Run { operation: Operation::Other, times: Times::default(), count: 0 },
+                run: Run { operation: &NOTHING, times: Times::default(), count: 0 },
                 earlier: Vec::with_capacity(RUNS),
                 keeps: false,
                 observed: Vec::new(),
@@ -352,7 +355,7 @@ impl LatencyRecorder {
 
     /// Handler: a request was parsed that was taken from the ring.
     #[inline]
-    pub fn request_taken(&self, request: impl FnOnce() -> (Operation, Request)) {
+    pub fn request_taken(&self, request: impl FnOnce() -> (&'static Operation, Request)) {
         if let Some(on) = &self.on {
             on.probed.request_taken(request);
         }
@@ -360,7 +363,7 @@ impl LatencyRecorder {
 
     /// Handler: the request goes to the host.
     #[inline]
-    pub fn request_started(&self, request: impl FnOnce() -> (Operation, Request)) {
+    pub fn request_started(&self, request: impl FnOnce() -> (&'static Operation, Request)) {
         if let Some(on) = &self.on {
             on.probed.request_started(request);
         }
@@ -378,7 +381,7 @@ impl LatencyRecorder {
     /// Handler: completes requests that were taken at the same time and were done at the last
     /// [`LatencyRecorder::reap`].
     #[inline]
-    pub fn complete(&mut self, operation: Operation, taken: Taken, count: usize) {
+    pub fn complete(&mut self, operation: &'static Operation, taken: Taken, count: usize) {
         if let Some(on) = &mut self.on {
             let times = Times { taken, done: on.reaped };
             on.complete(operation, times, count as u64);
@@ -389,7 +392,7 @@ impl LatencyRecorder {
     ///
     /// Publish them next.
     #[inline]
-    pub fn complete_now(&mut self, operation: Operation, taken: Taken, count: usize) {
+    pub fn complete_now(&mut self, operation: &'static Operation, taken: Taken, count: usize) {
         if let Some(on) = &mut self.on
             && count > 0
         {
@@ -403,7 +406,7 @@ impl LatencyRecorder {
     #[inline]
     pub fn complete_request(
         &mut self,
-        operation: Operation,
+        operation: &'static Operation,
         taken: Taken,
         request: impl FnOnce() -> Request,
     ) {
@@ -419,7 +422,12 @@ impl LatencyRecorder {
     /// Handler: as [`LatencyRecorder::complete_request`], for a request that is answered when it is
     /// taken, without host I/O.
     #[inline]
-    pub fn answer_request(&mut self, operation: Operation, taken: Taken, request: impl FnOnce() -> Request) {
+    pub fn answer_request(
+        &mut self,
+        operation: &'static Operation,
+        taken: Taken,
+        request: impl FnOnce() -> Request,
+    ) {
         if let Some(on) = &mut self.on {
             let times = Times { taken, done: taken.at };
             on.complete(operation, times, 1);
@@ -466,16 +474,16 @@ impl On {
     fn keep(&mut self, observed: Observed) {
         let Observed { operation, times: Times { taken, done }, request } = &observed;
         if self.probed.wants_requests() {
-            self.probed.request_done(*operation, request, self.scale.nanos(taken.at, *done));
+            self.probed.request_done(operation, request, self.scale.nanos(taken.at, *done));
         }
         self.observed.push(observed);
     }
 
     #[inline]
-    fn complete(&mut self, operation: Operation, times: Times, count: u64) {
+    fn complete(&mut self, operation: &'static Operation, times: Times, count: u64) {
         if self.run.count == 0 {
             self.run = Run { operation, times, count };
-        } else if (self.run.operation, self.run.times) == (operation, times) {
+        } else if std::ptr::eq(self.run.operation, operation) && self.run.times == times {
             self.run.count += count;
         } else if count > 0 {
             self.begin_run(Run { operation, times, count });

@@ -20,7 +20,7 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestRecord {
     /// Operation.
-    pub operation: Operation,
+    pub operation: &'static Operation,
     /// The request.
     pub request: Request,
     /// Time in the ring; see [`Stage::Ring`].
@@ -35,7 +35,11 @@ pub struct RequestRecord {
 
 impl RequestRecord {
     /// `stages` are in the order of [`Stage::ALL`].
-    pub(super) fn new(operation: Operation, request: Request, stages: [u64; Stage::ALL.len()]) -> Self {
+    pub(super) fn new(
+        operation: &'static Operation,
+        request: Request,
+        stages: [u64; Stage::ALL.len()],
+    ) -> Self {
         let [ring, throttled, host, interrupt] = stages;
         Self { operation, request, ring, throttled, host, interrupt }
     }

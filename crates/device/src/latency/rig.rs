@@ -36,7 +36,7 @@ impl Watch {
     }
 
     /// Sum and count of each operation.
-    pub(crate) fn operations(&self) -> Vec<(Operation, u64, u64)> {
+    pub(crate) fn operations(&self) -> Vec<(&'static Operation, u64, u64)> {
         let operations = self.latency.snapshot().operations;
         operations.iter().map(|(operation, times)| (*operation, times.sum, times.count)).collect()
     }

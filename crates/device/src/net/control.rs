@@ -1,6 +1,6 @@
 //! Serves the control queue: pairs in use, announcements (section 5.1.6.5).
 use super::back_end::BackEnd;
-use crate::latency::Operation;
+use super::operation::OTHER;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
@@ -103,7 +103,7 @@ impl<B: BackEnd> QueueHandler for Control<B> {
             });
             answered.map_err(|error| queue.fail(error))?;
         }
-        latency.complete_now(Operation::Other, measured, taken);
+        latency.complete_now(&OTHER, measured, taken);
         Ok(Served { taken: taken as u32, completed: taken as u32, interrupt: queue.publish()? })
     }
 

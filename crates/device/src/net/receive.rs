@@ -14,8 +14,8 @@ use super::back_end::{Incoming, Receiver};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{HEADER, header_len, to_driver};
+use super::operation::FRAME_IN;
 use crate::ahead::ahead;
-use crate::latency::Operation;
 use crate::{MappedQueue, QueueBatch, QueueHandler, Rest, ServeError, Served, WakeSet};
 use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, WriteSpan};
@@ -240,7 +240,7 @@ impl<R: Receiver> Receive<R> {
         self.receiver.flush();
         if let Some(taken) = first {
             latency.batch(served.taken as usize, usize::from(queue.in_flight()) + served.completed as usize);
-            latency.complete_now(Operation::FrameIn, taken, frames);
+            latency.complete_now(&FRAME_IN, taken, frames);
         }
         served.interrupt = queue.publish()?;
         Ok(served)

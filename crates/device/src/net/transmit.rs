@@ -15,8 +15,9 @@ use super::back_end::{Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
 use super::extension::NetQueue;
 use super::header::{EncodedHeader, HEADER, Rules};
+use super::operation::FRAME_OUT;
 use crate::ahead::ahead;
-use crate::latency::{Operation, Taken};
+use crate::latency::Taken;
 use crate::{MappedQueue, QueueBatch, QueueGuard, QueueHandler, Rest, ServeError, Served, WakeSet};
 use arrayvec::ArrayVec;
 use paravane_dma::{Access, AccessGuard, ReadSpan};
@@ -152,7 +153,7 @@ impl<S: Sender> Transmit<S> {
         let finished = &self.batch.chains()[before..self.done];
         served.completed = finished.len() as u32;
         queue.complete_all(finished.iter().map(|chain| (chain.head, 0)))?;
-        latency.complete_now(Operation::FrameOut, self.taken, finished.len());
+        latency.complete_now(&FRAME_OUT, self.taken, finished.len());
         served.interrupt = queue.publish()?;
         Ok(served)
     }
@@ -288,7 +289,7 @@ impl<S: Sender> QueueHandler for Transmit<S> {
             let QueueBatch { queue, latency, .. } = queue.begin_batch();
             // A queue that has latched publishes nothing.
             if queue.complete_all(rest.iter().map(|chain| (chain.head, 0))).is_ok() {
-                latency.complete_now(Operation::FrameOut, self.taken, rest.len());
+                latency.complete_now(&FRAME_OUT, self.taken, rest.len());
                 served.completed = rest.len() as u32;
                 served.interrupt = queue.publish().unwrap_or(false);
             }

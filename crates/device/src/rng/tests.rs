@@ -105,5 +105,5 @@ fn requests_are_counted_once() {
     rig.live.latency().announce();
     watch.wait(10);
     assert_eq!(rig.run().unwrap().len(), 3);
-    assert_eq!(watch.operations(), [(Operation::Entropy, 30, 3)]);
+    assert_eq!(watch.operations(), [(&ENTROPY, 30, 3)]);
 }

@@ -2,7 +2,8 @@
 use crate::driver::{Driver, Random, Wish};
 use crate::raw::{GPA, Machine, Raw};
 use crate::rig::{DISK, Rig};
-use paravane_device::latency::{LatencySnapshot, Operation, Stage};
+use paravane_device::blk::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
+use paravane_device::latency::{LatencySnapshot, Stage};
 use paravane_device::rng::Rng;
 use paravane_ring::Segment;
 use paravane_vhost::{Endpoint, Export, ExportConfig};
@@ -48,10 +49,7 @@ fn what_completes_is_recorded_once_across_clients() {
     }
     let operations = &rig.latencies()[0].operations;
     let names: Vec<_> = operations.iter().map(|(operation, _)| *operation).collect();
-    assert_eq!(
-        names,
-        [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::WriteZeroes]
-    );
+    assert_eq!(names, [READ, WRITE, FLUSH, DISCARD, WRITE_ZEROES]);
     assert!(operations.iter().all(|(_, latency)| latency.max > 0 && latency.quantile(1.0) == latency.max));
 }
 

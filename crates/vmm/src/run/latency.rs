@@ -1,5 +1,4 @@
 //! Percentiles from a guest's histogram.
-use hdrhistogram::Histogram;
 use paravane_spec::builtin::{HIST_BUCKETS, HIST_SUB_BITS};
 
 /// The middle of a bucket in nanoseconds.
@@ -18,12 +17,15 @@ fn middle(bucket: usize) -> u64 {
 
 /// The given percentiles in microseconds; zeros if nothing was counted.
 pub(crate) fn percentiles<const N: usize>(buckets: &[u32; HIST_BUCKETS], wanted: [f64; N]) -> [f64; N] {
-    let Ok(mut histogram) = Histogram::<u64>::new_with_bounds(1, 1 << 42, 3) else { return [0.0; N] };
-    for (bucket, &count) in buckets.iter().enumerate().filter(|(_, count)| **count > 0) {
-        histogram.saturating_record_n(middle(bucket).max(1), u64::from(count));
-    }
+    let total: u64 = buckets.iter().map(|&count| u64::from(count)).sum();
     wanted.map(|percent| {
-        if histogram.is_empty() { 0.0 } else { histogram.value_at_percentile(percent) as f64 / 1000.0 }
+        let rank = (total as f64 * percent / 100.0).ceil().max(1.0) as u64;
+        let mut below = 0;
+        let reaches = |count: &u32| {
+            below += u64::from(*count);
+            below >= rank
+        };
+        buckets.iter().position(reaches).map_or(0.0, |bucket| middle(bucket).max(1) as f64 / 1000.0)
     })
 }
 

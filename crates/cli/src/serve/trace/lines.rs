@@ -13,19 +13,9 @@
 //! A client whose end has no name gets the report at once, and is not read.
 use crate::serve::reload::messages::ReloadRequest;
 use crate::serve::snapshot::messages::SnapshotRequest;
-use paravane_device::latency::{Operation, RequestRecord, Stage};
+use paravane_device::latency::{RequestRecord, Stage};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-
-/// Operations of disks.
-pub(crate) const OPERATIONS: [Operation; 6] = [
-    Operation::Read,
-    Operation::Write,
-    Operation::Flush,
-    Operation::Discard,
-    Operation::WriteZeroes,
-    Operation::Other,
-];
 
 /// The client's line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,9 +1,8 @@
 use super::*;
-use crate::serve::args::TraceOperation;
-use clap::ValueEnum;
+use paravane_device::blk::operation::{READ, WRITE};
 use paravane_device::latency::{Operation, Request};
 
-fn record(operation: Operation, host: u64) -> RequestRecord {
+fn record(operation: &'static Operation, host: u64) -> RequestRecord {
     let request = Request { head: 3, sector: Some(8), bytes: 512, status: 0 };
     RequestRecord { operation, request, ring: 1, throttled: 0, host, interrupt: 1 }
 }
@@ -31,7 +30,7 @@ fn readers_get_what_they_ask_for_and_leave_nothing_behind() {
         ))
         .unwrap();
     for queue in 0..2 {
-        for (operation, host) in [(Operation::Read, 500), (Operation::Write, 5), (Operation::Write, 98)] {
+        for (operation, host) in [(READ, 500), (WRITE, 5), (WRITE, 98)] {
             tell(&trace, queue, &record(operation, host));
         }
     }
@@ -52,7 +51,7 @@ fn a_full_ring_drops_and_counts() {
     let trace = trace(1);
     let mut reader = trace.read(&TraceRequest::default()).unwrap();
     for _ in 0..ROOM + 7 {
-        tell(&trace, 0, &record(Operation::Read, 5));
+        tell(&trace, 0, &record(READ, 5));
     }
     assert_eq!(reader.dropped(), 7);
     let mut lines = Vec::new();
@@ -73,10 +72,4 @@ fn invalid_requests_are_refused() {
     let error = refused(TraceRequest { device: "vm0".into(), queue: Some(1), ..TraceRequest::default() });
     assert_eq!(error, "device vm0 has no queue 1: use 0 to 0");
     assert!(trace.readers().list.is_empty());
-}
-
-#[test]
-fn the_command_line_knows_the_operations_of_the_trace() {
-    let options = TraceOperation::value_variants().iter().map(|operation| operation.name());
-    assert!(options.eq(OPERATIONS.map(Operation::name)));
 }

@@ -9,6 +9,7 @@
 //! outlives the batch. So most requests for an image in memory take half the instructions.
 use super::super::engine::{EngineQueue, Mapped};
 use super::super::in_flight::Measured;
+use super::super::operation::{READ, WRITE};
 use super::super::request::{Command, HEADER, Request};
 use super::{Handler, observed, probed};
 use crate::ahead::ahead;
@@ -88,10 +89,10 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    fn operation(&self) -> Operation {
+    fn operation(&self) -> &'static Operation {
         match self.data {
-            Data::Read { .. } => Operation::Read,
-            Data::Write { .. } => Operation::Write,
+            Data::Read { .. } => READ,
+            Data::Write { .. } => WRITE,
         }
     }
 

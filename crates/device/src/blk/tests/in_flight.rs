@@ -1,6 +1,6 @@
 //! Requests in flight: short transfers, errors, resets, memory that goes away.
-use super::super::Operation;
 use super::super::engine::Job;
+use super::super::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
 use super::*;
 use crate::rig::{BASE, SIZE};
 use crate::{Device, MappedQueue, Served, State};
@@ -118,18 +118,18 @@ fn storage_errors_are_counted_and_the_last_one_is_kept() {
     };
     let os = |number| io::Error::from_raw_os_error(number).to_string();
     assert_eq!(held.rig.request(blk::T_IN, 3, &[], 512).status, blk::S_IOERR);
-    assert_eq!(last(), (Operation::Read, Some(3), 512, os(libc::EIO)));
+    assert_eq!(last(), (READ, Some(3), 512, os(libc::EIO)));
     // Two sectors are written, and the third one is not.
     assert_eq!(held.rig.status(blk::T_OUT, 8, &[1; 2048]), blk::S_IOERR);
-    assert_eq!(last(), (Operation::Write, Some(10), 1024, os(libc::ENOSPC)));
+    assert_eq!(last(), (WRITE, Some(10), 1024, os(libc::ENOSPC)));
     assert_eq!(held.rig.status(blk::T_FLUSH, 0, &[]), blk::S_IOERR);
-    assert_eq!(last(), (Operation::Flush, None, 0, os(libc::EIO)));
+    assert_eq!(last(), (FLUSH, None, 0, os(libc::EIO)));
     assert_eq!(held.rig.status(blk::T_DISCARD, 0, &range(16, 8, 0)), blk::S_IOERR);
-    assert_eq!(last(), (Operation::Discard, Some(16), 4096, os(libc::EROFS)));
+    assert_eq!(last(), (DISCARD, Some(16), 4096, os(libc::EROFS)));
     assert_eq!(held.rig.status(blk::T_WRITE_ZEROES, 0, &range(24, 1, 0)), blk::S_IOERR);
-    assert_eq!(last(), (Operation::WriteZeroes, Some(24), 512, os(libc::ENOSPC)));
+    assert_eq!(last(), (WRITE_ZEROES, Some(24), 512, os(libc::ENOSPC)));
     assert_eq!(held.rig.request(blk::T_IN, 32, &[], 512).status, blk::S_IOERR);
-    assert_eq!(last(), (Operation::Read, Some(32), 512, "the image ends before this sector".to_owned()));
+    assert_eq!(last(), (READ, Some(32), 512, "the image ends before this sector".to_owned()));
     // A mistake of the driver is not a storage error.
     assert_eq!(held.rig.request(blk::T_IN, u64::MAX, &[], 512).status, blk::S_IOERR);
     assert_eq!(held.rig.status(99, 0, &[]), blk::S_UNSUPP);

@@ -1,7 +1,8 @@
 //! Records of a disk's requests, with a clock that only the test moves.
 use super::*;
+use crate::blk::operation::{DISCARD, FLUSH, OTHER, READ, WRITE, WRITE_ZEROES};
 use crate::latency::rig::Watch;
-use crate::latency::{Operation, Request, RequestObserver, RequestRecord, Stage};
+use crate::latency::{Request, RequestObserver, RequestRecord, Stage};
 use crate::{Device, Limiter, Rate, RateLimit};
 use paravane_spec::feature::RING_PACKED;
 use std::num::NonZeroU64;
@@ -45,7 +46,7 @@ fn a_slow_host_shows_as_host_io_and_nothing_else_does() {
             watch.stages(),
             [(Stage::Ring, ring, 4), (Stage::Host, host, 4), (Stage::Interrupt, 0, 4)]
         );
-        assert_eq!(watch.operations(), [(Operation::Read, ring + host, 4)]);
+        assert_eq!(watch.operations(), [(READ, ring + host, 4)]);
         let snapshot = watch.latency.snapshot();
         assert_eq!(snapshot.batch.unwrap().buckets, [(1, 1), (3, 1)]);
         assert_eq!(snapshot.depth.unwrap().buckets, [(3, 1), (4, 1)]);
@@ -68,14 +69,7 @@ fn each_operation_is_counted_once_however_it_ends() {
             assert_eq!(rig.request(blk::T_GET_ID, 0, &[], 20).status, blk::S_OK);
             assert_eq!(rig.status(blk::T_OUT, 1 << 40, &[0; 512]), blk::S_IOERR);
             assert_eq!(rig.status(99, 0, &[]), blk::S_UNSUPP);
-            let counts = [
-                (Operation::Read, 2),
-                (Operation::Write, 1),
-                (Operation::Flush, 1),
-                (Operation::Discard, 1),
-                (Operation::WriteZeroes, 1),
-                (Operation::Other, 3),
-            ];
+            let counts = [(READ, 2), (WRITE, 1), (FLUSH, 1), (DISCARD, 1), (WRITE_ZEROES, 1), (OTHER, 3)];
             assert_eq!(watch.operations(), counts.map(|(operation, count)| (operation, 0, round * count)));
             assert!(watch.stages().iter().all(|(_, _, count)| *count == round * 9));
         }
@@ -101,7 +95,7 @@ fn a_rate_limit_shows_as_throttled() {
     } else {
         assert!(stages.contains(&(Stage::Ring, 3000, 2)), "{stages:?}");
     }
-    assert_eq!(watch.operations(), [(Operation::Read, 3000, 2)]);
+    assert_eq!(watch.operations(), [(READ, 3000, 2)]);
     assert_eq!(watch.latency.snapshot().batch.unwrap().buckets, [(1, 2)]);
 }
 
@@ -137,10 +131,10 @@ fn an_observer_is_told_what_each_request_was() {
         })
         .collect();
     let expected = [
-        (Operation::Read, Some(8), 4096, blk::S_OK),
-        (Operation::Other, None, 0, blk::S_IOERR),
-        (Operation::Discard, Some(16), 4096, blk::S_OK),
-        (Operation::Flush, None, 0, blk::S_OK),
+        (READ, Some(8), 4096, blk::S_OK),
+        (OTHER, None, 0, blk::S_IOERR),
+        (DISCARD, Some(16), 4096, blk::S_OK),
+        (FLUSH, None, 0, blk::S_OK),
     ];
     assert_eq!(told, expected);
     assert_eq!(watch.count(), 6);

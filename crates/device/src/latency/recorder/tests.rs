@@ -1,7 +1,9 @@
 //! The recorder with a clock that stands still until it is moved.
 use super::*;
+use crate::blk::operation::{OTHER, READ, WRITE};
 use crate::latency::rig::Watch;
 use crate::latency::{LatencySnapshot, RequestObserver};
+use crate::net::operation::FRAME_OUT;
 
 struct Fixture {
     recorder: LatencyRecorder,
@@ -33,15 +35,15 @@ fn each_stage_has_its_time_and_the_whole_is_their_sum() {
     f.recorder.batch(3, 5);
     f.wait(1000);
     f.recorder.reap();
-    f.recorder.complete(Operation::Read, taken, 1);
-    f.recorder.complete(Operation::Read, taken, 1);
-    f.recorder.complete(Operation::Write, taken, 1);
+    f.recorder.complete(READ, taken, 1);
+    f.recorder.complete(READ, taken, 1);
+    f.recorder.complete(WRITE, taken, 1);
     f.wait(10_000);
     assert!(f.operations().is_empty(), "not signalled yet");
     f.recorder.finish();
     f.recorder.finish();
     f.recorder.idle();
-    assert_eq!(f.operations(), [(Operation::Read, 2 * 11_100, 2), (Operation::Write, 11_100, 1)]);
+    assert_eq!(f.operations(), [(READ, 2 * 11_100, 2), (WRITE, 11_100, 1)]);
     let stages = [(Stage::Ring, 300, 3), (Stage::Host, 3000, 3), (Stage::Interrupt, 30_000, 3)];
     assert_eq!(f.stages(), stages);
     let LatencySnapshot { depth, batch, .. } = f.latency.snapshot();
@@ -84,12 +86,12 @@ fn the_time_that_a_limit_holds_is_throttled_and_nothing_else() {
     let taken = f.recorder.take();
     f.wait(7);
     f.recorder.reap();
-    f.recorder.complete(Operation::Write, taken, 1);
+    f.recorder.complete(WRITE, taken, 1);
     f.recorder.finish();
     let stages =
         [(Stage::Ring, 10, 1), (Stage::Throttled, 1000, 1), (Stage::Host, 7, 1), (Stage::Interrupt, 0, 1)];
     assert_eq!(f.stages(), stages);
-    assert_eq!(f.operations(), [(Operation::Write, 1017, 1)]);
+    assert_eq!(f.operations(), [(WRITE, 1017, 1)]);
     // A hold that ends without anything in the ring has held nothing.
     f.recorder.hold();
     f.wait(500);
@@ -113,7 +115,7 @@ fn a_taken_frame_that_a_limit_holds_goes_on_later() {
     f.recorder.resume(&mut taken);
     f.wait(4);
     f.recorder.reap();
-    f.recorder.complete(Operation::FrameOut, taken, 8);
+    f.recorder.complete(&FRAME_OUT, taken, 8);
     f.recorder.finish();
     let stages = [
         (Stage::Ring, 8 * 3, 8),
@@ -147,7 +149,7 @@ fn steps_that_follow_each_other_share_a_reading_of_the_clock() {
         f.wait(1);
         let taken = f.recorder.take();
         f.wait(20);
-        f.recorder.complete_now(Operation::FrameOut, taken, 2);
+        f.recorder.complete_now(&FRAME_OUT, taken, 2);
         f.wait(5);
         if signalled {
             f.recorder.signalled();
@@ -164,7 +166,7 @@ fn steps_that_follow_each_other_share_a_reading_of_the_clock() {
         f.wait(7);
         assert_eq!(f.recorder.take().at, end);
         assert_ne!(f.recorder.take().at, end, "it serves once");
-        f.recorder.complete_now(Operation::FrameOut, taken, 1);
+        f.recorder.complete_now(&FRAME_OUT, taken, 1);
         f.recorder.finish();
         f.wait(7);
         f.recorder.begin_turn();
@@ -192,7 +194,7 @@ fn a_request_that_is_answered_at_once_has_no_host_time() {
     let mut f = Fixture::new();
     let taken = f.recorder.take();
     f.wait(9);
-    f.recorder.answer_request(Operation::Other, taken, || REQUEST);
+    f.recorder.answer_request(OTHER, taken, || REQUEST);
     f.recorder.finish();
     assert_eq!(f.stages(), [(Stage::Ring, 0, 1), (Stage::Host, 0, 1), (Stage::Interrupt, 9, 1)]);
 }
@@ -224,22 +226,16 @@ fn an_observer_sees_each_request_while_it_looks() {
                 assert!(look, "it is not asked for");
                 REQUEST
             };
-            f.recorder.complete_request(Operation::Write, taken, request);
+            f.recorder.complete_request(WRITE, taken, request);
         }
         f.wait(300);
         f.recorder.finish();
         f.recorder.idle();
     }
-    let record = RequestRecord {
-        operation: Operation::Write,
-        request: REQUEST,
-        ring: 1,
-        throttled: 0,
-        host: 20,
-        interrupt: 300,
-    };
+    let record =
+        RequestRecord { operation: WRITE, request: REQUEST, ring: 1, throttled: 0, host: 20, interrupt: 300 };
     assert_eq!(*log.0.lock().unwrap(), [record; 2]);
-    assert_eq!(f.operations(), [(Operation::Write, 6 * 321, 6)]);
+    assert_eq!(f.operations(), [(WRITE, 6 * 321, 6)]);
 }
 
 #[test]
@@ -253,10 +249,10 @@ fn a_clock_that_goes_back_gives_no_time_and_no_panic() {
     f.clock.decrement(500_u64);
     f.recorder.resume(&mut taken);
     f.recorder.reap();
-    f.recorder.complete(Operation::Read, taken, 1);
+    f.recorder.complete(READ, taken, 1);
     f.clock.decrement(500_u64);
     f.recorder.finish();
-    assert_eq!(f.operations(), [(Operation::Read, 0, 1)]);
+    assert_eq!(f.operations(), [(READ, 0, 1)]);
 }
 
 #[test]
@@ -265,7 +261,7 @@ fn a_recorder_that_is_off_records_nothing() {
     recorder.announce();
     let taken = recorder.take();
     recorder.reap();
-    recorder.complete(Operation::Read, taken, 1);
+    recorder.complete(READ, taken, 1);
     recorder.finish();
     assert!(!recorder.is_on());
     assert_eq!(taken, Taken::default());
@@ -275,14 +271,14 @@ fn a_recorder_that_is_off_records_nothing() {
 fn a_request_that_was_taken_before_is_not_recorded() {
     let mut f = Fixture::new();
     f.recorder.reap();
-    f.recorder.complete(Operation::Read, Taken::default(), 2);
+    f.recorder.complete(READ, Taken::default(), 2);
     f.recorder.finish();
     assert_eq!(f.count(), 0);
     f.recorder.announce();
     let taken = f.recorder.take();
     f.recorder.reap();
-    f.recorder.complete(Operation::Read, Taken::default(), 1);
-    f.recorder.complete(Operation::Read, taken, 1);
+    f.recorder.complete(READ, Taken::default(), 1);
+    f.recorder.complete(READ, taken, 1);
     f.recorder.finish();
     assert_eq!(f.count(), 1);
 }

@@ -1,7 +1,8 @@
 //! Records of frames in both directions, with a clock that only the test moves.
 use super::rig::{Card, DATA, HEADER, frame, layouts};
+use crate::latency::Stage;
 use crate::latency::rig::Watch;
-use crate::latency::{Operation, Stage};
+use crate::net::operation::{FRAME_IN, FRAME_OUT};
 use crate::net::{BackEnd, Generator, Limited, LinkEnd, Net, NetConfig};
 use crate::rig::{becomes_readable, segment};
 use crate::{Device, Limiter, Rate, RateLimit};
@@ -37,8 +38,8 @@ fn frames_of_both_directions_are_counted_once() {
             card.lanes[RX].live.latency().announce();
             rx.wait(40);
             assert_eq!(card.settle(RX).len(), 20);
-            assert_eq!(tx.operations(), [(Operation::FrameOut, round * 20 * 90, round * 20)]);
-            assert_eq!(rx.operations(), [(Operation::FrameIn, round * 20 * 40, round * 20)]);
+            assert_eq!(tx.operations(), [(&FRAME_OUT, round * 20 * 90, round * 20)]);
+            assert_eq!(rx.operations(), [(&FRAME_IN, round * 20 * 40, round * 20)]);
         }
         assert!(tx.stages().contains(&(Stage::Ring, 80 * 90, 80)));
         assert!(rx.stages().contains(&(Stage::Ring, 80 * 40, 80)));
@@ -55,7 +56,7 @@ fn a_frame_that_waits_for_a_buffer_waits_in_the_ring() {
     rx.wait(800);
     card.add(RX, &[], &[segment(DATA, 2000)]);
     assert_eq!(card.serve(RX).unwrap().completed, 1);
-    assert_eq!(rx.operations(), [(Operation::FrameIn, 800, 1)]);
+    assert_eq!(rx.operations(), [(&FRAME_IN, 800, 1)]);
     let stages = [(Stage::Ring, 800, 1), (Stage::Host, 0, 1), (Stage::Interrupt, 0, 1)];
     assert_eq!(rx.stages(), stages);
 }
