@@ -1,16 +1,12 @@
 //! Images, their formats and layers, on the command line.
+use crate::choices::Choice;
 use crate::discreet::Discreet;
-use clap::ValueEnum;
 use clap::builder::ValueParserFactory;
+use paravane_device::blk::Format;
 use paravane_store::{Location, LocationError};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// The bytes of the disk
-    Raw,
-    /// QEMU's qcow2
-    Qcow2,
-}
+pub(crate) const FORMATS: &[Choice<Format>] =
+    &[("raw", "The bytes of the disk", Format::Raw), ("qcow2", "QEMU's qcow2", Format::Qcow2)];
 
 /// A backing file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,6 +38,7 @@ mod args;
 #[cfg(feature = "bench")]
 mod bench;
 mod cancel;
+mod choices;
 mod conventions;
 mod discreet;
 mod disk;

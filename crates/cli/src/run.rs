@@ -12,11 +12,9 @@ mod render;
 use crate::failure::Failure;
 use crate::output;
 use anyhow::Context;
-use args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
+use args::RunArgs;
 use devices::Devices;
-use paravane_vmm::{
-    AccelChoice, DirtyLogging, LinuxConfig, Outcome, Progress, RingLayout, RunConfig, TransportChoice,
-};
+use paravane_vmm::{LinuxConfig, Outcome, Progress, RunConfig};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,10 +27,7 @@ pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure
             kernel: kernel.clone(),
             initrd: args.initrd.clone(),
             cmdline: args.cmdline.clone(),
-            on_reboot: match args.on_reboot {
-                OnReboot::Exit => paravane_vmm::OnReboot::Exit,
-                OnReboot::Restart => paravane_vmm::OnReboot::Restart,
-            },
+            on_reboot: args.on_reboot,
             machine: config,
         };
         return linux::main(&config, devices.take(), started);
@@ -62,11 +57,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     let hang_timeout = Duration::try_from_secs_f64(args.hang_timeout).context("--hang-timeout")?;
     let block = u32::try_from(args.block.0).context("--block: size exceeds 4 GiB")?;
     Ok(RunConfig {
-        accel: match args.accel {
-            Accel::Auto => AccelChoice::Auto,
-            Accel::Kvm => AccelChoice::Kvm,
-            Accel::Thread => AccelChoice::Thread,
-        },
+        accel: args.accel,
         memory: args.memory.0,
         hugepages: args.hugepages,
         depth: args.depth,
@@ -75,42 +66,20 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         span: args.span.0,
         read_percent: args.read_percent,
         seed: args.seed,
-        completion: match args.completion {
-            Completion::Interrupt => paravane_vmm::Completion::Interrupt,
-            Completion::Poll => paravane_vmm::Completion::Poll,
-        },
-        transport: match args.transport {
-            Transport::Mmio => TransportChoice::Mmio,
-            Transport::MmioMsi => TransportChoice::MmioMsi,
-            Transport::Pci => TransportChoice::Pci,
-        },
-        msi_delivery: match args.msi_delivery {
-            MsiDelivery::Signal => paravane_vmm::MsiDelivery::Signal,
-            MsiDelivery::Irqfd => paravane_vmm::MsiDelivery::Irqfd,
-        },
-        ring: match args.ring {
-            Ring::Split => RingLayout::Split,
-            Ring::Packed => RingLayout::Packed,
-        },
+        completion: args.completion,
+        transport: args.transport,
+        msi_delivery: args.msi_delivery,
+        ring: args.ring,
         in_order: args.in_order,
         iommu: args.iommu,
-        dirty_log: match args.dirty_log {
-            None => DirtyLogging::Off,
-            Some(DirtyLog::Rate) => DirtyLogging::Rate,
-            Some(DirtyLog::Verify) => DirtyLogging::Verify,
-        },
+        dirty_log: args.dirty_log.unwrap_or_default(),
         ioeventfd: !args.no_ioeventfd,
         max_ioeventfds: args.max_ioeventfds,
         io_threads: args.io_threads,
         rebalance: args.rebalance,
         longest_poll: Duration::from_micros(args.poll_us.into()),
         hang_timeout,
-        inject: match args.inject {
-            Inject::None => paravane_vmm::Inject::None,
-            Inject::Crash => paravane_vmm::Inject::Crash,
-            Inject::Hang => paravane_vmm::Inject::Hang,
-            Inject::Panic => paravane_vmm::Inject::Panic,
-        },
+        inject: args.inject,
         ..RunConfig::default()
     })
 }

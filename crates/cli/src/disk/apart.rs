@@ -1,5 +1,5 @@
 //! A new image must not replace what it is made from.
-use super::image::{format, is_same, open_bytes};
+use super::image::{is_same, open_bytes};
 use crate::failure::Failure;
 use crate::images::Backing;
 use anyhow::anyhow;
@@ -34,7 +34,7 @@ pub(super) fn lock_backing(target: &Location, backing: &Backing) -> Result<ReadL
     else {
         return Ok(lock);
     };
-    let mut next = named_by(&lock, Some(format(backing.format)), path);
+    let mut next = named_by(&lock, Some(backing.format), path);
     for _ in 0..MOST {
         let Some(path) = next else { return Ok(lock) };
         if FileId::at(&path).is_ok_and(|file| file == there) {

@@ -1,5 +1,5 @@
 //! `paravane disk commit`.
-use super::image::{failed, format, is_same, layers, open_bytes};
+use super::image::{failed, is_same, layers, open_bytes};
 use super::work::Work;
 use crate::failure::Failure;
 use crate::images::Backing;
@@ -57,13 +57,12 @@ pub(super) fn main(args: &CommitArgs) -> Result<(), Failure> {
     }
     let (source, layers) = (open_bytes(&base.location, true)?, layers(below)?);
     if !args.force_layers {
-        let all =
-            [vec![Layer { source: source.clone(), format: format(base.format) }], layers.clone()].concat();
+        let all = [vec![Layer { source: source.clone(), format: base.format }], layers.clone()].concat();
         images::check_layers(&place, Format::Qcow2, &all).map_err(Failure::request)?;
     }
     let target = match args.overlay.path() {
-        Some(path) => Disk::open_base(&source, format(base.format), &layers, path),
-        None => Disk::open(&source, format(base.format), &layers, Use::Write),
+        Some(path) => Disk::open_base(&source, base.format, &layers, path),
+        None => Disk::open(&source, base.format, &layers, Use::Write),
     }
     .map_err(Failure::request)?;
     let mut work = Work::start("merging", overlay.size(), args.quiet)?;

@@ -1,16 +1,16 @@
 //! `paravane disk convert`.
 use super::apart;
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format, is_same, layers, open_bytes};
+use super::image::{CLUSTER_SIZE, cluster_size, failed, is_same, layers, open_bytes};
 use super::new_file::NewFile;
 use super::work::Work;
 use crate::failure::Failure;
-use crate::images::{Backing, Format};
+use crate::images::Backing;
 use crate::output;
 use crate::size::{Size, bytes};
 use anyhow::anyhow;
 use clap::Args;
-use paravane_device::blk::LayerSource;
 use paravane_device::blk::images::{self, Content, Disk, ImageError, NewImage, NewQcow2, Use};
+use paravane_device::blk::{Format, LayerSource};
 use paravane_store::Location;
 use std::os::unix::fs::FileTypeExt;
 
@@ -67,10 +67,9 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
     }
     let place = open_bytes(&args.source.location, false)?;
     let layers = layers(&args.backing)?;
-    let source =
-        Disk::open(&place, format(args.source.format), &layers, Use::Read).map_err(Failure::request)?;
+    let source = Disk::open(&place, args.source.format, &layers, Use::Read).map_err(Failure::request)?;
     if !args.force_layers {
-        images::check_layers(&place, format(args.source.format), &layers).map_err(Failure::request)?;
+        images::check_layers(&place, args.source.format, &layers).map_err(Failure::request)?;
     }
     let size = source.size();
     let new = match args.target.format {
@@ -89,7 +88,7 @@ pub(super) fn main(args: &ConvertArgs) -> Result<(), Failure> {
     drop(work);
     output::print(&format!(
         "{target}: {}, {}, {} written\n",
-        format(args.target.format).name(),
+        args.target.format.name(),
         bytes(copied.size),
         bytes(copied.written)
     ))?;
@@ -128,7 +127,7 @@ fn create(args: &ConvertArgs, source: &Disk, new: &NewImage, work: &mut Work) ->
     let file = NewFile::create(path, args.force)?;
     work.unfinished(file.path());
     images::create(&file.place(), new).map_err(failed)?;
-    let target = Disk::open(&file.place(), format(args.target.format), &[], Use::Write)?;
+    let target = Disk::open(&file.place(), args.target.format, &[], Use::Write)?;
     let written = images::copy(source, &target, Content::Zeroes, &mut |at| work.step(at)).map_err(failed)?;
     drop(target);
     file.finish()?;

@@ -1,14 +1,16 @@
 //! `paravane disk create`.
 use super::apart;
-use super::image::{CLUSTER_SIZE, cluster_size, failed, format};
+use super::image::{CLUSTER_SIZE, cluster_size, failed};
 use super::target::Target;
 use super::work::Work;
+use crate::choices::one_of;
 use crate::failure::Failure;
-use crate::images::{Backing, Format};
+use crate::images::{Backing, FORMATS};
 use crate::output;
 use crate::size::{Size, bytes};
 use anyhow::{Context, anyhow};
 use clap::Args;
+use paravane_device::blk::Format;
 use paravane_device::blk::images::{self, BackingName, NewImage, NewQcow2, ReadLock};
 use paravane_store::Location;
 use std::path::{Path, PathBuf};
@@ -24,7 +26,7 @@ pub(super) struct CreateArgs {
     #[arg(value_name = "LOCATION")]
     location: Location,
     /// Format of the image
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Qcow2)]
+    #[arg(long, value_parser = one_of(FORMATS), value_name = "FORMAT", default_value = "qcow2")]
     format: Format,
     /// Size of the disk, a multiple of 512 bytes [default: that of the backing file]
     #[arg(long, value_name = "SIZE", required_unless_present = "backing")]
@@ -86,13 +88,13 @@ pub(super) fn main(args: &CreateArgs) -> Result<(), Failure> {
     target.finish()?;
     drop(lock);
     let on = args.backing.as_ref().map_or_else(String::new, |backing| format!(", on {}", backing.location));
-    output::print(&format!("{}: {}, {}{on}\n", args.location, format(args.format).name(), bytes(size)))?;
+    output::print(&format!("{}: {}, {}{on}\n", args.location, args.format.name(), bytes(size)))?;
     Ok(())
 }
 
 /// Size of a backing file's disk in bytes.
 fn size_of(lock: &ReadLock, backing: &Backing) -> Result<u64, Failure> {
-    let info = lock.info(Some(format(backing.format))).map_err(Failure::request)?;
+    let info = lock.info(Some(backing.format)).map_err(Failure::request)?;
     match info.header.and_then(|header| header.refused) {
         Some(reason) => Err(Failure::request(anyhow!("{}: {reason}", backing.location))),
         None => Ok(info.size),
@@ -103,7 +105,7 @@ fn size_of(lock: &ReadLock, backing: &Backing) -> Result<u64, Failure> {
 ///
 /// QEMU takes a relative path from the folder of the overlay.
 fn recorded(backing: &Backing, overlay: Option<&Path>) -> Result<BackingName, anyhow::Error> {
-    let format = format(backing.format);
+    let format = backing.format;
     let Location::File(path) = &backing.location else {
         return Ok(BackingName { name: backing.location.to_string(), format });
     };

@@ -1,8 +1,8 @@
 //! Images of the command line, as the library takes them.
 use crate::failure::Failure;
-use crate::images::{Backing, Format};
+use crate::images::Backing;
 use paravane_device::blk::images::ImageError;
-use paravane_device::blk::{self, Layer, LayerSource};
+use paravane_device::blk::{Layer, LayerSource};
 use paravane_store::{Direct, Location, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
@@ -26,17 +26,9 @@ pub(super) fn open_bytes(location: &Location, write: bool) -> Result<LayerSource
 
 /// Opens the bytes of backing files, top first.
 pub(super) fn layers(backing: &[Backing]) -> Result<Vec<Layer>, Failure> {
-    let layer = |layer: &Backing| {
-        Ok(Layer { source: open_bytes(&layer.location, false)?, format: format(layer.format) })
-    };
+    let layer =
+        |layer: &Backing| Ok(Layer { source: open_bytes(&layer.location, false)?, format: layer.format });
     backing.iter().map(layer).collect()
-}
-
-pub(super) fn format(format: Format) -> blk::Format {
-    match format {
-        Format::Raw => blk::Format::Raw,
-        Format::Qcow2 => blk::Format::Qcow2,
-    }
 }
 
 /// Whether two locations are known to name the same bytes.

@@ -1,10 +1,12 @@
 //! `paravane disk info`.
-use super::image::{format, layers, open_bytes};
+use super::image::{layers, open_bytes};
+use crate::choices::one_of;
 use crate::failure::Failure;
-use crate::images::{Backing, Format};
+use crate::images::{Backing, FORMATS};
 use crate::output;
 use crate::size::bytes;
 use clap::Args;
+use paravane_device::blk::Format;
 use paravane_device::blk::images::{self, Info, Recorded};
 use paravane_store::Location;
 use serde::Serialize;
@@ -21,7 +23,7 @@ pub(super) struct InfoArgs {
     #[arg(value_name = "LOCATION")]
     location: Location,
     /// Format of the image [default: what its header suggests]
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(long, value_parser = one_of(FORMATS), value_name = "FORMAT")]
     format: Option<Format>,
     /// Backing file as FORMAT:LOCATION, to be compared; repeat per layer, top first
     ///
@@ -35,7 +37,7 @@ pub(super) struct InfoArgs {
 
 pub(super) fn main(args: &InfoArgs) -> Result<(), Failure> {
     let place = open_bytes(&args.location, false)?;
-    let info = images::info(&place, args.format.map(format)).map_err(Failure::request)?;
+    let info = images::info(&place, args.format).map_err(Failure::request)?;
     if !args.backing.is_empty() {
         images::check_layers(&place, info.format, &layers(&args.backing)?).map_err(Failure::request)?;
     }

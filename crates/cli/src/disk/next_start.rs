@@ -1,5 +1,6 @@
 //! How to start a disk after a snapshot: for a shell, and for a file of devices.
-use crate::serve::snapshot::messages::{Base, Format, StartOption};
+use crate::serve::snapshot::messages::{Base, StartOption};
+use paravane_device::blk::Format;
 use std::fmt::Write;
 
 /// Characters that mean nothing to a shell.
@@ -31,7 +32,7 @@ pub(super) fn keys(base: &Base, overlay: &str, serial: Option<&str>) -> String {
     let list: Vec<String> = layers(base).iter().map(|layer| toml_text(layer)).collect();
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "  image = {}\n  format = \"{}\"", toml_text(overlay), Format::Qcow2);
+    let _ = writeln!(out, "  image = {}\n  format = \"{}\"", toml_text(overlay), Format::Qcow2.name());
     let _ = writeln!(out, "  backing = [{}]", list.join(", "));
     if let Some(serial) = serial {
         let _ = writeln!(out, "  serial = {}", toml_text(serial));

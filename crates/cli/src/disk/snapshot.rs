@@ -120,7 +120,7 @@ fn create(
 ) -> Result<(Vec<String>, Taken), anyhow::Error> {
     let below = OverlayBase {
         path: header_name(&base.start.image).into(),
-        format: base.start.image.format.into(),
+        format: base.start.image.format,
         size: base.size,
         id: base.id.map_or(ImageId { file: None, generation: 0 }, Into::into),
     };
@@ -221,7 +221,8 @@ fn text(device: &str, base: &Base, overlays: &[String], taken: &Taken) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::snapshot::messages::{Format, StartOption};
+    use crate::serve::snapshot::messages::StartOption;
+    use paravane_device::blk::Format;
 
     #[test]
     fn the_operator_is_told_what_to_change() {

@@ -19,17 +19,19 @@ use super::kind::{
 };
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::choices::name;
 use crate::doctor::finding::Finding;
 use crate::doctor::negotiated::{Check, QueueUse};
-use crate::engine::Engine;
-use crate::images::{Backing, Format};
+use crate::engine::may_be_io_uring;
+use crate::images::Backing;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::take_over::image::OfferedImage;
 use crate::serve::told::Told;
 use args::BlkArgs;
-use clap::{ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use observer::DiskObserver;
+use paravane_device::blk::{EngineChoice, Format};
 use paravane_store::Location;
 use paravane_vhost::KnownToDriver;
 use rustix::thread::CapabilitySet;
@@ -137,7 +139,7 @@ impl Spec for Blk {
     }
 
     fn capabilities(&self, _: bool) -> CapabilitySet {
-        match self.engine.may_be_io_uring() {
+        match may_be_io_uring(self.engine) {
             true => CapabilitySet::IPC_LOCK,
             false => CapabilitySet::empty(),
         }
@@ -153,8 +155,8 @@ impl Spec for Blk {
 
     fn io_uring(&self) -> IoUring {
         match self.engine {
-            Engine::IoUring => IoUring::Only,
-            engine if engine.may_be_io_uring() => IoUring::Maybe,
+            EngineChoice::IoUring => IoUring::Only,
+            engine if may_be_io_uring(engine) => IoUring::Maybe,
             _ => IoUring::No,
         }
     }
@@ -206,7 +208,7 @@ impl Spec for Blk {
     fn settings(&self, settings: &mut Settings) {
         settings.limit(self.limit);
         settings.slow_us = self.slow.map(|slow| u64::try_from(slow.as_micros()).unwrap_or(u64::MAX));
-        settings.on_full = self.on_full.to_possible_value().map(|value| value.get_name().to_owned());
+        settings.on_full = Some(name(args::ON_FULL, &self.on_full).to_owned());
     }
 
     fn disk(&self) -> Option<&dyn DiskSpec> {
@@ -216,10 +218,7 @@ impl Spec for Blk {
 
 impl DiskSpec for Blk {
     fn image(&self) -> OfferedImage {
-        let format = match self.format {
-            Format::Raw => "raw".to_owned(),
-            Format::Qcow2 => "qcow2".to_owned(),
-        };
+        let format = self.format.name().to_owned();
         OfferedImage { location: self.image.to_string(), format, file: None }
     }
 

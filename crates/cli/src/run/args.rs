@@ -2,9 +2,14 @@
 use super::device_arg::DeviceArg;
 use super::disk_arg::DiskArg;
 use super::net::NetArg;
-use crate::engine::Engine;
+use crate::choices::{Choice, one_of};
+use crate::engine::ENGINES;
 use crate::size::Size;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use paravane_device::blk::EngineChoice;
+use paravane_vmm::{
+    AccelChoice, Completion, DirtyLogging, Inject, MsiDelivery, OnReboot, RingLayout, TransportChoice,
+};
 use std::path::PathBuf;
 
 /// Options of the built-in guest and its report, which a Linux kernel lacks.
@@ -82,7 +87,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "STRING", requires = "kernel", default_value = "console=ttyS0 panic=-1")]
     pub(crate) cmdline: String,
     /// Action when the kernel reboots or resets after a panic
-    #[arg(long, value_enum, value_name = "ACTION", requires = "kernel", default_value_t = OnReboot::Exit)]
+    #[arg(long, value_parser = one_of(ON_REBOOT), value_name = "ACTION", requires = "kernel", default_value = "exit")]
     pub(crate) on_reboot: OnReboot,
     /// Attach a raw image or block device, read-only with `,ro` (repeatable)
     ///
@@ -103,8 +108,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DEVICE", requires = "kernel")]
     pub(crate) device: Vec<DeviceArg>,
     /// Where the guest runs
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t = Accel::Auto)]
-    pub(crate) accel: Accel,
+    #[arg(long, value_parser = one_of(ACCELS), value_name = "WHERE", default_value = "auto")]
+    pub(crate) accel: AccelChoice,
     /// Guest memory; k, M, G and T are powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub(crate) memory: Size,
@@ -130,17 +135,17 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
     /// How the guest waits for completions
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Completion::Interrupt)]
+    #[arg(long, value_parser = one_of(COMPLETIONS), value_name = "HOW", default_value = "interrupt")]
     pub(crate) completion: Completion,
     /// Transport of the devices
-    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Transport::Mmio)]
-    pub(crate) transport: Transport,
+    #[arg(long, value_parser = one_of(TRANSPORTS), value_name = "TRANSPORT", default_value = "mmio")]
+    pub(crate) transport: TransportChoice,
     /// Delivery of MSI messages under KVM
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = MsiDelivery::Signal)]
+    #[arg(long, value_parser = one_of(DELIVERIES), value_name = "HOW", default_value = "signal")]
     pub(crate) msi_delivery: MsiDelivery,
     /// Virtqueue layout
-    #[arg(long, value_enum, value_name = "LAYOUT", default_value_t = Ring::Split)]
-    pub(crate) ring: Ring,
+    #[arg(long, value_parser = one_of(RINGS), value_name = "LAYOUT", default_value = "split")]
+    pub(crate) ring: RingLayout,
     /// Offer VIRTIO_F_IN_ORDER: buffers are used in the order in which they were made available
     #[arg(long)]
     pub(crate) in_order: bool,
@@ -148,11 +153,11 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) iommu: bool,
     /// Log written pages of guest memory and report their rate
-    #[arg(long, value_enum, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
-    pub(crate) dirty_log: Option<DirtyLog>,
+    #[arg(long, value_parser = one_of(DIRTY_LOGS), value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "rate")]
+    pub(crate) dirty_log: Option<DirtyLogging>,
     /// I/O engine of the disks
-    #[arg(long, value_enum, value_name = "ENGINE", default_value_t = Engine::Auto)]
-    pub(crate) engine: Engine,
+    #[arg(long, value_parser = one_of(ENGINES), value_name = "ENGINE", default_value = "auto")]
+    pub(crate) engine: EngineChoice,
     /// Register no ioeventfds: every kick exits to this process (for comparison)
     #[arg(long)]
     pub(crate) no_ioeventfd: bool,
@@ -182,74 +187,50 @@ pub(crate) struct RunArgs {
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// Make the guest fail after its first request (for tests of the report)
-    #[arg(long, value_enum, default_value_t = Inject::None, hide = true)]
+    #[arg(long, value_parser = one_of(INJECTIONS), default_value = "none", hide = true)]
     pub(crate) inject: Inject,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Accel {
-    /// KVM if usable, else a thread
-    Auto,
-    /// A KVM virtual machine
-    Kvm,
-    /// A thread of this process; built-in guest only
-    Thread,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum OnReboot {
-    /// End the run
-    Exit,
-    /// Boot again; a guest in a reboot loop runs until you signal the process
-    Restart,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Completion {
-    /// Wait for interrupts
-    Interrupt,
-    /// Poll the used ring
-    Poll,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Transport {
-    /// virtio-mmio
-    Mmio,
-    /// virtio-mmio with MSI interrupts and a kick address for each queue
-    MmioMsi,
-    /// virtio-pci with MSI-X
-    Pci,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum MsiDelivery {
-    /// A system call for each message (KVM_SIGNAL_MSI)
-    Signal,
-    /// An irqfd with a route for each vector
-    Irqfd,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Ring {
-    /// Split virtqueues
-    Split,
-    /// Packed virtqueues
-    Packed,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum DirtyLog {
-    /// Report dirty pages per second
-    Rate,
-    /// Also rebuild guest memory from the log and compare at the end; needs KVM
-    Verify,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Inject {
-    None,
-    Crash,
-    Hang,
-    Panic,
-}
+/// Where the guest runs.
+const ACCELS: &[Choice<AccelChoice>] = &[
+    ("auto", "KVM if usable, else a thread", AccelChoice::Auto),
+    ("kvm", "A KVM virtual machine", AccelChoice::Kvm),
+    ("thread", "A thread of this process; built-in guest only", AccelChoice::Thread),
+];
+const ON_REBOOT: &[Choice<OnReboot>] = &[
+    ("exit", "End the run", OnReboot::Exit),
+    ("restart", "Boot again; a guest in a reboot loop runs until you signal the process", OnReboot::Restart),
+];
+const COMPLETIONS: &[Choice<Completion>] = &[
+    ("interrupt", "Wait for interrupts", Completion::Interrupt),
+    ("poll", "Poll the used ring", Completion::Poll),
+];
+const TRANSPORTS: &[Choice<TransportChoice>] = &[
+    ("mmio", "virtio-mmio", TransportChoice::Mmio),
+    (
+        "mmio-msi",
+        "virtio-mmio with MSI interrupts and a kick address for each queue",
+        TransportChoice::MmioMsi,
+    ),
+    ("pci", "virtio-pci with MSI-X", TransportChoice::Pci),
+];
+const DELIVERIES: &[Choice<MsiDelivery>] = &[
+    ("signal", "A system call for each message (KVM_SIGNAL_MSI)", MsiDelivery::Signal),
+    ("irqfd", "An irqfd with a route for each vector", MsiDelivery::Irqfd),
+];
+const RINGS: &[Choice<RingLayout>] =
+    &[("split", "Split virtqueues", RingLayout::Split), ("packed", "Packed virtqueues", RingLayout::Packed)];
+const DIRTY_LOGS: &[Choice<DirtyLogging>] = &[
+    ("rate", "Report dirty pages per second", DirtyLogging::Rate),
+    (
+        "verify",
+        "Also rebuild guest memory from the log and compare at the end; needs KVM",
+        DirtyLogging::Verify,
+    ),
+];
+const INJECTIONS: &[Choice<Inject>] = &[
+    ("none", "", Inject::None),
+    ("crash", "", Inject::Crash),
+    ("hang", "", Inject::Hang),
+    ("panic", "", Inject::Panic),
+];

@@ -3,13 +3,13 @@ use super::args::RunArgs;
 use super::device_arg::DeviceArg;
 use super::disk_arg::DiskArg;
 use super::net::{self, Card};
-use crate::engine::Engine;
 use crate::kinds::kind::Spec;
 use crate::kinds::observe::Observe;
 use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opened};
 use crate::kinds::rng::RngKind;
 use anyhow::{Context, bail};
 use paravane_device::Device;
+use paravane_device::blk::EngineChoice;
 use paravane_vmm::{DiskJob, DiskWork, Job, NamedDevice};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -89,7 +89,7 @@ impl Devices {
         &mut self,
         DiskArg { path, read_only }: DiskArg,
         shown: Option<&str>,
-        engine: Engine,
+        engine: EngineChoice,
     ) -> Result<(), anyhow::Error> {
         let name = format!("disk {}", self.devices.len());
         let arg = DiskArg { path: path.clone(), read_only }.device(engine)?;
@@ -106,7 +106,7 @@ impl Devices {
     }
 
     /// Opens an unlinked disk image, which disappears with the process.
-    fn temporary_disk(&mut self, engine: Engine) -> Result<(), anyhow::Error> {
+    fn temporary_disk(&mut self, engine: EngineChoice) -> Result<(), anyhow::Error> {
         let make = || {
             let file = tempfile::tempfile()?;
             file.set_len(TEMPORARY_SIZE)?;

@@ -1,8 +1,9 @@
 //! `--disk PATH[,ro]`: a short form of `--device blk,image=PATH`.
 use super::device_arg::DeviceArg;
-use crate::engine::Engine;
+use crate::choices::name;
+use crate::engine::ENGINES;
 use crate::kinds::blk::BlkKind;
-use clap::ValueEnum;
+use paravane_device::blk::EngineChoice;
 use paravane_store::Location;
 use std::str::FromStr;
 
@@ -18,14 +19,13 @@ impl DiskArg {
     ///
     /// # Errors
     /// It is invalid.
-    pub(crate) fn device(&self, engine: Engine) -> Result<DeviceArg, anyhow::Error> {
+    pub(crate) fn device(&self, engine: EngineChoice) -> Result<DeviceArg, anyhow::Error> {
         // What looks like a URL is the name of a file here.
         let is_path = self.path.parse().is_ok_and(|location: Location| location.path().is_some());
         let folder = if is_path { "" } else { "./" };
-        let engine = engine.to_possible_value();
         let words = [
             format!("--image={folder}{}", self.path),
-            format!("--engine={}", engine.as_ref().map_or("auto", |engine| engine.get_name())),
+            format!("--engine={}", name(ENGINES, &engine)),
             "--queue-size=256".to_owned(),
             "--on-full=error".to_owned(),
         ];
@@ -66,7 +66,7 @@ mod tests {
     fn a_disk_is_a_device_with_a_local_image() {
         for path in ["a,b.img", "nbd://host/export", "/dev/vda"] {
             let disk = DiskArg { path: path.to_owned(), read_only: true };
-            let device = disk.device(Engine::Threads).unwrap();
+            let device = disk.device(EngineChoice::Threads).unwrap();
             let locations = device.spec.locations();
             assert!(locations[0].path().is_some_and(|file| file.ends_with(path)), "{path}: {locations:?}");
         }

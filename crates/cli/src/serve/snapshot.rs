@@ -115,7 +115,7 @@ impl SnapshotServer {
 /// What the client has to know of the image.
 fn base(turn: &SnapshotTurn) -> Result<Base, String> {
     let SnapshotBase { base, start, serial } = turn.base()?;
-    let start = NextStart { image: messages::Layer { format: base.format.into(), ..start.image }, ..start };
+    let start = NextStart { image: messages::Layer { format: base.format, ..start.image }, ..start };
     let (size, id) = (base.size, Some(base.id.into()));
     Ok(Base { pid: std::process::id(), size, serial: Some(serial), id, start })
 }

@@ -1,10 +1,11 @@
 //! Options of disks.
-use crate::engine::Engine;
-use crate::images::{Backing, Format, location};
+use crate::choices::{Choice, one_of};
+use crate::engine::ENGINES;
+use crate::images::{Backing, FORMATS, location};
 use crate::kinds::endpoint::EndpointArgs;
 use crate::kinds::limits::LimitArgs;
-use clap::{Args, ValueEnum};
-use paravane_device::blk;
+use clap::Args;
+use paravane_device::blk::{EngineChoice, Format, OnFull};
 use paravane_store::Location;
 
 /// Serve a disk
@@ -22,7 +23,7 @@ pub(crate) struct BlkArgs {
     #[arg(long, visible_alias = "blk-file", value_name = "LOCATION", value_parser = location())]
     pub(crate) image: Location,
     /// Format of the image [default: raw]
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(long, value_parser = one_of(FORMATS), value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
     /// Backing file as FORMAT:LOCATION; repeat per layer, top first
     ///
@@ -88,11 +89,11 @@ pub(crate) struct BlkArgs {
     ///
     /// A full file system, quota, volume or store. A write that waits is tried again every second,
     /// and after SIGHUP; reads go on.
-    #[arg(long, value_enum, value_name = "ACTION")]
+    #[arg(long, value_parser = one_of(ON_FULL), value_name = "ACTION")]
     pub(crate) on_full: Option<OnFull>,
     /// I/O engine [default: auto]
-    #[arg(long, value_enum, value_name = "ENGINE")]
-    pub(crate) engine: Option<Engine>,
+    #[arg(long, value_parser = one_of(ENGINES), value_name = "ENGINE")]
+    pub(crate) engine: Option<EngineChoice>,
     /// Log each request that takes TIME or longer, for example 100ms [default: none]
     ///
     /// A line has queue, operation, sector, bytes, and the time in each stage. It is written when
@@ -106,20 +107,7 @@ pub(crate) struct BlkArgs {
 }
 
 /// What becomes of a write without room.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OnFull {
-    /// Hold it, and later writes of its queue, until there is room
-    #[default]
-    Wait,
-    /// Fail it
-    Error,
-}
-
-impl From<OnFull> for blk::OnFull {
-    fn from(on_full: OnFull) -> Self {
-        match on_full {
-            OnFull::Wait => Self::Wait,
-            OnFull::Error => Self::Error,
-        }
-    }
-}
+pub(crate) const ON_FULL: &[Choice<OnFull>] = &[
+    ("wait", "Hold it, and later writes of its queue, until there is room", OnFull::Wait),
+    ("error", "Fail it", OnFull::Error),
+];

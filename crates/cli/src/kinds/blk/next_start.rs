@@ -1,12 +1,13 @@
 //! How to start a disk again after a snapshot: its images, and all options that are in use.
-use super::args::OnFull;
+use super::args::ON_FULL;
 use super::spec::{Blk, STORE_TIMEOUT};
-use crate::engine::Engine;
-use crate::images::{self, Backing};
+use crate::choices::name;
+use crate::engine::ENGINES;
+use crate::images::Backing;
 use crate::kinds::checked::QUEUE_SIZE;
 use crate::kinds::kind::DiskStart;
-use crate::serve::snapshot::messages::{Format, Layer, StartOption};
-use clap::ValueEnum;
+use crate::serve::snapshot::messages::{Layer, StartOption};
+use paravane_device::blk::{EngineChoice, Format, OnFull};
 use paravane_device::{Rate, RateLimit};
 use paravane_store::{Location, Written};
 
@@ -24,7 +25,7 @@ pub(super) fn of(blk: &Blk) -> Result<DiskStart, String> {
 }
 
 /// A layer with absolute paths.
-fn layer(format: images::Format, location: &Location) -> Result<Layer, String> {
+fn layer(format: Format, location: &Location) -> Result<Layer, String> {
     let mut location = location.clone();
     location.resolve(&std::env::current_dir().map_err(|error| format!("current directory: {error}"))?);
     if let Some(path) = location.path()
@@ -32,10 +33,6 @@ fn layer(format: images::Format, location: &Location) -> Result<Layer, String> {
     {
         return Err(format!("{location}: the path is not UTF-8, which qcow2 demands"));
     }
-    let format = match format {
-        images::Format::Raw => Format::Raw,
-        images::Format::Qcow2 => Format::Qcow2,
-    };
     let Written { text, lacks_secret } = location.written();
     Ok(Layer { format, path: text, lacks_secret })
 }
@@ -80,8 +77,8 @@ fn options(blk: &Blk) -> Vec<StartOption> {
     add(*store_timeout != STORE_TIMEOUT, StartOption::new("store-timeout", seconds));
     add(*queues != 1, StartOption::new("queues", queues));
     add(*queue_size != QUEUE_SIZE, StartOption::new("queue-size", queue_size));
-    add(*engine != Engine::Auto, StartOption::new("engine", of_value(engine)));
-    add(*on_full != OnFull::default(), StartOption::new("on-full", of_value(on_full)));
+    add(*engine != EngineChoice::Auto, StartOption::new("engine", name(ENGINES, engine)));
+    add(*on_full != OnFull::Wait, StartOption::new("on-full", name(ON_FULL, on_full)));
     if let Some(slow) = slow {
         add(true, StartOption::new("slow", humantime::format_duration(*slow)));
     }
@@ -97,9 +94,4 @@ fn limits(limit: &RateLimit, add: &mut impl FnMut(bool, StartOption)) {
         add(true, StartOption::new(option, per_second));
         add(*burst != per_second.get() / 10, StartOption::new(burst_option, burst));
     }
-}
-
-/// The name of a value on the command line.
-fn of_value(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -35,7 +35,7 @@ impl DiskObserver {
     /// Applies settings that change in place.
     pub(super) fn change(&self, disk: &Blk) {
         self.limiter.set(disk.limit);
-        self.full.set_policy(disk.on_full.into());
+        self.full.set_policy(disk.on_full);
     }
 }
 

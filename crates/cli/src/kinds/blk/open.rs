@@ -2,7 +2,7 @@
 use super::observer::DiskObserver;
 use super::spec::Blk;
 use super::told;
-use crate::images::{Backing, Format};
+use crate::images::Backing;
 use crate::kinds::opening::{Ahead, OpenContext, Opened, Opening, Unlocked};
 use crate::serve::told::Told;
 use paravane_device::Limiter;
@@ -265,7 +265,7 @@ fn layers(blk: &Blk, context: &OpenContext) -> Result<Layers, anyhow::Error> {
                 LayerSource::Store(store)
             }
         };
-        Ok::<_, anyhow::Error>(Layer { source, format: format(layer.format) })
+        Ok::<_, anyhow::Error>(Layer { source, format: layer.format })
     };
     let layers = blk.backing.iter().map(&mut layer).collect::<Result<_, _>>()?;
     Ok((layers, stores))
@@ -278,10 +278,10 @@ fn config_without_layers(name: &str, blk: &Blk, limiter: &Arc<Limiter>) -> BlkCo
         registered_buffers: blk.registered_buffers,
         queues: blk.queues,
         queue_size: blk.queue_size,
-        engine: blk.engine.into(),
+        engine: blk.engine,
         serial: blk.serial.clone(),
         limiter: Some(limiter.clone()),
-        on_full: blk.on_full.into(),
+        on_full: blk.on_full,
         ..image_config(blk, Path::new(""))
     }
 }
@@ -289,18 +289,11 @@ fn config_without_layers(name: &str, blk: &Blk, limiter: &Arc<Limiter>) -> BlkCo
 /// The part of a disk's configuration that its image alone is checked against.
 fn image_config(blk: &Blk, image: &Path) -> BlkConfig {
     BlkConfig {
-        format: format(blk.format),
+        format: blk.format,
         read_only: blk.read_only,
         lock: blk.lock,
         direct: blk.direct,
         block_size: blk.block_size,
         ..BlkConfig::new(image)
-    }
-}
-
-fn format(format: Format) -> blk::Format {
-    match format {
-        Format::Raw => blk::Format::Raw,
-        Format::Qcow2 => blk::Format::Qcow2,
     }
 }

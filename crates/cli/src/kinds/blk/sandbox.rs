@@ -1,7 +1,7 @@
 //! What disks need in the sandbox.
 use super::spec::Blk;
-use crate::images::Format;
 use crate::serve::sandbox::paths::{AllowedPaths, ImageAccess};
+use paravane_device::blk::Format;
 use paravane_store::Location;
 
 /// Allows the images of a disk; with `beside`, what is beside them, too.

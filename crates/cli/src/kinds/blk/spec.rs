@@ -1,10 +1,11 @@
 //! A validated disk.
-use super::args::{BlkArgs, OnFull};
-use crate::engine::Engine;
-use crate::images::{Backing, Format};
+use super::args::BlkArgs;
+use crate::engine::may_be_io_uring;
+use crate::images::Backing;
 use crate::kinds::checked::{self, MAX_QUEUES, OptionError, real_location};
 use crate::kinds::endpoint::Switch;
 use paravane_device::RateLimit;
+use paravane_device::blk::{EngineChoice, Format, OnFull};
 use paravane_store::Location;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(crate) struct Blk {
     pub(crate) told_serial: Option<String>,
     pub(crate) queues: u16,
     pub(crate) queue_size: u16,
-    pub(crate) engine: Engine,
+    pub(crate) engine: EngineChoice,
     pub(crate) on_full: OnFull,
     /// Threshold of the slow-request log.
     pub(crate) slow: Option<Duration>,
@@ -76,11 +77,11 @@ impl Blk {
         if format == Format::Qcow2 && args.direct {
             return Err(("direct", "needs a raw image: qcow2 images use the page cache".to_owned()));
         }
-        let engine = args.engine.unwrap_or(Engine::Auto);
+        let engine = args.engine.unwrap_or_default();
         if args.image.path().is_none() {
             Self::check_store(args, engine)?;
         }
-        if args.registered_buffers && !engine.may_be_io_uring() {
+        if args.registered_buffers && !may_be_io_uring(engine) {
             return Err(("registered-buffers", "needs the io_uring engine".to_owned()));
         }
         let slow = args.slow.map(Into::<Duration>::into);
@@ -108,7 +109,7 @@ impl Blk {
             // A read or write takes three descriptors or more.
             queue_size: checked::queue_size(args.queue_size, 4)?,
             engine,
-            on_full: args.on_full.unwrap_or_default(),
+            on_full: args.on_full.unwrap_or(OnFull::Wait),
             slow,
             limit: args.limit.check()?,
         })
@@ -117,14 +118,14 @@ impl Blk {
 
 impl Blk {
     /// Checks what only files have.
-    fn check_store(args: &BlkArgs, engine: Engine) -> Result<(), OptionError> {
+    fn check_store(args: &BlkArgs, engine: EngineChoice) -> Result<(), OptionError> {
         let only = |option, is_on: bool| match is_on {
             true => Err((option, format!("is for files: {} is none", args.image))),
             false => Ok(()),
         };
         only("direct", args.direct)?;
         only("registered-buffers", args.registered_buffers)?;
-        only("engine", engine != Engine::Auto)?;
+        only("engine", engine != EngineChoice::Auto)?;
         let fixed = match &args.image {
             Location::Http(_) | Location::S3(_) => true,
             Location::Rbd(rbd) => rbd.snapshot.is_some(),

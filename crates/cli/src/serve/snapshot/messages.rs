@@ -1,5 +1,5 @@
 //! Messages between `paravane disk snapshot` and a daemon.
-use paravane_device::blk;
+use paravane_device::blk::{self, Format};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -87,6 +87,7 @@ impl StartOption {
 /// An image and its format, with an absolute path or a URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layer {
+    #[serde(with = "format_name")]
     pub(crate) format: Format,
     pub(crate) path: String,
     /// The URL lacks a query or password.
@@ -94,12 +95,22 @@ pub(crate) struct Layer {
     pub(crate) lacks_secret: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Format {
-    #[default]
-    Raw,
-    Qcow2,
+/// A format by its name.
+mod format_name {
+    use crate::choices::name;
+    use crate::images::FORMATS;
+    use paravane_device::blk::Format;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(name(FORMATS, format))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Format, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let format = FORMATS.iter().find(|(known, ..)| *known == name).map(|(.., format)| *format);
+        format.ok_or_else(|| de::Error::custom("unknown format"))
+    }
 }
 
 /// The overlay to use.
@@ -130,34 +141,7 @@ pub(crate) struct Taken {
 
 impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.format, self.path)
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Raw => "raw",
-            Self::Qcow2 => "qcow2",
-        })
-    }
-}
-
-impl From<blk::Format> for Format {
-    fn from(format: blk::Format) -> Self {
-        match format {
-            blk::Format::Raw => Self::Raw,
-            blk::Format::Qcow2 => Self::Qcow2,
-        }
-    }
-}
-
-impl From<Format> for blk::Format {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Raw => Self::Raw,
-            Format::Qcow2 => Self::Qcow2,
-        }
+        write!(f, "{}:{}", self.format.name(), self.path)
     }
 }
 
