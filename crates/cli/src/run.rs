@@ -10,10 +10,10 @@ mod queues;
 mod render;
 
 use crate::failure::Failure;
-use crate::output;
 use anyhow::Context;
 use args::RunArgs;
 use devices::Devices;
+use paravane_command_line::output;
 use paravane_vmm::{LinuxConfig, Outcome, Progress, RunConfig};
 use std::process::ExitCode;
 use std::sync::Arc;

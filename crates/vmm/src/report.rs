@@ -1,6 +1,7 @@
 //! Report of a run.
 use paravane_attach::KickPath;
 use paravane_io::IoThreadFigures;
+use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ pub enum Outcome {
 }
 
 /// Figures of one disk.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct DiskResult {
     /// The image.
     pub path: PathBuf,
@@ -50,6 +51,7 @@ pub struct DiskResult {
     /// Bytes whose content the host has verified.
     pub bytes_verified: u64,
     /// Requests in the measured phase.
+    #[serde(skip)]
     pub requests: u64,
     /// Requests per second in the measured phase.
     pub iops: f64,
@@ -68,7 +70,7 @@ pub struct DiskResult {
 }
 
 /// Figures of the dirty log.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DirtyFigures {
     /// Number of harvests.
     pub harvests: u64,
@@ -87,7 +89,7 @@ pub struct DirtyFigures {
 }
 
 /// Exits to user space, by cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ExitFigures {
     /// Kicks.
     pub notify: u64,
@@ -112,9 +114,10 @@ impl ExitFigures {
 ///
 /// It is a disk's mixed phase or hash job, or a card's exchange of frames. Of several devices, it
 /// lasts from the first begin to the last end.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseFigures {
     /// Exits to user space.
+    #[serde(rename = "exits_by_kind")]
     pub exits: ExitFigures,
     /// Kicks that reached a device.
     pub kicks: u64,
@@ -142,11 +145,12 @@ pub struct KickFigures {
 }
 
 /// Result of one network card's job.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct NetResult {
     /// Network: "echo", "link" and so on.
     pub network: &'static str,
     /// MAC address.
+    #[serde(serialize_with = "mac")]
     pub mac: [u8; 6],
     /// Pairs of queues.
     pub queues: u16,
@@ -169,11 +173,12 @@ pub struct NetResult {
 }
 
 /// One queue that ran.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QueueResult {
     /// Device number.
     pub device: usize,
     /// Device name: "disk 0", "rng", "net 0".
+    #[serde(skip)]
     pub device_name: Arc<str>,
     /// Queue index.
     pub queue: u16,
@@ -182,14 +187,16 @@ pub struct QueueResult {
     /// Changes of thread.
     pub moves: u64,
     /// How kicks arrived, since the last start.
+    #[serde(serialize_with = "path")]
     pub kicks_by: KickPath,
     /// Kicks that came as exits.
     pub exit_kicks: u64,
 }
-/// Report of a run.
-#[derive(Clone, Debug)]
+/// Report of a run. It serializes without its outcome, with names and units that are stable.
+#[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Outcome.
+    #[serde(skip)]
     pub outcome: Outcome,
     /// Accelerator: "kvm" or "thread".
     pub accel: &'static str,
@@ -202,6 +209,7 @@ pub struct Report {
     /// Whether the devices were behind IOMMU domains.
     pub iommu: bool,
     /// The dirty log, if it was on.
+    #[serde(rename = "dirty_log")]
     pub dirty: Option<DirtyFigures>,
     /// The disks.
     pub disks: Vec<DiskResult>,
@@ -214,6 +222,7 @@ pub struct Report {
     /// The measured phase; `None`: the guest has not ended one.
     pub measured: Option<PhaseFigures>,
     /// Time that the guest spends in kicks; `None`: it timed none.
+    #[serde(skip)]
     pub kick_stops: Option<KickFigures>,
     /// Kicks that reached a device.
     pub kicks: u64,
@@ -222,6 +231,7 @@ pub struct Report {
     /// The queues that ran, by device and index.
     pub queues: Vec<QueueResult>,
     /// The I/O threads.
+    #[serde(serialize_with = "threads")]
     pub io_threads: Vec<IoThreadFigures>,
     /// Interrupts raised by devices.
     pub interrupts: u64,
@@ -240,5 +250,30 @@ pub struct Report {
     /// Wall-clock time of the run in seconds.
     pub wall_s: f64,
     /// Resident memory beyond guest RAM at the end, in bytes.
+    #[serde(rename = "resident_overhead_bytes")]
     pub resident_overhead: u64,
+}
+
+fn mac<S: Serializer>(mac: &[u8; 6], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&mac.map(|byte| format!("{byte:02x}")).join(":"))
+}
+
+// serde passes a reference.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn path<S: Serializer>(path: &KickPath, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(path.name())
+}
+
+fn threads<S: Serializer>(threads: &[IoThreadFigures], serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    #[serde(remote = "IoThreadFigures")]
+    struct Figures {
+        turns: u64,
+        polled_ns: u64,
+        fruitful_polls: u64,
+        fruitless_polls: u64,
+    }
+    #[derive(Serialize)]
+    struct Thread<'a>(#[serde(with = "Figures")] &'a IoThreadFigures);
+    serializer.collect_seq(threads.iter().map(Thread))
 }

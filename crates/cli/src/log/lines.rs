@@ -3,7 +3,7 @@
 //! Text: time, level, message, fields, device, and `left_out` if earlier lines were suppressed.
 //! JSON: an object with `timestamp`, `level`, `message` and the same fields. Each event is one
 //! line: control characters are escaped.
-use super::SLOW_REQUESTS;
+use super::counts::{SLOW_REQUESTS, SUPPRESSED};
 use super::limit::{Limiter, LineKind, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
@@ -92,7 +92,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         let left_out = match self.limiter.admit(device, kind, Instant::now()) {
             Verdict::Write { left_out } => left_out,
             Verdict::LeaveOut { first } => {
-                super::SUPPRESSED.fetch_add(1, Ordering::Relaxed);
+                SUPPRESSED.fetch_add(1, Ordering::Relaxed);
                 if first {
                     // The writer reports it if no other line does.
                     (self.wake)();

@@ -97,7 +97,7 @@ impl<W: Write> Writer<W> {
 
     fn lose(&mut self, lines: u64) {
         self.lost += lines;
-        super::LOST.fetch_add(lines, Ordering::Relaxed);
+        super::counts::LOST.fetch_add(lines, Ordering::Relaxed);
     }
 
     /// Reports lost lines. `false`: the report could not be written.

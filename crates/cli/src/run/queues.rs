@@ -1,39 +1,6 @@
 //! Queues and I/O threads in the report.
 use paravane_vmm::{IoThreadFigures, KickPath, QueueResult, Report};
-use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// One queue that ran.
-#[derive(Debug, Serialize)]
-pub(crate) struct JsonQueue {
-    device: usize,
-    queue: u16,
-    /// I/O thread that served the queue last.
-    io_thread: usize,
-    moves: u64,
-    /// "ioeventfd", "exits", or "refused" if the host refused an ioeventfd.
-    kicks_by: &'static str,
-    exit_kicks: u64,
-}
-
-pub(crate) fn json(queue: &QueueResult) -> JsonQueue {
-    let &QueueResult { device, queue, io_thread, moves, kicks_by, exit_kicks, .. } = queue;
-    JsonQueue { device, queue, io_thread, moves, kicks_by: kicks_by.name(), exit_kicks }
-}
-
-/// One I/O thread.
-#[derive(Debug, Serialize)]
-pub(crate) struct JsonIoThread {
-    turns: u64,
-    polled_ns: u64,
-    fruitful_polls: u64,
-    fruitless_polls: u64,
-}
-
-pub(crate) fn json_thread(thread: &IoThreadFigures) -> JsonIoThread {
-    let &IoThreadFigures { turns, polled_ns, fruitful_polls, fruitless_polls } = thread;
-    JsonIoThread { turns, polled_ns, fruitful_polls, fruitless_polls }
-}
 
 /// How many queues are kicked in which way, one line.
 pub(crate) fn paths(queues: &[QueueResult]) -> String {

@@ -1,7 +1,8 @@
 //! The report of a run, as text and as JSON.
 use super::queues;
+use crate::mac;
 use crate::size::bytes;
-use crate::wrap;
+use paravane_command_line::wrap;
 use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
@@ -17,94 +18,8 @@ pub(crate) struct JsonReport<'a> {
     problems: Vec<&'a str>,
     /// The guest's registers after a crash or hang.
     registers: &'a [String],
-    accel: &'a str,
-    accel_reason: &'a str,
-    transport: &'a str,
-    ring: &'a str,
-    /// The devices are behind IOMMU domains.
-    iommu: bool,
-    /// With --dirty-log.
-    dirty_log: Option<JsonDirty>,
-    disks: Vec<JsonDisk<'a>>,
-    nets: Vec<JsonNet<'a>>,
-    exits: u64,
-    /// Exits by reason.
-    exits_by_kind: JsonExits,
-    /// The measured phase, if the guest has ended one.
-    measured: Option<JsonPhase>,
-    kicks: u64,
-    exit_kicks: u64,
-    queues: Vec<queues::JsonQueue>,
-    io_threads: Vec<queues::JsonIoThread>,
-    interrupts: u64,
-    /// MSI messages among the interrupts.
-    messages: u64,
-    /// Register accesses that the specification forbids drivers.
-    violations: u64,
-    entropy_bytes: u64,
-    host_cpu_s: f64,
-    mb_per_cpu_s: f64,
-    boot_ms: f64,
-    wall_s: f64,
-    resident_overhead_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonExits {
-    notify: u64,
-    interrupt_status: u64,
-    interrupt_acknowledge: u64,
-    other: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonPhase {
-    exits_by_kind: JsonExits,
-    kicks: u64,
-    interrupts: u64,
-    taken: u64,
-    cpu_s: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonDirty {
-    harvests: u64,
-    pages: u64,
-    device_pages: u64,
-    vcpu_pages: Option<u64>,
-    pages_per_s: f64,
-    verified: Option<bool>,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonDisk<'a> {
-    path: String,
-    job: &'a str,
-    bytes: u64,
-    sha256: &'a str,
-    bytes_verified: u64,
-    iops: f64,
-    mb_s: f64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    engine: &'a str,
-    problem: Option<&'a str>,
-}
-
-#[derive(Debug, Serialize)]
-struct JsonNet<'a> {
-    network: &'a str,
-    mac: String,
-    queues: u16,
-    size: u32,
-    reply: u32,
-    frames: u64,
-    per_s: f64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    problem: Option<&'a str>,
+    #[serde(flatten)]
+    report: &'a Report,
 }
 
 pub(crate) fn json(report: &Report) -> JsonReport<'_> {
@@ -116,90 +31,8 @@ pub(crate) fn json(report: &Report) -> JsonReport<'_> {
             Outcome::GuestFailed(failure) => &failure.registers,
             _ => &[],
         },
-        accel: report.accel,
-        accel_reason: &report.accel_reason,
-        transport: report.transport,
-        ring: report.ring,
-        iommu: report.iommu,
-        dirty_log: report.dirty.as_ref().map(json_dirty),
-        disks: report.disks.iter().map(json_disk).collect(),
-        nets: report.nets.iter().map(json_net).collect(),
-        exits: report.exits,
-        exits_by_kind: json_exits(report.exits_by_kind),
-        measured: report.measured.map(|phase| JsonPhase {
-            exits_by_kind: json_exits(phase.exits),
-            kicks: phase.kicks,
-            interrupts: phase.interrupts,
-            taken: phase.taken,
-            cpu_s: phase.cpu_s,
-        }),
-        kicks: report.kicks,
-        exit_kicks: report.exit_kicks,
-        queues: report.queues.iter().map(queues::json).collect(),
-        io_threads: report.io_threads.iter().map(queues::json_thread).collect(),
-        interrupts: report.interrupts,
-        messages: report.messages,
-        violations: report.violations,
-        entropy_bytes: report.entropy_bytes,
-        host_cpu_s: report.host_cpu_s,
-        mb_per_cpu_s: report.mb_per_cpu_s,
-        boot_ms: report.boot_ms,
-        wall_s: report.wall_s,
-        resident_overhead_bytes: report.resident_overhead,
+        report,
     }
-}
-
-fn json_exits(exits: ExitFigures) -> JsonExits {
-    let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = exits;
-    JsonExits { notify, interrupt_status, interrupt_acknowledge, other }
-}
-
-fn json_dirty(dirty: &DirtyFigures) -> JsonDirty {
-    JsonDirty {
-        harvests: dirty.harvests,
-        pages: dirty.pages,
-        device_pages: dirty.device_pages,
-        vcpu_pages: dirty.vcpu_pages,
-        pages_per_s: dirty.pages_per_s,
-        verified: dirty.verified,
-    }
-}
-
-fn json_disk(disk: &DiskResult) -> JsonDisk<'_> {
-    JsonDisk {
-        path: disk.path.display().to_string(),
-        job: disk.job,
-        bytes: disk.bytes,
-        sha256: &disk.sha256,
-        bytes_verified: disk.bytes_verified,
-        iops: disk.iops,
-        mb_s: disk.mb_s,
-        p50_us: disk.p50_us,
-        p99_us: disk.p99_us,
-        p999_us: disk.p999_us,
-        engine: &disk.engine,
-        problem: disk.problem.as_deref(),
-    }
-}
-
-fn json_net(net: &NetResult) -> JsonNet<'_> {
-    JsonNet {
-        network: net.network,
-        mac: mac(net),
-        queues: net.queues,
-        size: net.size,
-        reply: net.reply,
-        frames: net.frames,
-        per_s: net.per_s,
-        p50_us: net.p50_us,
-        p99_us: net.p99_us,
-        p999_us: net.p999_us,
-        problem: net.problem.as_deref(),
-    }
-}
-
-fn mac(net: &NetResult) -> String {
-    net.mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn outcome(report: &Report) -> &'static str {
@@ -323,7 +156,7 @@ fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
 
 fn write_net(out: &mut String, net: &NetResult) -> std::fmt::Result {
     let NetResult { network, queues, size, reply, frames, per_s, .. } = net;
-    writeln!(out, "  net         {} ({network}, queue pairs: {queues})", mac(net))?;
+    writeln!(out, "  net         {} ({network}, queue pairs: {queues})", mac::text(&net.mac))?;
     if reply == size {
         writeln!(out, "    verified  {frames} frames of {size} bytes, sent and returned")?;
     } else {

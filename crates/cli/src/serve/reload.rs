@@ -264,8 +264,8 @@ impl DaemonChange {
 
     /// Applies and logs it.
     pub(crate) fn apply(&self, verbose: u8) {
-        log::set_level(super::log_level(&self.now), verbose);
-        log::set_rate(super::log_rate(&self.now, verbose));
+        log::set_level(self.now.level(), verbose);
+        log::set_rate(self.now.rate(verbose));
         if let Some(DeviceOutcome { outcome: Outcome::Refused, keys, why, .. }) = &self.outcome {
             tracing::warn!("[daemon] {}: {}", keys.join(", "), why.as_deref().unwrap_or_default());
         }

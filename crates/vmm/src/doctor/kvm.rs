@@ -1,6 +1,6 @@
 //! Checks of KVM.
-use super::Finding;
 use super::cost::{self, Costs};
+use super::finding::Finding;
 use super::limit::{self, ENOUGH, Limit};
 use crate::machine::kvm as machine;
 use kvm_bindings::{

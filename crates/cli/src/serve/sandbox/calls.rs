@@ -8,7 +8,7 @@
 pub(super) mod helpers;
 mod limits;
 
-use super::error::SandboxError;
+use super::error::{SandboxError, failed};
 use libc::c_long;
 use limits::{Limit, Values};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
@@ -355,10 +355,6 @@ const SEALED: &[c_long] = &[
 ];
 /// Also denied unless a device connects to its VMM.
 const SEALED_BUT_TO_CONNECT: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
-
-fn failed(error: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Seccomp(error.to_string())
-}
 
 fn compile(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, SandboxError> {
     let arch = std::env::consts::ARCH.try_into().map_err(failed)?;

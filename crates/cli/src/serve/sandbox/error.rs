@@ -40,3 +40,8 @@ pub(crate) enum SandboxError {
         source: io::Error,
     },
 }
+
+/// The seccomp filter cannot be made or installed.
+pub(super) fn failed(error: impl std::fmt::Display) -> SandboxError {
+    SandboxError::Seccomp(error.to_string())
+}

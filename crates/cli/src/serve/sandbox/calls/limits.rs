@@ -2,7 +2,7 @@
 //!
 //! The kernel checks numbers, never what a pointer leads to. So a call that names a process or a
 //! command by a number is limited here; one that names a file by its path is left to Landlock.
-use super::{SandboxError, failed};
+use super::super::error::{SandboxError, failed};
 use libc::c_long;
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
