@@ -52,6 +52,7 @@ mod log;
 mod mac;
 mod manuals;
 mod options;
+mod peer;
 mod printable;
 mod reference;
 mod reload;

@@ -2,7 +2,7 @@
 use super::finding::{Finding, Level};
 use super::{host, kernel};
 use crate::failure::one_line;
-use crate::kinds::kind::IoUring;
+use crate::kinds::kind::{Descriptors, IoUring};
 use crate::serve::check;
 use crate::serve::config::Config;
 use crate::serve::spec::DeviceSpec;
@@ -67,7 +67,7 @@ fn configuration(config: &Config) -> Finding {
 /// Descriptors that the devices take when all have a VMM.
 fn needed(devices: &[DeviceSpec]) -> u64 {
     let of = |device: &DeviceSpec| {
-        let (own, queues) = device.kind.descriptors();
+        let Descriptors { own, queues } = device.kind.descriptors();
         let threads = u64::from(device.workers.unwrap_or(0));
         DEVICE_FDS + SESSION_FDS + own + QUEUE_FDS * queues + THREAD_FDS * threads
     };

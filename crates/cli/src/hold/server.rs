@@ -9,8 +9,9 @@
 //! The daemon that waits takes over, or its predecessor is about to end. It gets `HOLD=1` then.
 //!
 //! A dead daemon's last messages are read before its successor is served.
-use super::socket::{Listener, Peer};
+use super::socket::Listener;
 use super::table::Table;
+use crate::peer::{Peer, is_ready};
 use crate::serve::signals::{Request as Signal, Signals};
 use crate::serve::store::datagram::{self, Received};
 use crate::serve::store::text::{Answer, MAX_FDS, MAX_REQUEST, Request};
@@ -52,13 +53,6 @@ pub(super) struct Server {
     waiting: Option<Owner>,
 }
 
-fn is_ready(fd: Option<BorrowedFd<'_>>) -> bool {
-    let Some(fd) = fd else { return false };
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
-}
-
 impl Server {
     pub(super) fn new(listener: Listener, limit: usize) -> Self {
         Self { listener, table: Table::new(limit), owner: None, waiting: None }
@@ -90,10 +84,8 @@ impl Server {
     /// Waits. Whether there is a signal, and whether there is a connection.
     fn wait(&self, signals: &Signals) -> io::Result<(bool, bool)> {
         let owner = self.owner.as_ref();
-        let more = [
-            owner.map(|owner| owner.connection.as_fd()),
-            owner.and_then(|owner| owner.peer.process.as_ref()).map(AsFd::as_fd),
-        ];
+        let more =
+            [owner.map(|owner| owner.connection.as_fd()), owner.and_then(|owner| owner.peer.process())];
         let fds = [signals.as_fd(), self.listener.as_fd()].into_iter().chain(more.into_iter().flatten());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut fds, None) {
@@ -121,10 +113,10 @@ impl Server {
         // The owner may have died after `wait`; its end then lies before this connection.
         self.serve_owner();
         // A daemon sends nothing before it is served: it has ended.
-        self.waiting.take_if(|waiting| is_ready(Some(waiting.connection.as_fd())));
+        self.waiting.take_if(|waiting| is_ready(&waiting.connection));
         let pid = peer.pid;
         let refused = match &self.waiting {
-            _ if !peer.is_trusted => Some("permission denied: run as the user of the holder".to_owned()),
+            _ if !peer.is_trusted() => Some("permission denied: run as the user of the holder".to_owned()),
             Some(Owner { peer: Peer { pid, .. }, .. }) => Some(format!("process {pid} waits already")),
             None => None,
         };
@@ -173,7 +165,7 @@ impl Server {
 fn serve(owner: &Owner, table: &mut Table) -> Option<Gone> {
     let connection = owner.connection.as_fd();
     // Before its last messages are read: a process that has ended sends no more.
-    let has_ended = is_ready(owner.peer.process.as_ref().map(AsFd::as_fd));
+    let has_ended = owner.peer.has_ended();
     let mut buffer = [0; MAX_REQUEST];
     for _ in 0..MESSAGES {
         match datagram::receive(connection, &mut buffer, RecvFlags::DONTWAIT) {

@@ -1,12 +1,11 @@
 //! The holder's listening socket, and who may connect to it.
 use anyhow::{Context, bail};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open, umask};
+use rustix::process::umask;
 use std::fs::{Metadata, remove_file, symlink_metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,17 +22,6 @@ pub(super) struct Listener {
     path: PathBuf,
     /// Device and inode of the file.
     file: (u64, u64),
-}
-
-/// The process at the other end of a connection.
-#[derive(Debug)]
-pub(super) struct Peer {
-    /// 0: it is in a PID namespace that this process does not see.
-    pub(super) pid: i32,
-    /// Readable when the process has ended, if the kernel tells.
-    pub(super) process: Option<OwnedFd>,
-    /// It runs as this user or as root.
-    pub(super) is_trusted: bool,
 }
 
 fn identity(file: &Metadata) -> (u64, u64) {
@@ -102,22 +90,6 @@ impl Drop for Listener {
     }
 }
 
-impl Peer {
-    /// Who has connected.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub(super) fn of(connection: &OwnedFd) -> io::Result<Self> {
-        let peer = getsockopt(connection, PeerCredentials)?;
-        let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
-        Ok(Self {
-            pid: peer.pid(),
-            process: Pid::from_raw(peer.pid()).and_then(open),
-            is_trusted: peer.uid() == 0 || peer.uid() == geteuid().as_raw(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,13 +135,5 @@ mod tests {
         let _other = UnixListener::bind(&path).unwrap();
         drop(listener);
         assert!(path.exists());
-    }
-
-    #[test]
-    fn this_process_is_trusted() {
-        let (near, _far) = UnixDatagram::pair().unwrap();
-        let peer = Peer::of(&near.into()).unwrap();
-        assert!(peer.is_trusted);
-        assert_eq!(u32::try_from(peer.pid), Ok(std::process::id()));
     }
 }

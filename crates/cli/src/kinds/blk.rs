@@ -3,6 +3,7 @@ pub(crate) mod args;
 mod changes;
 mod checks;
 mod doctor;
+mod metrics;
 mod next_start;
 mod observer;
 mod open;
@@ -15,7 +16,8 @@ use super::changes::Differences;
 use super::checked::{OptionError, real_location};
 use super::endpoint::{Endpoint, EndpointArgs};
 use super::kind::{
-    Arguments, Claim, DiskSpec, DiskStart, Features, IoUring, Kind, POLL_US, Resource, Spec, Texts,
+    Arguments, Claim, Descriptors, DiskSpec, DiskStart, Features, IoUring, Kind, POLL_US, Resource, Spec,
+    Texts,
 };
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
@@ -24,6 +26,7 @@ use crate::doctor::finding::Finding;
 use crate::doctor::negotiated::{Check, QueueUse};
 use crate::engine::may_be_io_uring;
 use crate::images::Backing;
+use crate::serve::metrics::of_kind::Metrics;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::take_over::image::OfferedImage;
@@ -81,6 +84,10 @@ impl Kind for BlkKind {
 
     fn checks(&self) -> &'static [Check] {
         checks::CHECKS
+    }
+
+    fn metrics(&self) -> Metrics {
+        metrics::METRICS
     }
 
     fn queue_use(&self) -> QueueUse {
@@ -145,12 +152,12 @@ impl Spec for Blk {
         }
     }
 
-    fn descriptors(&self) -> (u64, u64) {
+    fn descriptors(&self) -> Descriptors {
         let queues = u64::from(self.queues);
         let files = self.layers().into_iter().filter_map(Location::path).count() as u64;
         let connections = if self.image.path().is_none() { STORE_FDS * queues } else { 0 };
         // One for requests, one that says that the daemon lives.
-        (2 * files + connections, queues)
+        Descriptors { own: 2 * files + connections, queues }
     }
 
     fn io_uring(&self) -> IoUring {

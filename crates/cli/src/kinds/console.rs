@@ -7,7 +7,7 @@ mod texts;
 use super::changes::{Differences, Effect};
 use super::checked::OptionError;
 use super::endpoint::{Endpoint, EndpointArgs};
-use super::kind::{Arguments, Claim, Features, Kind, Resource, Spec, Texts};
+use super::kind::{Arguments, Claim, Descriptors, Features, Kind, Resource, Spec, Texts};
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::serve::sandbox::paths::{AllowedPaths, directory_of};
 use crate::serve::told::Told;
@@ -129,9 +129,9 @@ impl Spec for Console {
         }
     }
 
-    fn descriptors(&self) -> (u64, u64) {
+    fn descriptors(&self) -> Descriptors {
         // The terminal and who has it open, and the events of the thread between.
-        (6, 2)
+        Descriptors { own: 6, queues: 2 }
     }
 
     fn open(&self, _: &str, _: &OpenContext, _: &mut LinkEnds, _: Earlier) -> Result<Opening, anyhow::Error> {

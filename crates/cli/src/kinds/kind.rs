@@ -14,6 +14,7 @@ use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
 use crate::doctor::negotiated::{Check, QueueUse};
 use crate::reference::names::Bit;
+use crate::serve::metrics::of_kind::Metrics;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::snapshot::messages::{Layer, StartOption};
@@ -91,6 +92,11 @@ pub(crate) trait Kind: Sync {
     fn takes_at_once(&self, queue: u16) -> bool {
         let _ = queue;
         true
+    }
+
+    /// Metrics that only devices of this kind have.
+    fn metrics(&self) -> Metrics {
+        Metrics::default()
     }
 
     /// How `paravane doctor --client` judges its queues.
@@ -185,8 +191,8 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         CapabilitySet::empty()
     }
 
-    /// Descriptors beside those of its endpoint and its queues, and the number of its queues.
-    fn descriptors(&self) -> (u64, u64);
+    /// Descriptors that it needs.
+    fn descriptors(&self) -> Descriptors;
 
     /// Whether io_uring serves it.
     fn io_uring(&self) -> IoUring {
@@ -335,6 +341,14 @@ pub(crate) enum IoUring {
     Maybe,
     /// Nothing else was asked for.
     Only,
+}
+
+/// Descriptors that a device needs.
+pub(crate) struct Descriptors {
+    /// Beside those of its endpoint and its queues.
+    pub(crate) own: u64,
+    /// Number of its queues.
+    pub(crate) queues: u64,
 }
 
 /// A host resource that a device uses exclusively, or shares.

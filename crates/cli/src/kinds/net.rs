@@ -3,6 +3,7 @@ pub(crate) mod args;
 mod changes;
 mod checks;
 mod doctor;
+mod metrics;
 mod open;
 pub(crate) mod spec;
 mod texts;
@@ -12,11 +13,12 @@ mod told;
 use super::changes::Differences;
 use super::checked::OptionError;
 use super::endpoint::{Endpoint, EndpointArgs};
-use super::kind::{Arguments, Claim, Features, Kind, Resource, Spec, Texts};
+use super::kind::{Arguments, Claim, Descriptors, Features, Kind, Resource, Spec, Texts};
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
 use crate::doctor::negotiated::{Check, QueueUse};
+use crate::serve::metrics::of_kind::Metrics;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
@@ -66,6 +68,10 @@ impl Kind for NetKind {
 
     fn checks(&self) -> &'static [Check] {
         checks::CHECKS
+    }
+
+    fn metrics(&self) -> Metrics {
+        metrics::METRICS
     }
 
     fn queue_use(&self) -> QueueUse {
@@ -135,8 +141,8 @@ impl Spec for Net {
         }
     }
 
-    fn descriptors(&self) -> (u64, u64) {
-        (0, 2 * u64::from(self.queues) + 1)
+    fn descriptors(&self) -> Descriptors {
+        Descriptors { own: 0, queues: 2 * u64::from(self.queues) + 1 }
     }
 
     fn examine(&self) -> Vec<Finding> {

@@ -1,7 +1,7 @@
 //! Entropy sources.
 use super::checked::OptionError;
 use super::endpoint::{Endpoint, EndpointArgs};
-use super::kind::{Arguments, Features, Kind, Spec, Texts};
+use super::kind::{Arguments, Descriptors, Features, Kind, Spec, Texts};
 use super::observe::Unobserved;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opened, Opening};
 use super::texts::SERVE_ONE;
@@ -74,8 +74,8 @@ impl Spec for RngSpec {
         (other as &dyn Any).is::<Self>()
     }
 
-    fn descriptors(&self) -> (u64, u64) {
-        (0, 1)
+    fn descriptors(&self) -> Descriptors {
+        Descriptors { own: 0, queues: 1 }
     }
 
     fn open(&self, _: &str, _: &OpenContext, _: &mut LinkEnds, _: Earlier) -> Result<Opening, anyhow::Error> {

@@ -19,7 +19,7 @@ use super::reporter::Reporter;
 use super::sandbox::user::Target;
 use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
-use super::trace::stream::{self, Find, Give, Wanted};
+use super::trace::stream::{self, Find, Give};
 use crate::printable::printable_json;
 use anyhow::Context;
 use hyper::body::Bytes;
@@ -122,7 +122,7 @@ impl Control {
         &self,
         report: impl Fn() -> Report + Send + 'static,
         find: impl Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync + 'static,
-        give: impl Fn(UnixStream, u32, Wanted) -> io::Result<()> + Send + Sync + 'static,
+        give: impl Fn(UnixStream, Ask) -> io::Result<()> + Send + Sync + 'static,
         moved: Arc<Notify>,
     ) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
@@ -301,7 +301,7 @@ mod tests {
         let path = directory.path().join("7.sock");
         let control = Control::open(Some(&path)).unwrap().unwrap();
         let none = |name: &str| Err(Answer::NoDevice(name.to_owned()));
-        let give = |_, _, _| Err(ErrorKind::Unsupported.into());
+        let give = |_, _| Err(ErrorKind::Unsupported.into());
         let moved = Arc::new(Notify::new());
         control.serve(|| Report { pid: 7, ..Report::default() }, none, give, moved).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -5,6 +5,7 @@
 mod buckets;
 mod exposition;
 pub(crate) mod families;
+pub(crate) mod of_kind;
 
 use super::connections::{Client, ConnectionGuard, Connections, accept_until};
 use super::report::Report;

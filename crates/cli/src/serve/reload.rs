@@ -16,6 +16,7 @@ use super::exports::{Exports, Restarts};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
 use crate::log;
+use crate::peer::allow;
 use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
 use std::collections::VecDeque;
 use std::io;
@@ -96,8 +97,8 @@ impl ReloadServer {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Answers a client of the user `uid`, in a thread.
-    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32) -> io::Result<()> {
+    /// Answers a client, in a thread.
+    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let refused = |full| {
             Message::Failed(match full {
                 Full::All => format!("{MOST} clients wait for reloads: try again"),
@@ -105,17 +106,16 @@ impl ReloadServer {
             })
         };
         let server = self.clone();
-        let serve = move |wire: &Wire<Message>| server.serve(wire, uid);
+        let allowed = allow(&stream, "reload the daemon of");
+        let serve = move |wire: &Wire<Message>| match allowed {
+            Ok(()) => server.serve(wire),
+            Err(why) => Some(Message::Failed(why)),
+        };
         self.places.answer(stream, PATIENCE, "reload-client", refused, serve)
     }
 
     /// `None`: the client has gone.
-    fn serve(&self, wire: &Wire<Message>, uid: u32) -> Option<Message> {
-        let own = rustix::process::geteuid().as_raw();
-        if uid != 0 && uid != own {
-            let why = format!("user {uid} may not reload the daemon of user {own}: run as that user or root");
-            return Some(Message::Failed(why));
-        }
+    fn serve(&self, wire: &Wire<Message>) -> Option<Message> {
         // What comes with the client's line would be lost.
         wire.say(&Message::Ready).ok()?;
         let wish = match wire.receive() {

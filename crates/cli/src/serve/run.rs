@@ -10,9 +10,10 @@ use super::report::{self, Report};
 use super::sandbox;
 use super::signals::{Request, Signals};
 use super::snapshot::SnapshotServer;
+use super::snapshot::messages::SnapshotRequest;
 use super::systemd::Manager;
 use super::take_over::Giver;
-use super::trace::stream::Wanted;
+use super::trace::lines::{Ask, HandOverRequest};
 use crate::failure::Failure;
 use anyhow::anyhow;
 use sd_notify::NotifyState;
@@ -137,10 +138,12 @@ impl<'a> Run<'a> {
             let traced = self.exports.clone();
             let snapshots = SnapshotServer::new(self.exports.clone());
             let reloads = self.reloader.server.clone();
-            let give = move |stream, uid, wanted| match wanted {
-                Wanted::HandOver(version) => giver.answer(stream, uid, version),
-                Wanted::Snapshot(device) => snapshots.answer(stream, uid, device),
-                Wanted::Reload => reloads.answer(stream, uid),
+            let give = move |stream, ask| match ask {
+                Ask::HandOver(HandOverRequest { version }) => giver.answer(stream, version),
+                Ask::Snapshot(SnapshotRequest { device }) => snapshots.answer(stream, device),
+                Ask::Reload(_) => reloads.answer(stream),
+                // Answered by the control thread itself.
+                Ask::Trace(_) => Ok(()),
             };
             control.serve(report(), move |device| traced.trace(device), give, control_moved)?;
         }

@@ -18,6 +18,7 @@ mod start;
 use super::exports::{Exports, SnapshotBase, SnapshotTurn};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
+use crate::peer::allow;
 use messages::{Base, Message, NextStart, Taken};
 use paravane_device::LogDevice;
 use paravane_device::blk::Overlay;
@@ -43,8 +44,8 @@ impl SnapshotServer {
         Arc::new(Self { exports, places: Arc::default() })
     }
 
-    /// Answers a client of the user `uid`, in a thread.
-    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, device: String) -> io::Result<()> {
+    /// Answers a client, in a thread.
+    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, device: String) -> io::Result<()> {
         let refused = |full| {
             Message::Failed(match full {
                 Full::All => format!("{MOST} snapshots are being taken: try again"),
@@ -52,16 +53,15 @@ impl SnapshotServer {
             })
         };
         let server = self.clone();
-        let serve = move |wire: &Wire<Message>| Some(server.serve(wire, uid, &device));
+        let allowed = allow(&stream, "take snapshots of");
+        let serve = move |wire: &Wire<Message>| match allowed {
+            Ok(()) => Some(server.serve(wire, &device)),
+            Err(why) => Some(Message::Failed(why)),
+        };
         self.places.answer(stream, PATIENCE, "snapshot", refused, serve)
     }
 
-    fn serve(&self, wire: &Wire<Message>, uid: u32, device: &str) -> Message {
-        let own = rustix::process::geteuid().as_raw();
-        if uid != 0 && uid != own {
-            let why = format!("user {uid} may not take snapshots of user {own}: run as that user or root");
-            return Message::Failed(why);
-        }
+    fn serve(&self, wire: &Wire<Message>, device: &str) -> Message {
         let _named = LogDevice::enter(Some(device.into()));
         match self.take(wire, device) {
             Ok(taken) => Message::Taken(taken),

@@ -1,7 +1,8 @@
 //! The metrics, and their values from a report.
 use super::buckets::{self, Bounds};
 use super::exposition::{Exposition, Kind, labels};
-use crate::serve::report::stores::{Cache, Store};
+use super::of_kind::{DeviceMetric, LabelledMetric};
+use crate::kinds::KINDS;
 use crate::serve::report::{Device, Distribution, Report, Thread};
 
 /// A metric of the daemon: name without suffix, kind, help, value.
@@ -70,10 +71,8 @@ const DAEMON: [DaemonMetric; 16] = [
     }),
 ];
 
-/// A metric of each device: name without suffix, help, kind, value.
-type DeviceMetric = (&'static str, &'static str, Kind, fn(&Device) -> Option<u64>);
-
-const DEVICE: [DeviceMetric; 37] = [
+/// Metrics of devices of all kinds.
+const DEVICE: &[DeviceMetric] = &[
     (
         "paravane_device_kept",
         "Whether the next daemon can resume the session if this one dies (0 or 1)",
@@ -145,122 +144,17 @@ const DEVICE: [DeviceMetric; 37] = [
     ("paravane_device_buffers_in_flight", "Buffers taken and not yet returned", Kind::Gauge, |device| {
         Some(device.queues.iter().map(|queue| queue.in_flight).sum())
     }),
-    ("paravane_blk_size_bytes", "Size of the disk as last checked", Kind::Gauge, |device| device.size),
-    (
-        "paravane_blk_rejected_requests",
-        "Invalid requests, for example beyond the end of the disk",
-        Kind::Counter,
-        |device| device.rejected_requests,
-    ),
-    (
-        "paravane_blk_size_unknown",
-        "Whether the last check of the image size failed (0 or 1)",
-        Kind::Gauge,
-        |device| device.size.map(|_| device.size_error.is_some().into()),
-    ),
-    (
-        "paravane_blk_image_deleted",
-        "Whether the image was deleted while in use (0 or 1)",
-        Kind::Gauge,
-        |device| device.size.map(|_| device.image_deleted.into()),
-    ),
-    (
-        "paravane_blk_store_up",
-        "Whether all servers of the disk's images answer (0 or 1)",
-        Kind::Gauge,
-        |device| of_stores(device, |stores| stores.iter().all(|store| store.link == "up").into()),
-    ),
-    (
-        "paravane_blk_store_waiting",
-        "Requests that wait for a server to connect to or to reply",
-        Kind::Gauge,
-        |device| of_stores(device, |stores| stores.iter().map(|store| u64::from(store.waiting)).sum()),
-    ),
-    (
-        "paravane_blk_store_reconnects",
-        "Connections to servers that were made again",
-        Kind::Counter,
-        |device| of_stores(device, |stores| stores.iter().map(|store| store.reconnects).sum()),
-    ),
-    (
-        "paravane_blk_cache_hit_bytes",
-        "Bytes of chunks that requests found in caches",
-        Kind::Counter,
-        |device| of_caches(device, |cache| cache.hit_bytes),
-    ),
-    (
-        "paravane_blk_cache_miss_bytes",
-        "Bytes of chunks that were fetched for requests",
-        Kind::Counter,
-        |device| of_caches(device, |cache| cache.miss_bytes),
-    ),
-    ("paravane_blk_cache_used_bytes", "Bytes that caches hold", Kind::Gauge, |device| {
-        of_caches(device, |cache| cache.used_bytes)
-    }),
-    ("paravane_blk_full", "Whether writes wait for room on the host (0 or 1)", Kind::Gauge, |device| {
-        device.full_times.map(|_| device.full.is_some().into())
-    }),
-    ("paravane_blk_full_requests", "Writes that wait for room on the host", Kind::Gauge, |device| {
-        device.full_times.map(|_| device.full.as_ref().map_or(0, |full| full.requests))
-    }),
-    ("paravane_blk_full_times", "Times that writes began to wait for room", Kind::Counter, |device| {
-        device.full_times
-    }),
-    ("paravane_blk_snapshots", "Snapshots taken while the disk was served", Kind::Counter, |device| {
-        device.full_times.map(|_| device.snapshots)
-    }),
-    ("paravane_net_transmitted_frames", "Frames from the guest", Kind::Counter, |device| {
-        Some(device.net.as_ref()?.transmitted_frames)
-    }),
-    ("paravane_net_transmitted_bytes", "Bytes in frames from the guest", Kind::Counter, |device| {
-        Some(device.net.as_ref()?.transmitted_bytes)
-    }),
-    ("paravane_net_received_frames", "Frames to the guest", Kind::Counter, |device| {
-        Some(device.net.as_ref()?.received_frames)
-    }),
-    ("paravane_net_received_bytes", "Bytes in frames to the guest", Kind::Counter, |device| {
-        Some(device.net.as_ref()?.received_bytes)
-    }),
-    (
-        "paravane_net_unusable_buffers",
-        "Receive buffers of the guest too short for any frame",
-        Kind::Counter,
-        |device| Some(device.net.as_ref()?.unusable_buffers),
-    ),
 ];
 
-/// A figure of the stores of a disk; `None`: it has none.
-fn of_stores(device: &Device, figure: fn(&[Store]) -> u64) -> Option<u64> {
-    (!device.stores.is_empty()).then(|| figure(&device.stores))
+/// Metrics of each device.
+fn of_devices() -> impl Iterator<Item = &'static DeviceMetric> {
+    DEVICE.iter().chain(KINDS.iter().flat_map(|kind| kind.metrics().plain))
 }
 
-/// Sum of a figure over the caches of a disk; `None`: it has none.
-fn of_caches(device: &Device, figure: fn(&Cache) -> u64) -> Option<u64> {
-    let mut caches = device.stores.iter().filter_map(|store| store.cache.as_ref()).peekable();
-    caches.peek()?;
-    Some(caches.map(figure).sum())
+/// Counters of each device by the values of a further label.
+fn labelled() -> impl Iterator<Item = &'static LabelledMetric> {
+    KINDS.iter().flat_map(|kind| kind.metrics().labelled)
 }
-
-/// Counts of a device by the values of a further label.
-type Labelled = fn(&Device) -> Vec<(&str, f64)>;
-
-/// Counters with a further label: name without suffix, help, label, values.
-const LABELLED: [(&str, &str, &str, Labelled); 2] = [
-    ("paravane_blk_errors", "Requests that storage failed", "operation", |device| {
-        let errors = device.storage_errors.iter().flat_map(|errors| errors.operations());
-        errors.map(|(operation, count)| (operation, count as f64)).collect()
-    }),
-    ("paravane_net_dropped_frames", "Frames dropped", "reason", |device| {
-        let dropped = device.net.iter().flat_map(|net| {
-            [
-                ("malformed", net.malformed_frames),
-                ("refused", net.refused_frames),
-                ("no_room", net.no_room_frames),
-            ]
-        });
-        dropped.map(|(reason, count)| (reason, count as f64)).collect()
-    }),
-];
 
 /// Counter of an I/O thread: name without suffix, help, value.
 type ThreadMetric = (&'static str, &'static str, fn(&Thread) -> f64);
@@ -363,8 +257,13 @@ pub(crate) fn all() -> Vec<MetricText> {
     let build = vec!["version", "commit", "features"];
     let mut all = vec![MetricText { name: BUILD.0, kind: Kind::Info, labels: build, help: BUILD.1 }];
     all.extend(DAEMON.map(|(name, kind, help, _)| MetricText { name, kind, labels: Vec::new(), help }));
-    all.extend(DEVICE.map(|(name, help, kind, _)| MetricText { name, kind, labels: device(&[]), help }));
-    all.extend(LABELLED.map(|(name, help, label, _)| MetricText {
+    all.extend(of_devices().map(|&(name, help, kind, _)| MetricText {
+        name,
+        kind,
+        labels: device(&[]),
+        help,
+    }));
+    all.extend(labelled().map(|&(name, help, label, _)| MetricText {
         name,
         kind: Kind::Counter,
         labels: device(&[label]),
@@ -419,13 +318,13 @@ pub(super) fn exposition(report: &Report) -> Exposition {
     }
     let label = |device: &Device| labels(&[("device", &device.name), ("kind", &device.kind)]);
     let devices: Vec<_> = report.devices.iter().map(|device| (device, label(device))).collect();
-    for (name, help, kind, value) in DEVICE {
+    for &(name, help, kind, value) in of_devices() {
         let mut family = all.begin(name, kind, help);
         for (device, labels) in &devices {
             value(device).into_iter().for_each(|value| family.add(labels, value as f64));
         }
     }
-    for (name, help, label, values) in LABELLED {
+    for &(name, help, label, values) in labelled() {
         let mut family = all.begin(name, Kind::Counter, help);
         for (device, prefix) in &devices {
             for (value, count) in values(device) {

@@ -8,6 +8,7 @@
 use super::super::exports::Exports;
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, PATIENCE, VERSION};
+use crate::peer::allow;
 use paravane_export::Handover;
 use std::collections::HashSet;
 use std::io;
@@ -90,17 +91,18 @@ impl Giver {
         }
     }
 
-    /// Answers a daemon of the user `uid` that wants to take over, in a thread.
-    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, uid: u32, version: u32) -> io::Result<()> {
+    /// Answers a daemon that wants to take over, in a thread.
+    pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, version: u32) -> io::Result<()> {
         let giver = self.clone();
+        let allowed = allow(&stream, "take over from");
         let wire = Wire::new(stream, PATIENCE)?.of_a_client(PATIENCE);
-        let give = move || giver.serve(&wire, uid, version);
+        let give = move || giver.serve(&wire, allowed, version);
         std::thread::Builder::new().name("hand-over".into()).spawn(give)?;
         Ok(())
     }
 
-    fn serve(&self, wire: &Wire<Message>, uid: u32, version: u32) {
-        if let Err(why) = self.claim(uid, version) {
+    fn serve(&self, wire: &Wire<Message>, allowed: Result<(), String>, version: u32) {
+        if let Err(why) = allowed.and_then(|()| self.claim(version)) {
             tracing::warn!("take-over refused: {why}");
             let _ = wire.say(&Message::Refused(why));
             return;
@@ -125,11 +127,7 @@ impl Giver {
     }
 
     /// Allows one daemon at a time.
-    fn claim(&self, uid: u32, version: u32) -> Result<(), String> {
-        let own = rustix::process::geteuid().as_raw();
-        if uid != 0 && uid != own {
-            return Err(format!("user {uid} may not take over from user {own}: run as that user or root"));
-        }
+    fn claim(&self, version: u32) -> Result<(), String> {
         if version != VERSION {
             return Err(format!(
                 "it uses version {version} of handovers, this daemon version {VERSION}: restart instead"

@@ -1,9 +1,7 @@
 //! Sends a trace to one client of the control socket.
-use super::lines::{Answer, Ask, HandOverRequest, TraceRequest};
+use super::lines::{Answer, Ask, TraceRequest};
 use super::{RequestTrace, TraceReader};
 use crate::serve::places::{EACH, Full, MOST, Place, Places};
-use crate::serve::reload::messages::ReloadRequest;
-use crate::serve::snapshot::messages::SnapshotRequest;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +23,8 @@ const BATCH: usize = 1024;
 /// Finds the trace of a device, or says why there is none.
 pub(crate) type Find = dyn Fn(&str) -> Result<Arc<RequestTrace>, Answer> + Send + Sync;
 
-/// Answers a process of the user `uid` that wants more than a trace.
-pub(crate) type Give = dyn Fn(std::os::unix::net::UnixStream, u32, Wanted) -> io::Result<()> + Send + Sync;
-
-/// What a process wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// All devices, by this version of handovers.
-    HandOver(u32),
-    /// A snapshot of this device.
-    Snapshot(String),
-    Reload,
-}
+/// Answers a process that wants more than a trace.
+pub(crate) type Give = dyn Fn(std::os::unix::net::UnixStream, Ask) -> io::Result<()> + Send + Sync;
 
 /// Reads the client's line and sends the trace until either side ends it.
 ///
@@ -54,18 +42,7 @@ pub(crate) async fn serve(
     asked();
     let request = match serde_json::from_slice(&line) {
         Ok(Ask::Trace(request)) => request,
-        Ok(Ask::HandOver(HandOverRequest { version })) => {
-            let uid = stream.peer_cred()?.uid();
-            return give(stream.into_std()?, uid, Wanted::HandOver(version));
-        }
-        Ok(Ask::Snapshot(SnapshotRequest { device })) => {
-            let uid = stream.peer_cred()?.uid();
-            return give(stream.into_std()?, uid, Wanted::Snapshot(device));
-        }
-        Ok(Ask::Reload(ReloadRequest {})) => {
-            let uid = stream.peer_cred()?.uid();
-            return give(stream.into_std()?, uid, Wanted::Reload);
-        }
+        Ok(ask) => return give(stream.into_std()?, ask),
         Err(error) => return send(&mut stream, &[Answer::Error(format!("invalid request: {error}"))]).await,
     };
     let (_slot, mut reader, limit) = match begin(&stream, &request, find, slots) {
