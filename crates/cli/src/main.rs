@@ -45,6 +45,7 @@ mod disk;
 mod doctor;
 mod engine;
 mod failure;
+mod fds;
 mod hold;
 mod images;
 mod kinds;

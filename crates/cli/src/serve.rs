@@ -15,6 +15,7 @@ mod connections;
 pub(crate) mod control;
 pub(crate) mod deadline;
 mod exports;
+mod helper;
 mod idle;
 pub(crate) mod inspector;
 pub(crate) mod keys;

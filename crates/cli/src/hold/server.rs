@@ -11,9 +11,9 @@
 //! A dead daemon's last messages are read before its successor is served.
 use super::socket::Listener;
 use super::table::Table;
+use crate::fds::{self, Received};
 use crate::peer::{Peer, is_ready};
 use crate::serve::signals::{Request as Signal, Signals};
-use crate::serve::store::datagram::{self, Received};
 use crate::serve::store::text::{Answer, MAX_FDS, MAX_REQUEST, Request};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -124,7 +124,7 @@ impl Server {
             tracing::warn!(pid, "connection refused: {why}");
             // The buffer of a new connection is empty, and the client may be gone already.
             let text = Answer::Refused(why).to_string();
-            let _ = datagram::send(connection.as_fd(), &text, &[], SendFlags::DONTWAIT);
+            let _ = fds::send(&connection, text.as_bytes(), &[], SendFlags::DONTWAIT);
             return;
         }
         if let Some(owner) = &self.owner {
@@ -140,7 +140,7 @@ impl Server {
         let (pid, held) = (next.peer.pid, self.table.len());
         // As above.
         let text = Answer::Hello { held }.to_string();
-        if datagram::send(next.connection.as_fd(), &text, &[], SendFlags::DONTWAIT).is_ok() {
+        if fds::send(&next.connection, text.as_bytes(), &[], SendFlags::DONTWAIT).is_ok() {
             tracing::info!(pid, held, "daemon connected");
             self.owner = Some(next);
         }
@@ -168,7 +168,7 @@ fn serve(owner: &Owner, table: &mut Table) -> Option<Gone> {
     let has_ended = owner.peer.has_ended();
     let mut buffer = [0; MAX_REQUEST];
     for _ in 0..MESSAGES {
-        match datagram::receive(connection, &mut buffer, RecvFlags::DONTWAIT) {
+        match fds::receive(&connection, &mut buffer, MAX_FDS, RecvFlags::DONTWAIT) {
             // Another process may have a copy of its end of the connection.
             Err(Errno::AGAIN) => return has_ended.then_some(Gone::Ended),
             // It died with an unread answer; messages may follow.
@@ -201,7 +201,7 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
         Err(why) => refused(why),
     };
     let send = |text: &Answer, fds: &[BorrowedFd<'_>]| {
-        datagram::send(connection, &text.to_string(), fds, SendFlags::DONTWAIT)
+        fds::send(&connection, text.to_string().as_bytes(), fds, SendFlags::DONTWAIT)
     };
     let sent = match send(&text, &fds) {
         // The daemon's user has too many descriptors in messages (ETOOMANYREFS), for example.

@@ -13,17 +13,19 @@ pub(crate) mod message;
 mod process;
 mod targets;
 
+use super::helper::Helper;
 use super::sandbox::helpers;
-use anyhow::Context;
+use crate::fds;
 use message::{Message, PATIENCE, receive, send};
 use paravane_store::{Connector, Target};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub(crate) use process::main;
+
+const BROKER: Helper = Helper { name: "broker", does: "connects to servers" };
 
 /// The daemon's end.
 #[derive(Debug)]
@@ -41,13 +43,7 @@ impl Broker {
         reader: Option<OwnedFd>,
         user: Option<&str>,
     ) -> Result<Self, anyhow::Error> {
-        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (near, far) = pair().context("cannot create a socket")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("broker").stdin(Stdio::from(far)).stdout(Stdio::null());
-        command.env_clear().env("RES_OPTIONS", helpers::resolver_options());
-        // It ends when the socket is closed, and is not waited for.
-        command.spawn().context("cannot start the process that connects to servers")?;
+        let near = BROKER.start(&[("RES_OPTIONS", helpers::resolver_options())])?;
         for target in targets {
             send(&near, &Message::Allow(target.into()), None)?;
         }
@@ -59,7 +55,7 @@ impl Broker {
 
 impl Connector for Broker {
     fn connect(&self, target: &Target, timeout: Duration) -> io::Result<OwnedFd> {
-        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (near, far) = fds::pair()?;
         sockopt::set_socket_timeout(&near, sockopt::Timeout::Recv, Some(timeout + PATIENCE))?;
         let millis = timeout.as_millis().try_into().unwrap_or(u64::MAX);
         send(&self.socket, &Message::Connect { target: target.into(), millis }, Some(far.as_fd()))
@@ -77,11 +73,11 @@ impl Connector for Broker {
     }
 }
 
-/// The broker has died: nothing but a new daemon starts another one.
+/// The broker has died.
 fn ended(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-            io::Error::new(error.kind(), "the process that connects to servers has ended: restart the daemon")
+            io::Error::new(error.kind(), BROKER.has_ended())
         }
         _ => error,
     }
@@ -90,6 +86,7 @@ fn ended(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::os::unix::net::UnixStream;
@@ -97,8 +94,7 @@ mod tests {
 
     /// A broker in a thread.
     fn broker(targets: Vec<Target>, reader: Option<OwnedFd>) -> Broker {
-        let (near, far) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (near, far) = fds::pair().unwrap();
         let allowed = Targets::new(targets, reader);
         std::thread::spawn(move || process::serve(&far, allowed));
         Broker { socket: near }
@@ -147,8 +143,7 @@ mod tests {
 
     #[test]
     fn a_broker_that_has_ended_is_named() {
-        let (near, far) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (near, far) = fds::pair().unwrap();
         drop(far);
         let target = Target::Unix("/x".into());
         let error = Broker { socket: near }.connect(&target, Duration::from_secs(20)).unwrap_err();

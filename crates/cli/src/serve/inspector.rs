@@ -14,20 +14,17 @@ mod process;
 
 pub(crate) use process::main;
 
-use anyhow::Context;
+use super::helper::Helper;
+use crate::fds;
 use paravane_export::Inspector;
-use rustix::io::{Errno, IoSlice};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    recv, sendmsg, socketpair, sockopt,
-};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, sockopt};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+const INSPECTOR: Helper = Helper { name: "inspector", does: "looks at clients' descriptors" };
 /// Answer: all descriptors may be taken. Any other answer says why not.
 const GOOD: &[u8] = b"good";
 /// Most bytes of an answer.
@@ -49,21 +46,13 @@ struct DeviceInspector {
     busy: Mutex<Option<OwnedFd>>,
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
-}
-
 impl InspectorProcess {
     /// Starts the process. Call it before the sandbox closes.
     ///
     /// # Errors
     /// The host refuses a process.
     pub(crate) fn start(sandbox: bool) -> Result<Arc<Self>, anyhow::Error> {
-        let (near, far) = pair().context("cannot create a socket")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("inspector").stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
-        // It ends when the socket is closed, and is not waited for.
-        command.spawn().context("cannot start the process that looks at clients' descriptors")?;
+        let near = INSPECTOR.start(&[])?;
         rustix::net::send(&near, &[u8::from(sandbox)], SendFlags::NOSIGNAL)?;
         Ok(Arc::new(Self { socket: near }))
     }
@@ -75,29 +64,21 @@ impl InspectorProcess {
 
     /// Asks for a look at `len` bytes of a connection. Returns where the answer comes.
     fn ask(&self, connection: BorrowedFd<'_>, len: usize) -> io::Result<OwnedFd> {
-        let (near, far) = pair()?;
+        let (near, far) = fds::pair()?;
         sockopt::set_socket_timeout(&near, sockopt::Timeout::Recv, Some(PATIENCE))?;
         let len = u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let fds = [connection, far.as_fd()];
-        loop {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-            match sendmsg(&self.socket, &[IoSlice::new(&len)], &mut control, SendFlags::NOSIGNAL) {
-                Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(gone()),
-                sent => {
-                    sent?;
-                    return Ok(near);
-                }
+        match fds::send(&self.socket, &len, &[connection, far.as_fd()], SendFlags::empty()) {
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(gone()),
+            sent => {
+                sent?;
+                Ok(near)
             }
         }
     }
 }
 
-/// Nothing but a new daemon starts another one.
 fn gone() -> io::Error {
-    io::Error::other("the process that looks at clients' descriptors has ended: restart the daemon")
+    io::Error::other(INSPECTOR.has_ended())
 }
 
 fn receive(answer: &OwnedFd, text: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
@@ -144,10 +125,7 @@ mod tests {
     /// What the inspector says of a message with these descriptors.
     fn judge(fds: &[BorrowedFd<'_>]) -> Result<(), String> {
         let (near, far) = UnixStream::pair().unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        sendmsg(&near, &[IoSlice::new(&[7; 20])], &mut control, SendFlags::empty()).unwrap();
+        fds::send(&near, &[7; 20], fds, SendFlags::empty()).unwrap();
         let judged = process::look(far.as_fd(), 20);
         // The message is still there.
         let mut bytes = [0; 32];
@@ -175,7 +153,7 @@ mod tests {
 
     #[test]
     fn one_look_a_device_may_be_stuck() {
-        let (near, far) = pair().unwrap();
+        let (near, far) = fds::pair().unwrap();
         let process = Arc::new(InspectorProcess { socket: near });
         let inspector = process.device();
         // Its answers are kept open, as by a process that cannot close what it has peeked.
@@ -199,7 +177,7 @@ mod tests {
 
     #[test]
     fn an_inspector_that_has_ended_is_named() {
-        let (near, far) = pair().unwrap();
+        let (near, far) = fds::pair().unwrap();
         drop(far);
         let inspector = Arc::new(InspectorProcess { socket: near }).device();
         let (connection, _client) = UnixStream::pair().unwrap();

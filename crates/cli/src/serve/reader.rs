@@ -11,19 +11,18 @@
 //! broker if the daemon could write the file. It ends with the daemon.
 use super::broker::message::{Message, receive, send};
 use super::config::Config;
+use super::helper::{self, Helper};
 use super::sandbox::helpers;
 use super::sandbox::user::Target as User;
-use super::signals::Signals;
 use crate::failure::Failure;
-use crate::log;
 use anyhow::{Context, anyhow};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
+const READER: Helper = Helper { name: "reader", does: "reads the file of devices" };
 /// First byte of an answer: the text of the file follows.
 const TEXT: u8 = b'=';
 /// First byte of an answer: a message follows.
@@ -62,12 +61,7 @@ impl ConfigFile {
         broker: Option<OwnedFd>,
         writable_by: Option<PathBuf>,
     ) -> Result<Self, anyhow::Error> {
-        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (near, far) = pair().context("cannot create a socket")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg("reader").stdin(Stdio::from(far)).stdout(Stdio::null()).env_clear();
-        // It ends when the socket is closed, and is not waited for.
-        command.spawn().context("cannot start the process that reads the file of devices")?;
+        let near = READER.start(&[])?;
         let message = Message::File { path: path.to_owned(), user: user.map(ToOwned::to_owned) };
         send(&near, &message, broker.as_ref().map(AsFd::as_fd))?;
         Ok(Self { path: path.to_owned(), real: real(path), reader: Some(near), writable_by })
@@ -117,7 +111,7 @@ pub(crate) fn real(path: &Path) -> PathBuf {
 
 /// The text of the file.
 fn ask(reader: &OwnedFd) -> Result<String, String> {
-    let ended = |_| "the process that reads the file of devices has ended: restart the daemon".to_owned();
+    let ended = |_| READER.has_ended();
     let (near, far) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(|error| format!("cannot create a pipe: {error}"))?;
     send(reader, &Message::Read, Some(far.as_fd())).map_err(ended)?;
@@ -133,10 +127,7 @@ fn ask(reader: &OwnedFd) -> Result<String, String> {
 
 /// The reader's process: `paravane reader`, started by the daemon with a socket as its stdin.
 pub(crate) fn main() -> Result<ExitCode, Failure> {
-    log::set_up(log::Settings { base: log::Level::Warn, verbose: 0, json: false, rate: None });
-    // It ends with the daemon, which signals to the process group must not precede.
-    let _blocked = Signals::take().context("cannot block signals")?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
+    let (socket, _blocked) = helper::begin()?;
     let (file, user, broker) = match receive(&socket).context("stdin is not the socket of a daemon")? {
         Some((Message::File { path, user }, broker)) => (path, user, broker),
         Some(_) => return Err(Failure::request(anyhow!("unexpected message"))),
@@ -180,13 +171,13 @@ fn allow(broker: &OwnedFd, config: &Config) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fds;
 
     #[test]
     fn the_text_goes_to_the_daemon_and_its_servers_to_the_broker_first() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("devices.toml");
-        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let ((near, far), (broker, servers)) = (pair().unwrap(), pair().unwrap());
+        let ((near, far), (broker, servers)) = (fds::pair().unwrap(), fds::pair().unwrap());
         let path = file.clone();
         let reader = std::thread::spawn(move || serve(&far, &path, Some(&broker)));
         let config =
@@ -209,8 +200,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_has_ended_is_named() {
-        let (near, far) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (near, far) = fds::pair().unwrap();
         drop(far);
         let config =
             ConfigFile { path: "/x".into(), real: "/x".into(), reader: Some(near), writable_by: None };

@@ -8,18 +8,15 @@
 //! ```
 //! Numbers are little-endian. Descriptors come first, so that no other byte carries any.
 use super::deadline::{Until, named};
+use crate::fds;
 use crate::printable::printable_json;
-use rustix::io::{Errno, IoSlice, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, ErrorKind, Read, Write};
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,8 +24,6 @@ use std::time::{Duration, Instant};
 /// First bytes of each message. No JSON begins so.
 const MAGIC: u32 = u32::from_le_bytes(*b"PVHO");
 const HEADER: usize = 16;
-/// Most descriptors that the kernel takes at once (SCM_MAX_FD).
-const MAX_FDS_AT_ONCE: usize = 253;
 /// Most descriptors of a message: more than those of 256 queues and 64 memory regions.
 const MAX_FDS: usize = 4096;
 /// Maximum length of a message or a record in bytes.
@@ -133,7 +128,7 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
         }
         let mut stream = self.message();
         stream.write_all(&header)?;
-        for fds in fds.chunks(MAX_FDS_AT_ONCE) {
+        for fds in fds.chunks(fds::MOST) {
             stream.before_write()?;
             self.send_fds(fds).map_err(named)?;
         }
@@ -142,19 +137,14 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
     }
 
     fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_AT_ONCE))];
         let deadline = Instant::now() + TOO_MANY_REFS;
         loop {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            control.push(SendAncillaryMessage::ScmRights(fds));
-            match sendmsg(&self.stream, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
+            match fds::send(&self.stream, &[0], fds, SendFlags::empty()) {
                 // The other daemon has to receive some first.
                 Err(Errno::TOOMANYREFS) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Err(error) => return Err(error.into()),
+                sent => return Ok(sent?),
             }
         }
     }
@@ -209,24 +199,11 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
 
     /// Receives at most about `wanted` descriptors. The kernel closes others.
     fn receive_fds(&self, fds: &mut Vec<OwnedFd>, wanted: usize) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_AT_ONCE))];
-        let wanted = wanted.min(MAX_FDS_AT_ONCE);
-        let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(wanted))]);
-        let before = fds.len();
-        let mut byte = [0];
-        let received = loop {
-            let mut slices = [IoSliceMut::new(&mut byte)];
-            match recvmsg(self.stream.as_fd(), &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
-                result => break result?,
-            }
-        };
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
-            }
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() - before < wanted {
+        let wanted = wanted.min(fds::MOST);
+        let received = fds::receive(&self.stream, &mut [0], wanted, RecvFlags::empty())?;
+        let is_cut = received.fds_cut && received.fds.len() < wanted;
+        fds.extend(received.fds);
+        if is_cut {
             // RLIMIT_NOFILE: the kernel has closed the others.
             return Err(io::Error::other("too few free descriptors: raise LimitNOFILE="));
         }
@@ -247,6 +224,7 @@ fn receive_bytes(stream: &mut Until<'_>, count: usize) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     type Message = String;
 

@@ -2,7 +2,7 @@
 //!
 //! Daemons that are killed are this test program, run again with a role.
 use crate::daemon::{Daemon, Folder, assert_refused, is_root, paravane, patience, skip, without_sandbox};
-use crate::store::datagram::{self, Received};
+use crate::fds::{self, Received};
 use crate::store::text::{Answer, MAX_ANSWER, Request};
 use crate::store::{DescriptorStore, HolderStore, Name, StoreError, WaitingHolder};
 use paravane_test_support::Random;
@@ -107,7 +107,7 @@ fn a_daemon_with_a_role() {
             let (connection, (reader, _writer)) = (raw(&socket), std::io::pipe().unwrap());
             for number in 0..3 {
                 let text = format!("FDSTORE=1\nFDNAME=unread{number}\nFDPOLL=0\n");
-                datagram::send(connection.as_fd(), &text, &[reader.as_fd()], SendFlags::empty()).unwrap();
+                fds::send(&connection, text.as_bytes(), &[reader.as_fd()], SendFlags::empty()).unwrap();
             }
             std::mem::forget(connection);
             String::new()
@@ -270,13 +270,13 @@ fn raw(path: &Path) -> OwnedFd {
 fn answer(socket: &OwnedFd) -> (Answer, Vec<OwnedFd>) {
     let mut buffer = [0; MAX_ANSWER];
     let Received { len, fds, text_cut, fds_cut } =
-        datagram::receive(socket.as_fd(), &mut buffer, RecvFlags::empty()).unwrap();
+        fds::receive(&socket, &mut buffer, fds::MOST, RecvFlags::empty()).unwrap();
     assert!(!text_cut && !fds_cut);
     (Answer::parse(&buffer[..len]).unwrap(), fds)
 }
 
 fn ask(socket: &OwnedFd, text: &str, fds: &[BorrowedFd<'_>]) -> Answer {
-    datagram::send(socket.as_fd(), text, fds, SendFlags::empty()).unwrap();
+    fds::send(&socket, text.as_bytes(), fds, SendFlags::empty()).unwrap();
     answer(socket).0
 }
 
@@ -375,7 +375,7 @@ fn a_daemon_that_does_not_read_is_disconnected() {
     let (reader, _writer) = std::io::pipe().unwrap();
     assert_eq!(ask(&socket, "FDSTORE=1\nFDNAME=a", &[reader.as_fd()]), Answer::Done);
     // Its answers fill the socket, then the holder closes it.
-    while datagram::send(socket.as_fd(), "TAKE=1", &[], SendFlags::empty()).is_ok() {}
+    while fds::send(&socket, b"TAKE=1", &[], SendFlags::empty()).is_ok() {}
     holder.wait_for("daemon disconnected: it does not read");
     assert_eq!(names(&mut connect(&folder)), ["a"]);
 }

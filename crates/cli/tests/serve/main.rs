@@ -78,6 +78,9 @@ mod snapshot;
 mod stalled;
 mod stop;
 // The daemon's side of `paravane hold`.
+#[allow(dead_code)]
+#[path = "../../src/fds.rs"]
+mod fds;
 #[allow(dead_code, unused_imports)]
 #[path = "../../src/serve/store/mod.rs"]
 mod store;

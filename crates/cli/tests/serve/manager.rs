@@ -3,9 +3,9 @@
 //! It takes FDSTORE=1 and FDSTOREREMOVE=1, keeps an open file only once, drops without a word what
 //! exceeds its maximum, and passes all descriptors to each daemon that it starts.
 use crate::daemon::patience;
-use crate::store::datagram::{self, Received};
+use crate::fds::{self, Received};
 use rustix::net::RecvFlags;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Manager {
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             loop {
-                let received = datagram::receive(listener.as_fd(), &mut buffer, RecvFlags::empty()).unwrap();
+                let received = fds::receive(&listener, &mut buffer, fds::MOST, RecvFlags::empty()).unwrap();
                 let Received { len, fds, .. } = received;
                 match &buffer[..len] {
                     b"MARK=1" if mark.send(()).is_err() => return,

@@ -1,14 +1,11 @@
 //! Messages between daemon, broker and reader: JSON in packets, with at most one descriptor.
+use crate::fds::{self, Received};
 use paravane_store::Target;
-use rustix::io::{Errno, IoSlice, IoSliceMut};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -65,44 +62,18 @@ impl From<Place> for Target {
 
 /// Sends a message.
 pub(crate) fn send(socket: &OwnedFd, message: &Message, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let text = serde_json::to_vec(message)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let fds: Vec<_> = fd.into_iter().collect();
-    loop {
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&fds));
-        }
-        match sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => return Ok(sent.map(drop)?),
-        }
-    }
+    Ok(fds::send(socket, &serde_json::to_vec(message)?, fd.as_slice(), SendFlags::empty())?)
 }
 
 /// Receives a message. `None`: the other side has closed its end.
 pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
     let mut text = vec![0; MOST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut slices = [IoSliceMut::new(&mut text)];
-        match recvmsg(socket.as_fd(), &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
-            received => break received?,
-        }
-    };
-    if received.bytes == 0 {
-        return Ok(None);
+    match fds::receive(socket, &mut text, 1, RecvFlags::empty()) {
+        Err(Errno::CONNRESET) => Ok(None),
+        Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        received => match received? {
+            Received { len: 0, .. } => Ok(None),
+            Received { len, mut fds, .. } => Ok(Some((serde_json::from_slice(&text[..len])?, fds.pop()))),
+        },
     }
-    let mut found = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            found = fds.last();
-        }
-    }
-    let message = serde_json::from_slice(&text[..received.bytes])?;
-    Ok(Some((message, found)))
 }

@@ -2,9 +2,8 @@
 use super::message::{Message, receive, send};
 use super::targets::Targets;
 use crate::failure::Failure;
-use crate::log;
+use crate::serve::helper;
 use crate::serve::sandbox::{helpers, user::Target as User};
-use crate::serve::signals::Signals;
 use anyhow::{Context, anyhow};
 use paravane_store::{Connector, Direct, Target};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,10 +21,7 @@ const MOST: usize = 64;
 const LONGEST: Duration = Duration::from_secs(60);
 
 pub(crate) fn main() -> Result<ExitCode, Failure> {
-    log::set_up(log::Settings { base: log::Level::Warn, verbose: 0, json: false, rate: None });
-    // It ends with the daemon, which signals to the process group must not precede.
-    let _blocked = Signals::take().context("cannot block signals")?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
+    let (socket, _blocked) = helper::begin()?;
     let (mut named, mut sealed) = (Vec::new(), None);
     while sealed.is_none() {
         match receive(&socket).context("stdin is not the socket of a daemon")? {

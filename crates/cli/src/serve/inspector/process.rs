@@ -4,19 +4,15 @@
 //! a descriptor waits for its file system, and holds up no other.
 use super::GOOD;
 use crate::failure::Failure;
-use crate::log;
+use crate::fds::{self, Received};
+use crate::serve::helper;
 use crate::serve::sandbox;
-use crate::serve::signals::Signals;
 use anyhow::{Context, anyhow};
 use rustix::fs::{CWD, fcntl_get_seals, readlinkat};
-use rustix::io::{Errno, IoSliceMut};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg,
-    sockopt,
-};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, sockopt};
 use rustix::process::{WaitOptions, waitpid};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
 
@@ -25,10 +21,7 @@ const MAX_FDS: usize = 8;
 const MAX_BYTES: usize = 8192;
 
 pub(crate) fn main() -> Result<ExitCode, Failure> {
-    log::set_up(log::Settings { base: log::Level::Warn, verbose: 0, json: false, rate: None });
-    // It ends with the daemon, which signals to the process group must not precede.
-    let _blocked = Signals::take().context("cannot block signals")?;
-    let socket = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
+    let (socket, _blocked) = helper::begin()?;
     let mut wanted = [0];
     let (received, _) = rustix::net::recv(&socket, &mut wanted, RecvFlags::empty())
         .context("stdin is not the socket of a daemon")?;
@@ -67,24 +60,13 @@ pub(crate) fn main() -> Result<ExitCode, Failure> {
 /// `None`: the daemon has gone.
 pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<(usize, OwnedFd, OwnedFd)>> {
     let mut len = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut slices = [IoSliceMut::new(&mut len)];
-        match recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            received => break received?,
-        }
+    let mut fds = match fds::receive(socket, &mut len, 2, RecvFlags::empty()) {
+        Err(Errno::CONNRESET) => return Ok(None),
+        received => match received? {
+            Received { len: 0, .. } => return Ok(None),
+            Received { fds, .. } => fds.into_iter(),
+        },
     };
-    if received.bytes == 0 {
-        return Ok(None);
-    }
-    let mut fds = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let mut fds = fds.next().into_iter().flatten();
     match (fds.next(), fds.next()) {
         (Some(connection), Some(answer)) => Ok(Some((u32::from_ne_bytes(len) as usize, connection, answer))),
         _ => Err(io::ErrorKind::InvalidData.into()),
@@ -99,26 +81,15 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<(usize, OwnedFd, Ow
 /// One must not be taken: why.
 pub(super) fn look(connection: BorrowedFd<'_>, len: usize) -> Result<(), String> {
     let mut bytes = vec![0; len.min(MAX_BYTES)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match recvmsg(connection, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            received => break received.map_err(|error| format!("cannot peek the message: {error}"))?,
-        }
-    };
+    let received = fds::receive(&connection, &mut bytes, MAX_FDS, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+        .map_err(|error| format!("cannot peek the message: {error}"))?;
     let mut verdict = Ok(());
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            for fd in fds {
-                verdict = verdict.and_then(|()| judge(fd.as_fd()));
-                // After the answer.
-                std::mem::forget(fd);
-            }
-        }
+    for fd in received.fds {
+        verdict = verdict.and_then(|()| judge(fd.as_fd()));
+        // After the answer.
+        std::mem::forget(fd);
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
+    if received.fds_cut {
         return Err(format!("more than {MAX_FDS} file descriptors"));
     }
     verdict

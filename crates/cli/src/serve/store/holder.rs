@@ -1,14 +1,14 @@
 //! Store in another process: `paravane hold`.
-use super::datagram::{self, Received};
 use super::text::{Answer, MAX_ANSWER, MAX_FDS, Name, Request};
 use super::{DescriptorStore, StoreError, TIMEOUT};
+use crate::fds::{self, Received};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
     shutdown, socket_with,
 };
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -112,8 +112,9 @@ impl HolderStore {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Answer, Vec<OwnedFd>), StoreError> {
-        let sent = datagram::send(self.socket.as_fd(), &request.to_string(), fds, SendFlags::empty());
-        let answer = sent.map_err(StoreError::from).and_then(|()| self.answer());
+        let sent = fds::send(&self.socket, request.to_string().as_bytes(), fds, SendFlags::empty());
+        let answer =
+            sent.map_err(|error| StoreError::from(io::Error::from(error))).and_then(|()| self.answer());
         if answer.as_ref().is_err_and(|error| !matches!(error, StoreError::Refused(_))) {
             self.end();
         }
@@ -129,8 +130,7 @@ impl HolderStore {
     fn answer(&self) -> Result<(Answer, Vec<OwnedFd>), StoreError> {
         let mut buffer = [0; MAX_ANSWER];
         let Received { len, fds, text_cut, fds_cut } =
-            datagram::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty())
-                .map_err(io::Error::from)?;
+            fds::receive(&self.socket, &mut buffer, MAX_FDS, RecvFlags::empty()).map_err(io::Error::from)?;
         if fds_cut {
             let limit = io::Error::other("cannot receive descriptors: RLIMIT_NOFILE is too low");
             return Err(StoreError::Os(limit));
@@ -196,9 +196,9 @@ mod tests {
         std::thread::spawn(move || {
             let connection = accept(&listener).unwrap();
             for answer in answers {
-                datagram::send(connection.as_fd(), answer, &[], SendFlags::empty()).unwrap();
+                fds::send(&connection, answer.as_bytes(), &[], SendFlags::empty()).unwrap();
                 // Its client may be gone.
-                let _ = datagram::receive(connection.as_fd(), &mut [0; 1024], RecvFlags::empty());
+                let _ = fds::receive(&connection, &mut [0; 1024], MAX_FDS, RecvFlags::empty());
             }
         })
     }

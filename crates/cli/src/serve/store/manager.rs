@@ -1,13 +1,13 @@
 //! Store of the service manager (`FileDescriptorStoreMax=` in systemd.service(5)).
 //!
 //! The manager does not answer. Above its maximum it closes descriptors without a word.
-use super::datagram;
 use super::text::{MAX_FDS, Name, Request};
 use super::{DescriptorStore, StoreError, TIMEOUT};
+use crate::fds;
 use rustix::net::SendFlags;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -36,7 +36,8 @@ impl ManagerStore {
     }
 
     fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), StoreError> {
-        Ok(datagram::send(self.socket.as_fd(), &request.to_string(), fds, SendFlags::empty())?)
+        let sent = fds::send(&self.socket, request.to_string().as_bytes(), fds, SendFlags::empty());
+        Ok(sent.map_err(io::Error::from)?)
     }
 }
 
@@ -56,6 +57,7 @@ mod tests {
     use super::*;
     use rustix::net::RecvFlags;
     use std::io::{Read, Write, pipe};
+    use std::os::fd::AsFd;
 
     /// A service manager's socket.
     fn manager(address: &SocketAddr) -> UnixDatagram {
@@ -65,7 +67,7 @@ mod tests {
     fn check(socket: &UnixDatagram, mut store: ManagerStore) {
         let mut buffer = [0; 1024];
         let mut next = || {
-            let received = datagram::receive(socket.as_fd(), &mut buffer, RecvFlags::DONTWAIT).unwrap();
+            let received = fds::receive(&socket, &mut buffer, fds::MOST, RecvFlags::DONTWAIT).unwrap();
             assert!(!received.text_cut && !received.fds_cut);
             (String::from_utf8_lossy(&buffer[..received.len]).into_owned(), received.fds)
         };

@@ -10,7 +10,6 @@
 //!
 //! A name may have several descriptors. Store an open file under one name only: systemd ignores one
 //! that it has already.
-pub(crate) mod datagram;
 mod holder;
 mod manager;
 pub(crate) mod text;

@@ -1,13 +1,16 @@
-//! Messages with descriptors over sockets that keep their boundaries.
-use super::text::MAX_FDS;
+//! Messages with descriptors over Unix sockets.
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most descriptors that the kernel takes at once (SCM_MAX_FD).
+pub(crate) const MOST: usize = 253;
+/// Bytes of their control message.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(MOST));
 
 /// A message that was received.
 #[derive(Debug)]
@@ -21,17 +24,27 @@ pub(crate) struct Received {
     pub(crate) fds_cut: bool,
 }
 
-/// Receives a message.
+/// Two connected sockets that keep the boundaries of messages.
+///
+/// # Errors
+/// The kernel refuses.
+pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+/// Receives a message with at most about `most` descriptors. The kernel closes others.
 ///
 /// # Errors
 /// The kernel refuses, or there is no message and the socket or `flags` forbid to wait.
 pub(crate) fn receive(
-    socket: BorrowedFd<'_>,
+    socket: &impl AsFd,
     buffer: &mut [u8],
+    most: usize,
     flags: RecvFlags,
 ) -> Result<Received, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let most = most.min(MOST);
+    let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(most))]);
     let received = loop {
         let mut slices = [IoSliceMut::new(buffer)];
         match recvmsg(socket, &mut slices, &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
@@ -50,27 +63,26 @@ pub(crate) fn receive(
     Ok(Received { len: received.bytes.min(buffer.len()), fds, text_cut, fds_cut })
 }
 
-/// Sends a message with at most [`MAX_FDS`] descriptors.
+/// Sends a message with at most [`MOST`] descriptors.
 ///
 /// # Errors
 /// The kernel refuses, or there is no room and the socket or `flags` forbid to wait.
 pub(crate) fn send(
-    socket: BorrowedFd<'_>,
-    text: &str,
+    socket: &impl AsFd,
+    text: &[u8],
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
-) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for a message"));
+        return Err(Errno::INVAL);
     }
     loop {
-        match sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, flags | SendFlags::NOSIGNAL) {
-            // Such sockets take a message as a whole.
-            Ok(_) => return Ok(()),
+        match sendmsg(socket, &[IoSlice::new(text)], &mut control, flags | SendFlags::NOSIGNAL) {
             Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            // Sockets that keep boundaries take a message as a whole.
+            sent => return sent.map(drop),
         }
     }
 }
