@@ -34,6 +34,7 @@ pub use config::{
 };
 pub use error::RunError;
 pub use job::{DiskJob, DiskWork, Job, NetJob, Traffic};
+pub use linux::run as run_linux;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};
 pub use machine::console::Power;
 pub use machine::devices::NamedDevice;
@@ -44,34 +45,4 @@ pub use report::{
     DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, NetResult, Outcome, PhaseFigures,
     QueueResult, Report,
 };
-pub use run::{Phase, Progress};
-
-/// Runs the built-in guest to its end, verifies its work on the host, and reports.
-///
-/// Each of the `devices` has a job. `started` is the start of the process, for the report's `boot_ms`.
-///
-/// # Errors
-/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched), or the host
-/// failed under it. A guest that crashes or hangs is an [`Outcome`], not an error.
-pub fn run(
-    config: &RunConfig,
-    devices: Vec<NamedDevice>,
-    progress: &Progress,
-    started: std::time::Instant,
-) -> Result<Report, RunError> {
-    run::run(config, devices, progress, started)
-}
-
-/// Runs a Linux guest under KVM to its end. Console output goes to `console`.
-///
-/// # Errors
-/// As [`run()`]. A kernel that cannot be loaded touches nothing.
-pub fn run_linux(
-    config: &LinuxConfig,
-    devices: Vec<NamedDevice>,
-    console: Box<dyn std::io::Write + Send>,
-    progress: &Progress,
-    started: std::time::Instant,
-) -> Result<LinuxReport, RunError> {
-    linux::run(config, devices, console, progress, started)
-}
+pub use run::{Phase, Progress, run};

@@ -7,7 +7,7 @@
 //! There is no firmware: [`crate::arch`] loads the kernel, describes the machine to it, and enters it.
 mod run;
 
-pub(crate) use run::run;
+pub use run::run;
 
 use crate::config::RunConfig;
 use crate::machine::console::Power;

@@ -37,8 +37,14 @@ use std::time::Instant;
 use watch::Watch;
 use work::Work;
 
-/// See [`crate::run()`].
-pub(crate) fn run(
+/// Runs the built-in guest to its end, verifies its work on the host, and reports.
+///
+/// Each of the `devices` has a job. `started` is the start of the process, for the report's `boot_ms`.
+///
+/// # Errors
+/// The machine could not be made ([`RunError::exit_status`] 2: nothing was touched), or the host
+/// failed under it. A guest that crashes or hangs is an [`Outcome`](crate::Outcome), not an error.
+pub fn run(
     config: &RunConfig,
     mut devices: Vec<NamedDevice>,
     progress: &Progress,

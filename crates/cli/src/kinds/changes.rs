@@ -37,3 +37,15 @@ impl Differences {
         }
     }
 }
+
+/// Adds the fields in which two specifications differ, with key and effect.
+///
+/// A field that is added has to be listed, at the end if it is compared elsewhere.
+macro_rules! differences {
+    ($all:expr, $type:ident, $served:expr, $wanted:expr,
+     $($field:ident $key:literal $effect:ident),*; but $($other:ident)*) => {
+        let $type { $($field,)* $($other: _),* } = $served;
+        $($all.add($key, $crate::kinds::changes::Effect::$effect, *$field != $wanted.$field);)*
+    };
+}
+pub(crate) use differences;

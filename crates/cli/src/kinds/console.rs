@@ -4,7 +4,7 @@ mod open;
 mod spec;
 mod texts;
 
-use super::changes::{Differences, Effect};
+use super::changes::{Differences, Effect, differences};
 use super::checked::OptionError;
 use super::endpoint::{Endpoint, EndpointArgs};
 use super::kind::{Arguments, Claim, Descriptors, Features, Kind, Resource, Spec, Texts};
@@ -151,10 +151,8 @@ impl Spec for Console {
 
     fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
         let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
-        let Self { terminal, window, buffer } = self;
         let key = wanted.path().map_or("pty", |(option, _)| option);
-        all.add(key, Effect::Restart, *terminal != wanted.terminal);
-        all.add("window", Effect::Restart, *window != wanted.window);
-        all.add("buffer", Effect::Restart, *buffer != wanted.buffer);
+        all.add(key, Effect::Restart, self.terminal != wanted.terminal);
+        differences!(all, Console, self, wanted, window "window" Restart, buffer "buffer" Restart; but terminal);
     }
 }

@@ -15,6 +15,7 @@ use super::args::DaemonArgs;
 use super::exports::{Exports, Restarts};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
+use crate::kinds::changes::{Differences, Effect, differences};
 use crate::log;
 use crate::peer::allow;
 use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
@@ -203,49 +204,32 @@ pub(crate) struct DaemonChange {
 impl DaemonChange {
     /// Compares the daemon's settings with those of its file.
     pub(crate) fn between(had: &DaemonArgs, wanted: &DaemonArgs) -> Self {
-        // A new setting has to be named here.
-        let DaemonArgs {
-            control,
-            metrics,
-            holder,
-            user,
-            allow,
-            no_sandbox,
-            log_format,
-            log_level,
-            log_rate,
-            max_client_memory,
-            any_memory_file,
-            max_memory,
-            max_mappings,
-            io_threads,
-            cache,
-            cache_size,
-            stop_timeout,
-        } = had;
-        let changed =
-            [("log-level", *log_level != wanted.log_level), ("log-rate", *log_rate != wanted.log_rate)];
-        let keys = [
-            ("control", *control != wanted.control),
-            ("metrics", *metrics != wanted.metrics),
-            ("holder", *holder != wanted.holder),
-            ("user", *user != wanted.user),
-            ("allow", *allow != wanted.allow),
-            ("no-sandbox", *no_sandbox != wanted.no_sandbox),
-            ("log-format", *log_format != wanted.log_format),
-            ("max-client-memory", *max_client_memory != wanted.max_client_memory),
-            ("any-memory-file", *any_memory_file != wanted.any_memory_file),
-            ("max-memory", *max_memory != wanted.max_memory),
-            ("max-mappings", *max_mappings != wanted.max_mappings),
-            ("io-threads", *io_threads != wanted.io_threads),
-            ("cache", *cache != wanted.cache),
-            ("cache-size", *cache_size != wanted.cache_size),
-            ("stop-timeout", *stop_timeout != wanted.stop_timeout),
-        ];
-        let differing = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
-            keys.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
+        let mut all = Differences::default();
+        differences!(
+            all, DaemonArgs, had, wanted,
+            log_level "log-level" InPlace,
+            log_rate "log-rate" InPlace,
+            control "control" Restart,
+            metrics "metrics" Restart,
+            holder "holder" Restart,
+            user "user" Restart,
+            allow "allow" Restart,
+            no_sandbox "no-sandbox" Restart,
+            log_format "log-format" Restart,
+            max_client_memory "max-client-memory" Restart,
+            any_memory_file "any-memory-file" Restart,
+            max_memory "max-memory" Restart,
+            max_mappings "max-mappings" Restart,
+            io_threads "io-threads" Restart,
+            cache "cache" Restart,
+            cache_size "cache-size" Restart,
+            stop_timeout "stop-timeout" Restart;
+            but
+        );
+        let keys = |effect| -> Vec<_> {
+            all.0.iter().filter(|(_, its)| *its == effect).map(|(key, _)| *key).collect()
         };
-        let (changed, refused) = (differing(&changed), differing(&keys));
+        let (changed, refused) = (keys(Effect::InPlace), keys(Effect::Restart));
         let why = "applies when the daemon is restarted, or taken over from";
         let outcome = |outcome, keys: &[&str], why: Option<&str>| DeviceOutcome {
             name: DAEMON.to_owned(),

@@ -98,6 +98,7 @@ impl Reload {
 
 /// One served device. Counters start at 0 when the device starts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Device {
     pub(crate) name: String,
     /// Name of its subcommand: "blk", for example.
@@ -108,37 +109,29 @@ pub(crate) struct Device {
     /// Size of a disk in bytes, as last checked.
     pub(crate) size: Option<u64>,
     /// Disks: serial number that guests are told.
-    #[serde(default)]
     pub(crate) serial: Option<String>,
     /// Number of I/O threads of its own; 0: it shares those of the daemon.
     pub(crate) workers: u16,
     /// I/O threads of its own, without those that have ended.
-    #[serde(default)]
     pub(crate) threads: Vec<Thread>,
     /// A VMM is connected.
     pub(crate) connected: bool,
     /// The next daemon can resume the session if this one dies (`--holder`).
-    #[serde(default)]
     pub(crate) kept: bool,
     /// Why the session cannot be resumed, though it shall be (`--holder`).
-    #[serde(default)]
     pub(crate) not_kept: Option<String>,
     /// Number of connections.
     pub(crate) sessions: u64,
     /// Feature bits accepted by the driver, in hexadecimal.
     pub(crate) features: String,
     /// Protocol features of vhost-user accepted by the VMM, in hexadecimal.
-    #[serde(default)]
     pub(crate) protocol_features: String,
     /// Memory mapped for the VMM, in bytes.
-    #[serde(default)]
     pub(crate) memory: u64,
     /// Limit of `memory`, in bytes.
-    #[serde(default)]
     pub(crate) max_memory: u64,
     pub(crate) queues: Vec<Queue>,
     /// Connections that could not be accepted, for example without descriptors.
-    #[serde(default)]
     pub(crate) refused_connections: u64,
     /// Connections ended by an error of the VMM.
     pub(crate) protocol_errors: u64,
@@ -147,48 +140,33 @@ pub(crate) struct Device {
     /// The last error of a connection or queue.
     pub(crate) last_error: Option<String>,
     /// Network cards: what of the host's network is gone, and the way out.
-    #[serde(default)]
     pub(crate) host_error: Option<String>,
     /// Message of a panic that ended the device.
-    #[serde(default)]
     pub(crate) failed: Option<String>,
     /// Settings that a reload changes while the device is served.
-    #[serde(default)]
     pub(crate) settings: Settings,
     /// How often a rate limit delayed a queue.
-    #[serde(default)]
     pub(crate) throttled: u64,
     /// Disks: requests that storage failed.
-    #[serde(default)]
     pub(crate) storage_errors: Option<StorageErrors>,
     /// Disks: invalid requests, for example for a sector beyond the end.
-    #[serde(default)]
     pub(crate) rejected_requests: Option<u64>,
     /// Disks: writes wait for room on the host (`--on-full wait`).
-    #[serde(default)]
     pub(crate) full: Option<Full>,
     /// Disks: how often writes began to wait for room.
-    #[serde(default)]
     pub(crate) full_times: Option<u64>,
     /// Disks: number of snapshots that were taken while served.
-    #[serde(default)]
     pub(crate) snapshots: u64,
-    #[serde(default)]
     pub(crate) last_snapshot: Option<Snapshot>,
     /// Disks: why the last check of the size failed.
-    #[serde(default)]
     pub(crate) size_error: Option<String>,
     /// Disks: the image was unlinked; its data are lost when the device stops.
-    #[serde(default)]
     pub(crate) image_deleted: bool,
     /// Figures of its kind, by name.
-    #[serde(default)]
     pub(crate) figures: BTreeMap<String, u64>,
     /// Disks: image and backing files that are no files of this host, top first.
-    #[serde(default)]
     pub(crate) stores: Vec<Store>,
     /// The device was removed or changed in the file, and stops.
-    #[serde(default)]
     pub(crate) stopping: Option<Stopping>,
     pub(crate) net: Option<Net>,
 }
@@ -235,6 +213,7 @@ pub(crate) struct Thread {
 
 /// One virtqueue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Queue {
     pub(crate) index: u16,
     pub(crate) enabled: bool,
@@ -247,28 +226,21 @@ pub(crate) struct Queue {
     /// Buffers returned to the driver.
     pub(crate) completed: u64,
     /// Buffers taken and not yet returned.
-    #[serde(default)]
     pub(crate) in_flight: u64,
     pub(crate) interrupts: u64,
     /// Time for which shared I/O threads served the queue, in seconds.
-    #[serde(default)]
     pub(crate) busy_s: f64,
     /// Disks: requests that storage failed.
-    #[serde(default)]
     pub(crate) storage_errors: u64,
     /// Error that stopped the queue until its reset.
     pub(crate) error: Option<String>,
     /// Latency of each operation that occurred.
-    #[serde(default)]
     pub(crate) operations: Vec<OperationLatency>,
     /// Latency of each stage that occurred, of all operations together.
-    #[serde(default)]
     pub(crate) stages: Vec<StageLatency>,
     /// Requests in flight, counted each time that some were taken.
-    #[serde(default)]
     pub(crate) depth: Option<Distribution>,
     /// Requests taken together.
-    #[serde(default)]
     pub(crate) batch: Option<Distribution>,
 }
 
@@ -345,6 +317,7 @@ impl Queue {
 
 /// Traffic of a network card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Net {
     /// From the guest.
     pub(crate) transmitted_frames: u64,
@@ -355,19 +328,14 @@ pub(crate) struct Net {
     /// Frames dropped: the sum of the next three.
     pub(crate) dropped_frames: u64,
     /// From the guest: not a frame, or an invalid header.
-    #[serde(default)]
     pub(crate) malformed_frames: u64,
     /// From the guest: refused by the host.
-    #[serde(default)]
     pub(crate) refused_frames: u64,
     /// To the guest: larger than its buffers.
-    #[serde(default)]
     pub(crate) no_room_frames: u64,
     /// Receive buffers of the guest too short for any frame.
-    #[serde(default)]
     pub(crate) unusable_buffers: u64,
     /// Whether the guest's link is up.
-    #[serde(default)]
     pub(crate) link_up: bool,
 }
 
@@ -485,14 +453,13 @@ fn seconds(time: SystemTime) -> f64 {
 
 /// A device that failed to start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Failed {
     pub(crate) name: String,
     pub(crate) why: String,
     /// Seconds until the next attempt; `None`: it is under way.
-    #[serde(default)]
     pub(crate) retry_s: Option<f64>,
     /// A session of an earlier daemon is kept for it.
-    #[serde(default)]
     pub(crate) kept: bool,
 }
 

@@ -189,33 +189,27 @@ fn text(daemons: &[Daemon], options: TextOptions) -> String {
 
 /// Problems of a device, a line for each.
 fn problems(device: &Device, out: &mut String) {
-    let name = &device.name;
+    let mut problem = |what: &str| line(out, &format!("  ! {}{what}", device.name));
     for queue in &device.queues {
         if let Some(error) = &queue.error {
-            line(out, &format!("  ! {name} queue {}: {error}", queue.index));
+            problem(&format!(" queue {}: {error}", queue.index));
         }
     }
-    if let Some(error) = &device.last_error {
-        line(out, &format!("  ! {name}: {error}"));
-    }
-    if let Some(error) = &device.not_kept {
-        line(out, &format!("  ! {name}: sessions are not kept for the next daemon: {error}"));
-    }
-    if let Some(error) = &device.host_error {
-        line(out, &format!("  ! {name}: {error}"));
-    }
-    if let Some(errors) = device.storage_errors.as_ref().filter(|errors| errors.total() > 0) {
-        line(out, &format!("  ! {name}: {}", storage(errors)));
-    }
-    if let Some(error) = &device.size_error {
-        line(out, &format!("  ! {name}: cannot read the size of the image: {error}"));
-    }
-    if let Some(full) = &device.full {
-        let Full { since, requests, error, .. } = full;
-        line(out, &format!("  ! {name}: full since {since}: {requests} writes wait for room: {error}"));
-    }
+    let full = device.full.as_ref().map(|Full { since, requests, error, .. }| {
+        format!("full since {since}: {requests} writes wait for room: {error}")
+    });
+    let errors = [
+        ("", device.last_error.as_ref()),
+        ("sessions are not kept for the next daemon: ", device.not_kept.as_ref()),
+        ("", device.host_error.as_ref()),
+        ("", device.storage_errors.as_ref().filter(|errors| errors.total() > 0).map(storage).as_ref()),
+        ("cannot read the size of the image: ", device.size_error.as_ref()),
+        ("", full.as_ref()),
+    ]
+    .map(|(what, error)| error.map(|error| format!(": {what}{error}")));
+    errors.iter().flatten().for_each(|error| problem(error));
     if device.image_deleted {
-        line(out, &format!("  ! {name}: the image was deleted; its data are lost when the device stops"));
+        problem(": the image was deleted; its data are lost when the device stops");
     }
     for store in device.stores.iter().filter(|store| store.has_problem()) {
         let what = match store.link.as_str() {
@@ -226,18 +220,15 @@ fn problems(device: &Device, out: &mut String) {
             _ => "unusable: all requests fail".to_owned(),
         };
         let error = store.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
-        line(out, &format!("  ! {name}: {} {what}{error}", store.location));
+        problem(&format!(": {} {what}{error}", store.location));
     }
     if let Some(Stopping { seconds, in_flight }) = &device.stopping {
-        line(out, &format!("  ! {name}: stopping for {seconds:.0} s: {in_flight} requests in flight"));
+        problem(&format!(": stopping for {seconds:.0} s: {in_flight} requests in flight"));
     }
     if let Some(failed) = &device.failed {
-        line(
-            out,
-            &format!(
-                "  ! {name}: device failed (internal error: a thread panicked: {failed}); reload to restart it"
-            ),
-        );
+        problem(&format!(
+            ": device failed (internal error: a thread panicked: {failed}); reload to restart it"
+        ));
     }
 }
 

@@ -28,8 +28,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// See [`crate::run_linux`].
-pub(crate) fn run(
+/// Runs a Linux guest under KVM to its end. Console output goes to `console`.
+///
+/// # Errors
+/// As [`crate::run()`]. A kernel that cannot be loaded touches nothing.
+pub fn run(
     config: &LinuxConfig,
     mut devices: Vec<NamedDevice>,
     console: Output,

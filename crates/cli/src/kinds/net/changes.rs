@@ -1,11 +1,9 @@
 //! What a new specification changes of a network card.
 use super::spec::{Net, Network};
-use crate::kinds::changes::{Differences, Effect};
+use crate::kinds::changes::{Differences, Effect, differences};
 
 /// Adds what `wanted` changes of `served`.
 pub(super) fn changes(all: &mut Differences, served: &Net, wanted: &Net) {
-    use Effect::{Restart, Session};
-    let Net { network, mac, queues, queue_size, mtu, offloads, announce: _, limit } = served;
     let network_key = match &wanted.network {
         Network::Tap(_) | Network::TapFds(_) => "tap",
         Network::Link(_) => "link",
@@ -13,11 +11,15 @@ pub(super) fn changes(all: &mut Differences, served: &Net, wanted: &Net) {
         Network::Sink => "sink",
         Network::Source(_) => "source",
     };
-    all.add(network_key, Session, *network != wanted.network);
-    all.add("mac", Restart, *mac != wanted.mac);
-    all.add("queues", Restart, *queues != wanted.queues);
-    all.add("queue-size", Restart, *queue_size != wanted.queue_size);
-    all.add("mtu", Restart, *mtu != wanted.mtu);
-    all.add("no-offloads", Restart, *offloads != wanted.offloads);
-    all.limit(*limit, wanted.limit);
+    all.add(network_key, Effect::Session, served.network != wanted.network);
+    differences!(
+        all, Net, served, wanted,
+        mac "mac" Restart,
+        queues "queues" Restart,
+        queue_size "queue-size" Restart,
+        mtu "mtu" Restart,
+        offloads "no-offloads" Restart;
+        but network announce limit
+    );
+    all.limit(served.limit, wanted.limit);
 }
