@@ -8,6 +8,8 @@
 //! * `run` (a feature) is the microVM's side, `bench` (a feature) starts the program
 //!   `paravane-bench`.
 //! * `log` makes lines of events, limits them by device, and has a thread write them.
+//! * `choices` parses options whose values another crate enumerates; `fds` passes descriptors over Unix
+//!   sockets; `peer` knows the process at the other end of one.
 //! * `kinds` has a file or folder for each kind of device, and the list of them: options, checks,
 //!   opening, sandbox needs, reload, status, doctor, manuals and reference ask the list by the
 //!   traits of `kinds/kind`.
@@ -19,7 +21,7 @@
 //!   `exports/exchange`, a take-over within the daemon; `sandbox` drops rights, in the order in
 //!   which it must; `broker` is a process that connects to the servers of images from outside of
 //!   the sandbox; `inspector` a process that looks at clients' descriptors before the daemon has
-//!   them, and may be lost; `reader` one that reads the file of devices again; `control`, `status`
+//!   them, and may be lost; `reader` one that reads the file of devices again; `helper` starts these three; `control`, `status`
 //!   and `metrics` show a `report`, which a `reporter` makes for all clients that ask at the same
 //!   time, over a bounded number of `connections`; `threads` are those that devices share;
 //!   `sockets` takes sockets that the parent process passed; `systemd` and `signals`.

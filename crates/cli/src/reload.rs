@@ -8,11 +8,10 @@ use crate::serve::reader;
 use crate::serve::reload::messages::{DAEMON, DeviceOutcome, Message, Outcome, ReloadRequest, Wish};
 use crate::serve::trace::lines::Ask;
 use crate::serve::wire::{Parcel, Wire};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use paravane_command_line::output;
 use std::fmt::Write;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PLAN_S: u64 = 30;
 
 pub(crate) fn main(args: &ReloadArgs) -> Result<ExitCode, Failure> {
-    let daemon = find(args.control.as_deref()).map_err(Failure::request)?;
+    let daemon = control::only_daemon(args.control.as_deref(), ": name its socket with --control PATH")
+        .map_err(Failure::request)?;
     let restart = args.restart.iter().cloned().collect();
     let wish = Wish { restart, plan: None, patience_s: args.timeout };
     let outcomes = ask(&daemon, wish).map_err(Failure::request)?;
@@ -53,25 +53,6 @@ fn status(outcomes: &[DeviceOutcome]) -> ExitCode {
         () if has(Outcome::Failed) || has(Outcome::Waiting) => ExitCode::from(1),
         () if has(Outcome::Refused) => ExitCode::from(3),
         () => ExitCode::SUCCESS,
-    }
-}
-
-/// The control socket: `control`, else that of the only daemon of this user.
-fn find(control: Option<&Path>) -> Result<PathBuf, anyhow::Error> {
-    if let Some(path) = control {
-        return Ok(path.to_owned());
-    }
-    let directory =
-        control::directory().context("no control directory: name the socket with --control PATH")?;
-    let mut paths = control::sockets(&directory).with_context(|| directory.display().to_string())?;
-    paths.retain(|path| UnixStream::connect(path).is_ok());
-    match paths.as_slice() {
-        [path] => Ok(path.clone()),
-        [] => Err(anyhow!("no daemon in {}: name its socket with --control PATH", directory.display())),
-        paths => {
-            let list: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-            Err(anyhow!("several daemons run: choose one with --control: {}", list.join(", ")))
-        }
     }
 }
 

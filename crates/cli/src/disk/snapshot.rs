@@ -82,8 +82,7 @@ fn find(control: Option<&Path>, device: &str) -> Result<PathBuf, anyhow::Error> 
     if let Some(path) = control {
         return Ok(path.to_owned());
     }
-    let directory =
-        control::directory().context("no control directory: name the socket with --control PATH")?;
+    let directory = control::known_directory()?;
     let daemons = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
     let mut found = daemons.into_iter().filter_map(|(path, report)| {
         report.ok()?.devices.iter().any(|served| served.name == device).then_some(path)

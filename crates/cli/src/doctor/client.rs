@@ -6,9 +6,9 @@
 use super::finding::{Finding, Level};
 use super::negotiated::{Check, Negotiated, QueueUse};
 use crate::kinds::{self, Kind};
-use crate::serve::control;
 use crate::serve::report::{Device, Queue};
-use anyhow::{Context, anyhow};
+use crate::serve::status;
+use anyhow::anyhow;
 use paravane_spec::feature;
 use paravane_spec::vhost_user::protocol_feature as protocol;
 use std::path::{Path, PathBuf};
@@ -26,18 +26,7 @@ const DESCRIPTORS: u16 = 3;
 /// # Errors
 /// No daemon, or more than one, serves such a device.
 pub(super) fn find(client: &Path, control: Option<&Path>) -> Result<Device, anyhow::Error> {
-    let reports = match control {
-        Some(path) => {
-            vec![(path.to_owned(), control::ask(path).with_context(|| path.display().to_string())?)]
-        }
-        None => {
-            let directory = control::directory()
-                .context("XDG_RUNTIME_DIR is not set: name a daemon's control socket with --control PATH")?;
-            let asked = control::ask_all(&directory).with_context(|| directory.display().to_string())?;
-            asked.into_iter().filter_map(|(path, report)| Some((path, report.ok()?))).collect()
-        }
-    };
-    let devices = reports.into_iter().flat_map(|(control, report)| {
+    let devices = status::reports(control)?.reports.into_iter().flat_map(|(control, report)| {
         report.devices.into_iter().map(move |device| (control.clone(), device))
     });
     let mut found: Vec<_> = devices.filter(|(_, device)| is_it(device, client)).collect();

@@ -21,7 +21,7 @@ use super::trace::RequestTrace;
 use super::trace::lines::{Answer, Ask};
 use super::trace::stream::{self, Find, Give};
 use crate::printable::printable_json;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use hyper::body::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -247,6 +247,35 @@ pub(crate) fn request(path: &Path, request: &Ask) -> io::Result<UnixStream> {
     line.push(b'\n');
     stream.write_all(&line)?;
     Ok(stream)
+}
+
+/// The directory of control sockets, for a client.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn known_directory() -> Result<PathBuf, anyhow::Error> {
+    directory().context("no control directory: name the socket with --control PATH")
+}
+
+/// The control socket: `path`, else that of the only daemon of this user.
+///
+/// # Errors
+/// There are several, or none: then `none` is the way out.
+pub(crate) fn only_daemon(path: Option<&Path>, none: &str) -> Result<PathBuf, anyhow::Error> {
+    if let Some(path) = path {
+        return Ok(path.to_owned());
+    }
+    let directory = known_directory()?;
+    let mut paths = sockets(&directory).with_context(|| directory.display().to_string())?;
+    paths.retain(|path| UnixStream::connect(path).is_ok());
+    match paths.as_slice() {
+        [path] => Ok(path.clone()),
+        [] => Err(anyhow!("no daemon in {}{none}", directory.display())),
+        paths => {
+            let list: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+            Err(anyhow!("several daemons run: choose one with --control: {}", list.join(", ")))
+        }
+    }
 }
 
 /// Control sockets of all daemons of this user.

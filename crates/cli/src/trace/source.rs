@@ -46,8 +46,7 @@ impl Source {
                 None => Err(anyhow!("{}: no device is named {device:?}", path.display())),
             };
         }
-        let directory =
-            control::directory().context("no control directory: name the socket with --control PATH")?;
+        let directory = control::known_directory()?;
         let mut found: Option<(PathBuf, Self)> = None;
         let mut problems = Vec::new();
         for path in control::sockets(&directory).with_context(|| directory.display().to_string())? {

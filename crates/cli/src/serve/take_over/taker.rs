@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use paravane_export::Handover;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -39,21 +39,7 @@ pub(crate) fn find(path: Option<&Path>) -> Result<PathBuf, anyhow::Error> {
     if path == Some(Path::new("off")) {
         bail!("--take-over asks the daemon behind --control: name its socket, not `off`");
     }
-    if let Some(path) = path {
-        return Ok(path.to_owned());
-    }
-    let directory =
-        control::directory().context("no control directory: name the daemon's socket with --control PATH")?;
-    let mut paths = control::sockets(&directory).with_context(|| directory.display().to_string())?;
-    paths.retain(|path| UnixStream::connect(path).is_ok());
-    match paths.as_slice() {
-        [path] => Ok(path.clone()),
-        [] => Err(anyhow!("no daemon in {} to take over from: omit --take-over", directory.display())),
-        paths => {
-            let list: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-            Err(anyhow!("several daemons run: name one with --control: {}", list.join(", ")))
-        }
-    }
+    control::only_daemon(path, " to take over from: omit --take-over")
 }
 
 impl Taker {
