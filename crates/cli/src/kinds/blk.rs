@@ -233,8 +233,8 @@ impl DiskSpec for Blk {
         (!self.read_only).then(|| real_location(&self.image))
     }
 
-    fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Arc<dyn Spec> {
-        let mut disk = self.keeping_block(block);
+    fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Arc<dyn Spec> {
+        let mut disk = self.keeping_block(told::block(told));
         disk.told_serial = disk.serial.is_none().then(|| serial.to_owned());
         let old = std::mem::replace(&mut disk.image, overlay.to_owned().into());
         disk.backing.insert(0, Backing { format: disk.format, location: old });
@@ -243,8 +243,8 @@ impl DiskSpec for Blk {
         Arc::new(disk)
     }
 
-    fn next_start(&self, block: Option<u32>) -> Result<DiskStart, String> {
-        next_start::of(&self.keeping_block(block))
+    fn next_start(&self, told: &Told) -> Result<DiskStart, String> {
+        next_start::of(&self.keeping_block(told::block(told)))
     }
 
     fn slow(&self) -> Option<Duration> {

@@ -311,14 +311,14 @@ pub(crate) trait DiskSpec {
 
     /// The disk after a snapshot: its image is `overlay`, on the old one.
     ///
-    /// `serial` and `block`, in bytes: what guests are told, which stay.
-    fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Arc<dyn Spec>;
+    /// Its guest keeps `serial` and the facts that it was `told`.
+    fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Arc<dyn Spec>;
 
-    /// Options that start it again with this block size in bytes.
+    /// Options that start it again for a guest that was `told` these facts.
     ///
     /// # Errors
     /// A path is not UTF-8, as qcow2 and JSON demand.
-    fn next_start(&self, block: Option<u32>) -> Result<DiskStart, String>;
+    fn next_start(&self, told: &Told) -> Result<DiskStart, String>;
 
     /// Threshold of its slow-request log.
     fn slow(&self) -> Option<Duration>;

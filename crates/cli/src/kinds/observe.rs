@@ -34,11 +34,6 @@ pub(crate) trait Observe: Any + Send + Sync {
         None
     }
 
-    /// Block size of a disk in bytes, until it stops.
-    fn block(&self) -> Option<u32> {
-        None
-    }
-
     /// Releases what a successor needs. Called when the device begins to stop.
     fn release(&mut self) {}
 }

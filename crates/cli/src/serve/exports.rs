@@ -322,29 +322,41 @@ impl Exports {
             if leaving.iter().any(|leaving| leaving.holds_up(&group.specs).is_some()) {
                 continue;
             }
-            let (exports, id, specs) = (self.clone(), group.id, group.specs.clone());
+            let (id, specs) = (group.id, group.specs.clone());
             let (ahead, wait) = (std::mem::take(&mut group.ahead), Arc::new(LockWait::default()));
             let state = State::Opening(wait.clone());
-            let open = move || {
-                let start = caught(|| {
-                    let beginning = Beginning { group: id, specs: specs.clone(), ahead };
-                    exports.begin_group(beginning, &wait)
-                });
-                let start = start.unwrap_or_else(|words| {
-                    Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
-                });
-                exports.inner().opened.push((id, start));
-                exports.0.changed.signal();
-            };
-            let name = format!("open-{}", group.specs[0].name);
-            group.enter(match std::thread::Builder::new().name(name).spawn(open) {
-                Ok(_) => state,
-                Err(error) => State::Failed(all_failed(
-                    &group.specs,
-                    &format!("cannot start a thread to open it: {error}"),
-                )),
+            let beginning = Beginning { group: id, specs: specs.clone(), ahead };
+            let open = move |exports: &Self| exports.begin_group(beginning, &wait);
+            group.enter(match self.open_in_thread(id, specs, open) {
+                Ok(()) => state,
+                Err(failed) => State::Failed(failed),
             });
         }
+    }
+
+    /// Opens the devices of a group in a thread, which reports to the main thread.
+    ///
+    /// # Errors
+    /// There is no thread: all devices have failed.
+    fn open_in_thread(
+        &self,
+        group: u64,
+        specs: Vec<DeviceSpec>,
+        open: impl FnOnce(&Self) -> Start + Send + 'static,
+    ) -> Result<(), Vec<report::Failed>> {
+        let (exports, all) = (self.clone(), specs.clone());
+        let open = move || {
+            let start = caught(|| open(&exports)).unwrap_or_else(|words| {
+                Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
+            });
+            exports.inner().opened.push((group, start));
+            exports.0.changed.signal();
+        };
+        let thread = std::thread::Builder::new().name(format!("open-{}", all[0].name));
+        thread
+            .spawn(open)
+            .map(drop)
+            .map_err(|error| all_failed(&all, &format!("cannot start a thread to open it: {error}")))
     }
 
     /// The trace of a device that is served.
@@ -369,7 +381,7 @@ impl Exports {
                 && let State::Served(members) = &mut group.state
                 && let Some(member) = members.iter_mut().find(|member| member.spec.name == name)
             {
-                *spec = spec.on_overlay(overlay, &snapshot.serial, member.block());
+                *spec = spec.on_overlay(overlay, &snapshot.serial, &member.facts());
                 return member.replaced(overlay, snapshot);
             }
         }

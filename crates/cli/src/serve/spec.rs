@@ -123,9 +123,9 @@ impl DeviceSpec {
 
     /// The specification after a snapshot: the disk's image is `overlay`, on the old one.
     ///
-    /// `serial` and `block`, in bytes: what guests are told, which stay.
-    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str, block: Option<u32>) -> Self {
-        let kind = self.kind.disk().map(|disk| disk.on_overlay(overlay, serial, block));
+    /// Its guest keeps `serial` and the facts that it was `told`.
+    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Self {
+        let kind = self.kind.disk().map(|disk| disk.on_overlay(overlay, serial, told));
         Self { kind: kind.unwrap_or_else(|| Arc::clone(&self.kind)), ..self.clone() }
     }
 

@@ -1,39 +1,22 @@
 //! Judges the jobs: the guest's figures, and whether the host agrees.
+use super::report::Over;
 use super::work::{Card, Disk, Entropy};
-use crate::config::RunConfig;
 use crate::job::{DiskWork, Traffic};
-use crate::machine::Machine;
-use crate::machine::counters::RunCounters;
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome};
-use crate::run::Progress;
 use crate::run::latency;
-use crate::run::report_area::ReportArea;
 use crate::run::verify::{self, Expected, Unfinished};
 use crate::run::watch::Verdict;
 use paravane_device::net::Totals;
 use paravane_spec::builtin::{DiskReport, error, exit, state};
 
-/// Judge of a run that is over.
-pub(super) struct Judge<'a> {
-    pub(super) config: &'a RunConfig,
-    pub(super) progress: &'a Progress,
-    pub(super) area: &'a ReportArea,
-    pub(super) counters: &'a RunCounters,
-    pub(super) rng: Option<Entropy>,
-}
-
-impl Judge<'_> {
+impl Over<'_> {
     /// The outcome, the disks' figures, and the bytes moved.
-    pub(super) fn judge(
-        &self,
-        verdict: Verdict,
-        machine: &Machine,
-        disks: &[Disk],
-    ) -> (Outcome, Vec<DiskResult>, u64) {
+    pub(super) fn judge(&self, verdict: Verdict) -> (Outcome, Vec<DiskResult>, u64) {
+        let disks = &self.work.disks;
         let mut outcome = match verdict {
             Verdict::Exit(exit::DONE, _) => Outcome::Verified,
             Verdict::Exit(code, registers) => Outcome::GuestFailed(GuestFailure {
-                reason: exit_reason(code, &machine.bus.console().last_message()),
+                reason: exit_reason(code, &self.machine.bus.console().last_message()),
                 registers,
             }),
             Verdict::Failed(failure) => Outcome::GuestFailed(failure),
@@ -61,7 +44,7 @@ impl Judge<'_> {
             }
             results.push(result);
         }
-        if done && let Some(rng) = self.rng {
+        if done && let Some(rng) = self.work.rng {
             problems.extend(self.entropy_problem(rng));
         }
         if outcome == Outcome::Verified && !problems.is_empty() {
@@ -71,7 +54,7 @@ impl Judge<'_> {
     }
 
     /// Figures of a card, and whether guest and device count the same frames.
-    pub(super) fn net(&self, card: &Card, counted: &Totals, finished: bool) -> NetResult {
+    pub(super) fn judge_net(&self, card: &Card, counted: &Totals, finished: bool) -> NetResult {
         let Card { number, mac, pairs, job: net } = card;
         let report = self.area.device(*number);
         let mut result = NetResult {

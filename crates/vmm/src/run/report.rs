@@ -1,6 +1,5 @@
 //! The report of a run that is over.
 use super::Progress;
-use super::judge::Judge;
 use super::report_area::ReportArea;
 use super::watch::Verdict;
 use super::work::Work;
@@ -40,16 +39,15 @@ pub(super) struct Over<'a> {
 impl Over<'_> {
     /// Verifies the jobs, and reports.
     pub(super) fn report(mut self, verdict: Verdict) -> Report {
-        let Self { config, progress, area, counters, host_cpu_s, work, .. } = self;
-        let judge = Judge { config, progress, area, counters, rng: work.rng };
-        let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, &work.disks);
+        let Self { config, area, counters, host_cpu_s, work, .. } = self;
+        let (mut outcome, disks, mut moved) = self.judge(verdict);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
         let nets = work.cards.iter().map(|card| {
             let totals = match &config.server {
                 Some(server) => server.totals(card.number),
                 None => card.totals(&mut self.devices),
             };
-            judge.net(card, &totals, finished)
+            self.judge_net(card, &totals, finished)
         });
         let nets: Vec<_> = nets.collect();
         moved += nets.iter().map(|net| net.frames * u64::from(net.size)).sum::<u64>();

@@ -76,10 +76,6 @@ impl Observe for DiskObserver {
         Some(&self.open.as_ref()?.snapshots)
     }
 
-    fn block(&self) -> Option<u32> {
-        Some(self.open.as_ref()?.resizer.geometry().block)
-    }
-
     fn release(&mut self) {
         self.open = None;
         self.stores.clear();

@@ -20,7 +20,7 @@ use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use anyhow::Context;
 use paravane_device::LogDevice;
 use paravane_export::Handover;
-use paravane_vhost::{MappingQuota, caught};
+use paravane_vhost::MappingQuota;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -78,17 +78,12 @@ impl Exports {
             let mut group = Group::new(inner.id(), specs.clone());
             let wait = Arc::new(LockWait::default());
             let state = State::Opening(wait.clone());
-            let (id, clone, answer) = (group.id, exports.clone(), answer.clone());
-            let name = format!("open-{}", specs[0].name);
-            let take = move || {
-                let start = caught(|| clone.take(members, &wait, &*answer));
-                let start = start.unwrap_or_else(|words| {
-                    Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
-                });
-                clone.inner().opened.push((id, start));
-                clone.0.changed.signal();
+            let (id, answer) = (group.id, answer.clone());
+            let take = move |exports: &Self| exports.take(members, &wait, &*answer);
+            let state = match exports.open_in_thread(id, specs, take) {
+                Ok(()) => state,
+                Err(failed) => State::Failed(failed),
             };
-            std::thread::Builder::new().name(name).spawn(take)?;
             group.enter(state);
             inner.groups.push(group);
         }

@@ -135,19 +135,9 @@ impl Exports {
             has_session: false,
         });
         inner.retarget(old_id, id);
-        let (exports, name) = (self.clone(), format!("open-{}", specs[0].name));
-        let take = move || {
-            let start = caught(|| exports.succeed(id, successors, &receiver, &wait));
-            let start = start.unwrap_or_else(|words| {
-                Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
-            });
-            exports.inner().opened.push((id, start));
-            exports.0.changed.signal();
-        };
-        if let Err(error) = std::thread::Builder::new().name(name).spawn(take) {
+        let take = move |exports: &Self| exports.succeed(id, successors, &receiver, &wait);
+        if let Err(failed) = self.open_in_thread(id, specs, take) {
             // What is handed over finds nobody: the clients have to reconnect.
-            let why = format!("cannot start a thread to open it: {error}");
-            let failed = all_failed(&inner.groups[at].specs, &why);
             inner.groups[at].enter(State::Failed(failed));
         }
     }

@@ -381,9 +381,11 @@ impl ServedDevice {
         }
     }
 
-    /// Block of the disk in bytes.
-    pub(super) fn block(&self) -> Option<u32> {
-        self.observer.block()
+    /// Facts of the open device that a guest reads.
+    pub(super) fn facts(&self) -> Told {
+        let mut told = Told::default();
+        self.observer.told(&mut told);
+        told
     }
 
     /// What takes snapshots of it, and how it is started again.
@@ -399,7 +401,7 @@ impl ServedDevice {
             .disk()
             .ok_or_else(|| format!("device {name} is of kind {kind}: only disks have snapshots"))?;
         let start =
-            NextStart::of(&self.spec, disk, self.block()).map_err(|why| format!("device {name}: {why}"))?;
+            NextStart::of(&self.spec, disk, &self.facts()).map_err(|why| format!("device {name}: {why}"))?;
         let snapshots = self.observer.snapshots().ok_or_else(|| format!("device {name} is stopping"))?;
         Ok((Arc::clone(snapshots), start))
     }
@@ -419,7 +421,7 @@ impl ServedDevice {
         if let Some(image) = self.spec.writable_image() {
             self.taken.frozen.push((image, overlay.to_owned()));
         }
-        self.spec = self.spec.on_overlay(overlay, &snapshot.serial, self.block());
+        self.spec = self.spec.on_overlay(overlay, &snapshot.serial, &self.facts());
         self.back_end = format!("{} ({})", overlay.display(), snapshot.engine);
         self.taken.count += 1;
         self.taken.last = Some(report::Snapshot::now(snapshot));

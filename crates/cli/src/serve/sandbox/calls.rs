@@ -16,13 +16,39 @@ use std::collections::BTreeMap;
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
+/// Calls of every process: messages, the log, memory, the C library, and the end.
+///
+/// mmap and mprotect are in `limits`.
+const COMMON: &[c_long] = &[
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_close,
+    libc::SYS_ppoll,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
 /// Allowed with any arguments.
 const ALLOWED: &[c_long] = &[
     // Data of images, TAP devices, eventfds.
     libc::SYS_read,
-    libc::SYS_write,
     libc::SYS_readv,
-    libc::SYS_writev,
     libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_preadv,
@@ -39,7 +65,6 @@ const ALLOWED: &[c_long] = &[
     // Files, within the paths that Landlock allows.
     libc::SYS_openat,
     libc::SYS_openat2,
-    libc::SYS_close,
     libc::SYS_lseek,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -67,10 +92,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_listen,
     libc::SYS_accept4,
     libc::SYS_connect,
-    libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_recvfrom,
-    libc::SYS_sendto,
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
     libc::SYS_getsockname,
@@ -81,7 +104,6 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
-    libc::SYS_ppoll,
     libc::SYS_eventfd2,
     libc::SYS_pipe2,
     libc::SYS_timerfd_create,
@@ -90,42 +112,26 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_signalfd4,
     libc::SYS_nanosleep,
     libc::SYS_clock_nanosleep,
-    libc::SYS_clock_gettime,
     libc::SYS_clock_getres,
     libc::SYS_gettimeofday,
-    libc::SYS_restart_syscall,
     // Memory; mmap and mprotect are below.
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
     libc::SYS_mincore,
     libc::SYS_mlock,
     libc::SYS_munlock,
-    libc::SYS_brk,
     libc::SYS_memfd_create,
     // Threads and signals; clone is in `limits`, and `restrict` hides clone3.
     libc::SYS_clone3,
     libc::SYS_membarrier,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    libc::SYS_sched_yield,
     // The C library asks for each thread by its number.
     libc::SYS_sched_getaffinity,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
     libc::SYS_rt_sigtimedwait,
-    libc::SYS_sigaltstack,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
     // This process.
-    libc::SYS_getpid,
-    libc::SYS_gettid,
     libc::SYS_getuid,
     libc::SYS_geteuid,
     libc::SYS_getgid,
     libc::SYS_getegid,
-    libc::SYS_getrandom,
     libc::SYS_getrusage,
     libc::SYS_sysinfo,
     libc::SYS_uname,
@@ -223,7 +229,7 @@ pub(super) struct Calls {
 
 /// `paravane serve`.
 pub(super) const DAEMON: Calls = Calls {
-    allowed: &[ALLOWED, ALLOWED_OLDER],
+    allowed: &[COMMON, ALLOWED, ALLOWED_OLDER],
     limits: &[&[limits::DATA_ONLY, limits::THREADS], limits::SCHEDULING, limits::LOCAL_SOCKETS],
     ioctls: IOCTLS,
     prctls: PRCTLS,
@@ -241,11 +247,11 @@ pub(super) const DAEMON_WITH_CEPH: Calls = Calls {
 
 /// `paravane hold`: messages, the log, and nothing that opens files or creates sockets.
 pub(super) const HOLDER: Calls =
-    Calls { allowed: &[HELD, HELD_OLDER], limits: &[&[limits::DATA_ONLY]], ioctls: &[], prctls: &[] };
+    Calls { allowed: &[COMMON, HELD, HELD_OLDER], limits: &[&[limits::DATA_ONLY]], ioctls: &[], prctls: &[] };
 
 /// `paravane inspector`: descriptors of messages, processes that look at them.
 pub(super) const INSPECTOR: Calls = Calls {
-    allowed: &[INSPECTED, INSPECTED_OLDER],
+    allowed: &[COMMON, INSPECTED, INSPECTED_OLDER],
     limits: &[&[limits::DATA_ONLY, limits::PROCESSES]],
     ioctls: &[],
     prctls: &[],
@@ -253,37 +259,14 @@ pub(super) const INSPECTOR: Calls = Calls {
 
 const INSPECTED: &[c_long] = &[
     // Messages with descriptors, and what these are.
-    libc::SYS_recvmsg,
     libc::SYS_recvfrom,
-    libc::SYS_sendto,
     libc::SYS_getsockopt,
     libc::SYS_readlinkat,
-    libc::SYS_close,
     // A process for each look; clone is in `limits`.
     libc::SYS_wait4,
     libc::SYS_waitid,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    // The log, memory, the C library and the end of the process.
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_ppoll,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    libc::SYS_clock_gettime,
-    libc::SYS_getrandom,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_yield,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
 ];
 
 /// Older numbers of the same calls.
@@ -295,42 +278,19 @@ const INSPECTED_OLDER: &[c_long] = &[];
 const HELD: &[c_long] = &[
     // Messages with descriptors, and who sends them.
     libc::SYS_accept4,
-    libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_getsockopt,
     libc::SYS_pidfd_open,
-    libc::SYS_close,
-    libc::SYS_ppoll,
     // Signals, the log, the service manager.
     libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_sendto,
     // Its own socket, at the end.
     libc::SYS_statx,
     libc::SYS_newfstatat,
     libc::SYS_unlinkat,
-    // Memory; mmap and mprotect are below.
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_madvise,
-    libc::SYS_brk,
-    // The C library and the end of the process.
-    libc::SYS_clock_gettime,
+    // The C library.
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
-    libc::SYS_getrandom,
     libc::SYS_geteuid,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_restart_syscall,
-    libc::SYS_sched_yield,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
 ];
 
 /// Older numbers of the same calls.

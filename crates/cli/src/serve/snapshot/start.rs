@@ -3,16 +3,17 @@ use super::messages::{NextStart, StartOption};
 use crate::kinds::endpoint::Endpoint;
 use crate::kinds::kind::{DiskSpec, DiskStart, POLL_US};
 use crate::serve::spec::DeviceSpec;
+use crate::serve::told::Told;
 use std::path::Path;
 use std::time::Duration;
 
 impl NextStart {
-    /// The images and options of a disk whose block has this size in bytes.
+    /// The images and options of a disk whose guest was `told` these facts.
     ///
     /// # Errors
     /// A path is not UTF-8, as qcow2 and JSON demand.
-    pub(crate) fn of(spec: &DeviceSpec, disk: &dyn DiskSpec, block: Option<u32>) -> Result<Self, String> {
-        let DiskStart { image, backing, mut options } = disk.next_start(block)?;
+    pub(crate) fn of(spec: &DeviceSpec, disk: &dyn DiskSpec, told: &Told) -> Result<Self, String> {
+        let DiskStart { image, backing, mut options } = disk.next_start(told)?;
         options.extend(common(spec));
         Ok(Self { image, backing, name: spec.name.clone(), endpoint: endpoint(&spec.endpoint), options })
     }
