@@ -12,7 +12,7 @@
 //! Management software starts a program with options only, so the name of the link selects the
 //! device.
 use crate::kinds::{self, Kind};
-use crate::output;
+use paravane_command_line::output;
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -10,8 +10,8 @@ pub(crate) mod negotiated;
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
 use crate::serve::config::Config;
-use crate::{output, wrap};
 use finding::{Finding, Level};
+use paravane_command_line::{output, wrap};
 use std::process::ExitCode;
 
 /// Of the microVM.

@@ -12,18 +12,21 @@
 //!
 //! The sandbox must be entered before a second thread starts. Until [`start_writing`], each logging
 //! thread writes as much as stderr takes without waiting.
+mod counts;
 mod limit;
 mod lines;
 mod panic;
 mod queue;
 mod writer;
 
+pub(crate) use counts::{Counts, counts};
+pub(crate) use limit::SLOW_REQUESTS;
+
 use limit::{Limiter, LineKind};
 use lines::{Lines, Output, Style};
 use queue::Queue;
 use std::io::IsTerminal;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing_subscriber::layer::SubscriberExt;
@@ -33,8 +36,6 @@ use writer::{Stderr, Writer};
 
 /// How long the program waits for stderr at its end.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Target of the lines of the slow-request log, which have a limit apart from other lines.
-pub(crate) const SLOW_REQUESTS: &str = "paravane::slow_requests";
 /// Quiet time after which suppressed lines are reported.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -43,10 +44,6 @@ static QUEUE: Queue = Queue::new();
 /// Taken by the writer thread when it starts.
 static WRITER: Mutex<Option<Writer<Stderr>>> = Mutex::new(None);
 static LIMITER: OnceLock<Limiter> = OnceLock::new();
-/// Number of lines that stderr did not take. Relaxed: it orders nothing.
-static LOST: AtomicU64 = AtomicU64::new(0);
-/// Number of lines that the limiter suppressed. Relaxed: it orders nothing.
-static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 /// Set by [`set_up`].
 static STYLE: OnceLock<Style> = OnceLock::new();
 
@@ -69,20 +66,6 @@ impl Level {
         const NAMES: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
         EnvFilter::new(NAMES[(self as usize + usize::from(verbose)).min(NAMES.len() - 1)])
     }
-}
-
-/// Counts of lines since the program started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
-    /// stderr did not take them.
-    pub(crate) lost: u64,
-    /// The limit of their device suppressed them.
-    pub(crate) suppressed: u64,
-}
-
-/// Counts of lines that were not written.
-pub(crate) fn counts() -> Counts {
-    Counts { lost: LOST.load(Ordering::Relaxed), suppressed: SUPPRESSED.load(Ordering::Relaxed) }
 }
 
 /// Settings of the log.

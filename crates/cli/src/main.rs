@@ -66,7 +66,7 @@ use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use failure::{Failure, one_line};
-use paravane_command_line::{output, usage, wrap};
+use paravane_command_line::usage;
 use std::ffi::OsString;
 use std::process::ExitCode;
 #[cfg(feature = "run")]

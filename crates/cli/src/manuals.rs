@@ -4,12 +4,12 @@ mod roff;
 use crate::args::{self, Cli, CompletionsArgs, FolderArgs};
 use crate::failure::Failure;
 use crate::options::{self, OptionText};
-use crate::output;
 use crate::sections;
 use crate::serve::keys;
 use anyhow::Context;
 use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate, generate_to};
+use paravane_command_line::output;
 use roff::Page;
 use std::process::ExitCode;
 

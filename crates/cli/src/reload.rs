@@ -2,7 +2,6 @@
 //!
 //! See [`crate::serve::reload`] for the conversation.
 use crate::failure::Failure;
-use crate::output;
 use crate::serve::args::ReloadArgs;
 use crate::serve::control;
 use crate::serve::reader;
@@ -10,6 +9,7 @@ use crate::serve::reload::messages::{DAEMON, DeviceOutcome, Message, Outcome, Re
 use crate::serve::trace::lines::Ask;
 use crate::serve::wire::{Parcel, Wire};
 use anyhow::{Context, anyhow, bail};
+use paravane_command_line::output;
 use std::fmt::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -9,9 +9,9 @@ mod queues;
 mod render;
 
 use crate::failure::Failure;
-use crate::output;
 use anyhow::Context;
 use args::{Accel, Completion, DirtyLog, Inject, MsiDelivery, OnReboot, Ring, RunArgs, Transport};
+use paravane_command_line::output;
 use paravane_vmm::{
     AccelChoice, DirtyLogging, DiskConfig, Job, LinuxConfig, Outcome, Progress, RingLayout, RunConfig,
     TransportChoice,

@@ -14,12 +14,13 @@ mod screen;
 mod view;
 
 use crate::failure::Failure;
+use crate::log;
 use crate::serve::args::TopArgs;
-use crate::{log, output};
 use anyhow::{Context, anyhow};
 use input::{Input, Key};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use paravane_command_line::output;
 use paravane_vhost::Notifier;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -80,7 +81,7 @@ fn print(args: &TopArgs, interval: Duration, mut sampler: Sampler) -> Result<Exi
             }
         } else {
             view.take(sample);
-            output::print(&view.plain(crate::wrap::terminal()))?;
+            output::print(&view.plain(paravane_command_line::wrap::terminal()))?;
         }
         if args.once {
             break;

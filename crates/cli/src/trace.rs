@@ -10,10 +10,10 @@ mod rows;
 mod source;
 
 use crate::failure::Failure;
-use crate::output;
 use crate::serve::args::TraceArgs;
 use crate::serve::trace::lines::{TraceLine, TraceRequest};
 use anyhow::{Context, anyhow};
+use paravane_command_line::output;
 use serde::Serialize;
 use source::{Event, Source};
 use std::fs::File;

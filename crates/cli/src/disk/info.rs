@@ -2,9 +2,9 @@
 use super::image::{format, layers, open_bytes};
 use crate::failure::Failure;
 use crate::images::{Backing, Format};
-use crate::output;
 use crate::size::bytes;
 use clap::Args;
+use paravane_command_line::output;
 use paravane_device::blk::images::{self, Info, Recorded};
 use paravane_store::Location;
 use serde::Serialize;

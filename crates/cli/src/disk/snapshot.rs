@@ -4,7 +4,6 @@
 use super::args::{LiveArgs, SnapshotArgs};
 use super::next_start;
 use crate::failure::Failure;
-use crate::output;
 use crate::serve::control;
 use crate::serve::snapshot::messages::{
     Base, Layer, Message, NextStart, OverlayRequest, SnapshotRequest, Taken,
@@ -12,6 +11,7 @@ use crate::serve::snapshot::messages::{
 use crate::serve::trace::lines::Ask;
 use crate::serve::wire::{Parcel, Wire};
 use anyhow::{Context, anyhow, bail};
+use paravane_command_line::output;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase};
 use paravane_store::Location;
 use serde::Serialize;

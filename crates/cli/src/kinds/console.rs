@@ -1,6 +1,7 @@
 //! Consoles.
 mod args;
 mod open;
+mod spec;
 mod texts;
 
 use super::changes::{Differences, Effect};
@@ -16,31 +17,15 @@ use landlock::AccessFs;
 use paravane_device::console::{BUFFER, Window};
 use paravane_spec::console::{Config, F_SIZE, RECEIVE};
 use paravane_vhost::KnownToDriver;
+use spec::{Console, Terminal};
 use std::any::Any;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// Smallest and largest value of --buffer, in bytes.
 const BUFFERS: [u64; 2] = [4 << 10, 1 << 30];
 const WINDOW: &str = "window";
-
-/// A validated console.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Console {
-    terminal: Terminal,
-    window: Option<Window>,
-    /// Most bytes of output that wait.
-    buffer: usize,
-}
-
-/// The host's side.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Terminal {
-    Socket(PathBuf),
-    Pty,
-    Log(PathBuf),
-}
 
 pub(crate) struct ConsoleKind;
 
@@ -101,17 +86,6 @@ impl Arguments for ConsoleArgs {
         };
         let window = self.window.map(|WindowSize(window)| window);
         Ok(Arc::new(Console { terminal, window, buffer }))
-    }
-}
-
-impl Console {
-    /// The option that names its terminal, and its path.
-    fn path(&self) -> Option<(&'static str, &Path)> {
-        match &self.terminal {
-            Terminal::Socket(path) => Some(("terminal-socket", path)),
-            Terminal::Log(path) => Some(("log", path)),
-            Terminal::Pty => None,
-        }
     }
 }
 

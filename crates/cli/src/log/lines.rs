@@ -3,8 +3,8 @@
 //! Text: time, level, message, fields, device, and `left_out` if earlier lines were suppressed.
 //! JSON: an object with `timestamp`, `level`, `message` and the same fields. Each event is one
 //! line: control characters are escaped.
-use super::SLOW_REQUESTS;
-use super::limit::{Limiter, LineKind, Verdict};
+use super::counts::SUPPRESSED;
+use super::limit::{Limiter, LineKind, SLOW_REQUESTS, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
 use std::fmt::{self, Debug, Write};
@@ -92,7 +92,7 @@ impl<S: Subscriber> Layer<S> for Lines {
         let left_out = match self.limiter.admit(device, kind, Instant::now()) {
             Verdict::Write { left_out } => left_out,
             Verdict::LeaveOut { first } => {
-                super::SUPPRESSED.fetch_add(1, Ordering::Relaxed);
+                SUPPRESSED.fetch_add(1, Ordering::Relaxed);
                 if first {
                     // The writer reports it if no other line does.
                     (self.wake)();

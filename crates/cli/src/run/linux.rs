@@ -1,7 +1,7 @@
 //! `paravane run --kernel`.
 use super::progress;
 use crate::failure::Failure;
-use crate::output;
+use paravane_command_line::output;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The report of a run, as text and as JSON.
 use super::queues;
 use crate::size::bytes;
-use crate::wrap;
+use paravane_command_line::wrap;
 use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;

@@ -203,69 +203,24 @@ pub(crate) struct DaemonChange {
 impl DaemonChange {
     /// Compares the daemon's settings with those of its file.
     pub(crate) fn between(had: &DaemonArgs, wanted: &DaemonArgs) -> Self {
-        // A new setting has to be named here.
-        let DaemonArgs {
-            control,
-            metrics,
-            holder,
-            user,
-            allow,
-            no_sandbox,
-            log_format,
-            log_level,
-            log_rate,
-            max_client_memory,
-            any_memory_file,
-            max_memory,
-            max_mappings,
-            io_threads,
-            cache,
-            cache_size,
-            stop_timeout,
-        } = had;
-        let changed =
-            [("log-level", *log_level != wanted.log_level), ("log-rate", *log_rate != wanted.log_rate)];
-        let keys = [
-            ("control", *control != wanted.control),
-            ("metrics", *metrics != wanted.metrics),
-            ("holder", *holder != wanted.holder),
-            ("user", *user != wanted.user),
-            ("allow", *allow != wanted.allow),
-            ("no-sandbox", *no_sandbox != wanted.no_sandbox),
-            ("log-format", *log_format != wanted.log_format),
-            ("max-client-memory", *max_client_memory != wanted.max_client_memory),
-            ("any-memory-file", *any_memory_file != wanted.any_memory_file),
-            ("max-memory", *max_memory != wanted.max_memory),
-            ("max-mappings", *max_mappings != wanted.max_mappings),
-            ("io-threads", *io_threads != wanted.io_threads),
-            ("cache", *cache != wanted.cache),
-            ("cache-size", *cache_size != wanted.cache_size),
-            ("stop-timeout", *stop_timeout != wanted.stop_timeout),
-        ];
-        let differing = |keys: &[(&'static str, bool)]| -> Vec<&'static str> {
-            keys.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect()
-        };
-        let (changed, refused) = (differing(&changed), differing(&keys));
+        let now = DaemonArgs { log_level: wanted.log_level, log_rate: wanted.log_rate, ..had.clone() };
+        let (changed, refused) = (had.differing(&now), now.differing(wanted));
         let why = "applies when the daemon is restarted, or taken over from";
-        let outcome = |outcome, keys: &[&str], why: Option<&str>| DeviceOutcome {
-            name: DAEMON.to_owned(),
-            outcome,
-            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
-            why: why.map(str::to_owned),
+        let outcome = |outcome, keys, why: Option<&str>| {
+            Some(DeviceOutcome { name: DAEMON.to_owned(), outcome, keys, why: why.map(str::to_owned) })
         };
         let outcome = match (refused.is_empty(), changed.is_empty()) {
-            (false, _) => Some(outcome(Outcome::Refused, &refused, Some(why))),
-            (true, false) => Some(outcome(Outcome::Changed, &changed, None)),
+            (false, _) => outcome(Outcome::Refused, refused, Some(why)),
+            (true, false) => outcome(Outcome::Changed, changed, None),
             (true, true) => None,
         };
-        let (log_level, log_rate) = (wanted.log_level, wanted.log_rate);
-        Self { outcome, now: DaemonArgs { log_level, log_rate, ..had.clone() } }
+        Self { outcome, now }
     }
 
     /// Applies and logs it.
     pub(crate) fn apply(&self, verbose: u8) {
-        log::set_level(super::log_level(&self.now), verbose);
-        log::set_rate(super::log_rate(&self.now, verbose));
+        log::set_level(self.now.log_level(), verbose);
+        log::set_rate(self.now.log_rate(verbose));
         if let Some(DeviceOutcome { outcome: Outcome::Refused, keys, why, .. }) = &self.outcome {
             tracing::warn!("[daemon] {}: {}", keys.join(", "), why.as_deref().unwrap_or_default());
         }

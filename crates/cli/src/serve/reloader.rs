@@ -12,7 +12,6 @@
 use super::args::{DaemonArgs, ServeArgs};
 use super::config::Config;
 use super::exports::{Exports, Reloaded, Restarts, Turn};
-use super::override_with;
 use super::reader::ConfigFile;
 use super::reload::{Asked, DaemonChange, ReloadServer};
 use super::spec::DeviceSpec;
@@ -157,7 +156,7 @@ impl<'a> Reloader<'a> {
                 return asked.into_iter().for_each(|asked| asked.failed(&why));
             }
         };
-        let wanted = override_with(config.daemon, &self.configuration.args.daemon);
+        let wanted = self.configuration.args.daemon.clone().over(config.daemon);
         let change = DaemonChange::between(&self.daemon, &wanted);
         match asked {
             Some(asked) if is_plan => match self.exports.plan(config.devices, &asked.restarts()) {

@@ -13,30 +13,17 @@ mod claimed;
 mod opened;
 mod sandboxed;
 mod serving;
+mod setup;
 
-use super::args::{DaemonArgs, ServeArgs};
 use super::check::{check, check_daemon};
 use super::spec::DeviceSpec;
 use crate::failure::Failure;
+pub(super) use setup::Setup;
+
 use claimed::Claimed;
 use opened::Opened;
 use sandboxed::Sandboxed;
 use serving::Serving;
-
-/// What a daemon is started with.
-pub(super) struct Setup<'a> {
-    pub(super) args: &'a ServeArgs,
-    /// Options of the command line and the file.
-    pub(super) daemon: &'a DaemonArgs,
-    pub(super) verbose: u8,
-}
-
-impl Setup<'_> {
-    /// Whether the devices start each for itself: those of a file.
-    fn each(&self) -> bool {
-        self.args.config.is_some() && !self.args.take_over
-    }
-}
 
 /// Serves devices until a signal ends it, or another daemon takes over.
 ///

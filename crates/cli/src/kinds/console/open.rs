@@ -1,5 +1,5 @@
 //! Opens consoles.
-use super::{Console, Terminal};
+use super::spec::{Console, Terminal};
 use crate::kinds::observe::Observe;
 use crate::kinds::opening::Opened;
 use crate::serve::{private_socket, report};

@@ -356,13 +356,12 @@ const SEALED: &[c_long] = &[
 /// Also denied unless a device connects to its VMM.
 const SEALED_BUT_TO_CONNECT: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
 
-fn failed(error: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Seccomp(error.to_string())
-}
-
 fn compile(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, SandboxError> {
-    let arch = std::env::consts::ARCH.try_into().map_err(failed)?;
-    SeccompFilter::new(rules, others, these, arch).map_err(failed)?.try_into().map_err(failed)
+    let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::seccomp)?;
+    SeccompFilter::new(rules, others, these, arch)
+        .map_err(SandboxError::seccomp)?
+        .try_into()
+        .map_err(SandboxError::seccomp)
 }
 
 fn refuse() -> SeccompAction {
@@ -394,7 +393,7 @@ pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
 }
 
 fn apply(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<(), SandboxError> {
-    seccompiler::apply_filter(&compile(rules, others, these)?).map_err(failed)
+    seccompiler::apply_filter(&compile(rules, others, these)?).map_err(SandboxError::seccomp)
 }
 
 /// Denies all threads to open files and, without `connect`, to create sockets.
@@ -405,5 +404,5 @@ pub(crate) fn seal(connect: bool) -> Result<(), SandboxError> {
     let sockets: &[c_long] = if connect { &[] } else { SEALED_BUT_TO_CONNECT };
     let rules = SEALED.iter().chain(sockets).map(|&call| (call, Vec::new())).collect();
     let program = compile(rules, SeccompAction::Allow, refuse())?;
-    seccompiler::apply_filter_all_threads(&program).map_err(failed)
+    seccompiler::apply_filter_all_threads(&program).map_err(SandboxError::seccomp)
 }

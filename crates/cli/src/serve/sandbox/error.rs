@@ -40,3 +40,10 @@ pub(crate) enum SandboxError {
         source: io::Error,
     },
 }
+
+impl SandboxError {
+    /// What the seccomp filter's compiler, or the kernel, says.
+    pub(super) fn seccomp(error: impl std::fmt::Display) -> Self {
+        Self::Seccomp(error.to_string())
+    }
+}

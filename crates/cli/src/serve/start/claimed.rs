@@ -1,5 +1,5 @@
 //! The first stage: descriptors, signals, sockets and kept sessions are claimed.
-use super::Setup;
+use super::setup::Setup;
 use crate::failure::Failure;
 use crate::serve::control::Control;
 use crate::serve::metrics::Metrics;

@@ -2,9 +2,9 @@
 //!
 //! A take-over and a recovery differ here only: each device must match what the guest of the other daemon,
 //! or of the daemon that has ended, has read.
-use super::Setup;
 use super::claimed::KeptSessions;
 use super::sandboxed::Sandboxed;
+use super::setup::Setup;
 use crate::failure::{self, Failure};
 use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::log;

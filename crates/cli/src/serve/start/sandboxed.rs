@@ -1,6 +1,6 @@
 //! The second stage: helper processes run, files outside the sandbox are read, the sandbox is closed.
-use super::Setup;
 use super::claimed::Claimed;
+use super::setup::Setup;
 use crate::failure::Failure;
 use crate::kinds::endpoint::Endpoint;
 use crate::kinds::opening::OpenContext;

@@ -1,8 +1,8 @@
 //! The last stage: sessions begin, resume or arrive, until a signal or another daemon ends it.
-use super::Setup;
 use super::claimed::{Claimed, KeptSessions, OldDaemon};
 use super::opened::{Opened, all};
 use super::sandboxed::Sandboxed;
+use super::setup::Setup;
 use crate::failure::{self, Failure};
 use crate::serve::control::Control;
 use crate::serve::exports::{ExportContext, Exports, Turn};
