@@ -2,11 +2,11 @@
 use crate::serve::args::{DaemonArgs, ServeArgs};
 
 /// What a daemon is started with.
-pub(in crate::serve) struct Setup<'a> {
-    pub(in crate::serve) args: &'a ServeArgs,
+pub(crate) struct Setup<'a> {
+    pub(crate) args: &'a ServeArgs,
     /// Options of the command line and the file.
-    pub(in crate::serve) daemon: &'a DaemonArgs,
-    pub(in crate::serve) verbose: u8,
+    pub(crate) daemon: &'a DaemonArgs,
+    pub(crate) verbose: u8,
 }
 
 impl Setup<'_> {
