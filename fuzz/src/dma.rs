@@ -5,8 +5,8 @@
 //! dirty page must equal those of the model.
 use arbitrary::{Result, Unstructured};
 use paravane_dma::{
-    Access, Backing, BusyWith, DirtyLog, DirtyPages, DmaError, Domain, DomainError, Handle, Mapping, Memory,
-    Region, RegionConfig,
+    Access, Backing, BusyWith, DirtyLog, DirtyPages, DmaError, DmaFault, Domain, DomainError, Handle,
+    Mapping, Memory, Region, RegionConfig,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,24 +73,24 @@ impl Model {
     ) -> (Vec<(u64, usize)>, std::result::Result<(), DmaError>) {
         let mut found = Vec::new();
         if len > 0 && addr.checked_add(len as u64 - 1).is_none() {
-            return (found, Err(DmaError::Wraps { addr, len, done: 0 }));
+            return (found, Err(DmaError { addr, len, done: 0, fault: DmaFault::Wraps }));
         }
         for done in 0..len {
             let addr = addr + done as u64;
             let (gpa, allows) = match self.map.get(&(addr / PAGE)) {
                 _ if !translated => (addr, Access::READ | Access::WRITE),
                 Some(&(page, allows)) => (page * PAGE + addr % PAGE, allows),
-                None => return (found, Err(DmaError::Untranslated { addr, len, done })),
+                None => return (found, Err(DmaError { addr, len, done, fault: DmaFault::Untranslated })),
             };
             let inside =
                 |&(first, pages, _): &(u64, u64, bool)| (first..first + pages).contains(&(gpa / PAGE));
             let Some(number) = REGIONS.iter().position(inside).filter(|&number| self.there[number]) else {
-                return (found, Err(DmaError::Unmapped { addr, len, done }));
+                return (found, Err(DmaError { addr, len, done, fault: DmaFault::Unmapped }));
             };
             let region = if REGIONS[number].2 { Access::READ | Access::WRITE } else { Access::READ };
             let forbidden = access - (allows & region);
             if !forbidden.is_empty() {
-                return (found, Err(DmaError::Denied { addr, access: forbidden, len, done }));
+                return (found, Err(DmaError { addr, len, done, fault: DmaFault::Denied(forbidden) }));
             }
             found.push((gpa, number));
         }
@@ -284,7 +284,7 @@ impl Rig {
         let (found, mut expected) = self.model.walk(translated, addr, len, access);
         let apart = |pair: &[(u64, usize)]| pair[0].1 != pair[1].1 || pair[0].0 + 1 != pair[1].0;
         if expected.is_ok() && found.windows(2).any(apart) {
-            expected = Err(DmaError::NotContiguous { addr, len });
+            expected = Err(DmaError { addr, len, done: 0, fault: DmaFault::NotContiguous });
         }
         let mapped = self.handle(translated).enter().map(addr, len, access);
         assert_eq!(mapped.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));

@@ -1,6 +1,6 @@
 //! Boot information: read and checked.
-use crate::Platform;
 use crate::ping::SHORTEST;
+use crate::platform::Platform;
 use paravane_driver::DmaArea;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{

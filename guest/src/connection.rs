@@ -1,5 +1,5 @@
 //! The transport of a device, through the platform.
-use crate::Platform;
+use crate::platform::Platform;
 use crate::report::KickPage;
 use crate::space::Space;
 use alloc::vec::Vec;

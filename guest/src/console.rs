@@ -1,5 +1,5 @@
 //! Messages to the operator, through the control page.
-use crate::Platform;
+use crate::platform::Platform;
 use core::fmt::{self, Write};
 use paravane_driver::DmaArea;
 use paravane_spec::builtin::{CONTROL_BASE, control};

@@ -1,5 +1,5 @@
 //! Draws bytes from an entropy source and checks that they can be random.
-use crate::Platform;
+use crate::platform::Platform;
 use crate::report::{DiskPage, Failure};
 use crate::worker::{Interrupts, Step, Worker};
 use paravane_driver::Transport;

@@ -1,6 +1,6 @@
 //! Returns each received frame with swapped addresses, until the others finish.
-use crate::Platform;
 use crate::ping::{ask_for_pairs, uses_pairs, wrong};
+use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;

@@ -4,8 +4,8 @@
 //!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped,
 //!                                                              cut to the length of an answer or filled up with 0
 //! ```
-use crate::Platform;
 use crate::histogram;
+use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::collections::VecDeque;

@@ -6,7 +6,6 @@
 //! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed
 //! and looked at once more, and the platform does not sleep if the count is no longer the sampled
 //! one.
-use crate::Platform;
 use crate::boot::{self, Boot};
 use crate::chance::Chance;
 use crate::connection::Connection;
@@ -16,6 +15,7 @@ use crate::entropy::{self, Draw};
 use crate::failure::{refusal, set_up};
 use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
+use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
 use crate::stream::{self, Direction, Stream};
 use crate::worker::{Step, Worker};
@@ -65,8 +65,17 @@ struct Device<'p, P: Platform> {
     running: bool,
 }
 
-/// Runs the program; returns an `exit` code.
-pub(crate) fn run<P: Platform>(platform: &P) -> u32 {
+/// Runs the guest to its end; returns a [`paravane_spec::builtin::exit`] code.
+///
+/// Its last act is to write the code to the control page's EXIT register.
+pub fn run<P: Platform>(platform: &P) -> u32 {
+    let code = work(platform);
+    platform.mmio_write32(CONTROL_BASE + control::EXIT, code);
+    code
+}
+
+/// Works on all devices; returns an `exit` code.
+fn work<P: Platform>(platform: &P) -> u32 {
     let Some(Boot { info, report, heap }) = boot::read(platform) else {
         return exit::BAD_BOOT_INFO;
     };

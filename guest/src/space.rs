@@ -1,5 +1,5 @@
 //! Device memory, through the platform.
-use crate::Platform;
+use crate::platform::Platform;
 
 /// The device memory of a platform.
 pub(crate) struct Space<'p, P>(pub(crate) &'p P);

@@ -1,5 +1,5 @@
 //! The work on one device, of any kind, and its driver's interrupts.
-use crate::Platform;
+use crate::platform::Platform;
 use crate::report::Failure;
 use paravane_driver::blk::Blk;
 use paravane_driver::net::Net;

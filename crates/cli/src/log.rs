@@ -19,7 +19,9 @@ mod panic;
 mod queue;
 mod writer;
 
-pub(crate) use counts::{Counts, SLOW_REQUESTS, counts};
+pub(crate) use counts::{Counts, counts};
+pub(crate) use limit::SLOW_REQUESTS;
+
 use limit::{Limiter, LineKind};
 use lines::{Lines, Output, Style};
 use queue::Queue;

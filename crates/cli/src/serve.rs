@@ -13,6 +13,7 @@ pub(crate) mod check;
 pub(crate) mod config;
 mod connections;
 pub(crate) mod control;
+mod daemon_options;
 pub(crate) mod deadline;
 mod exports;
 mod helper;
@@ -70,10 +71,10 @@ pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;
     log::set_up(log::Settings {
-        base: daemon.level(),
+        base: daemon.log_level(),
         verbose,
         json: daemon.log_format == Some(LogFormat::Json),
-        rate: daemon.rate(verbose),
+        rate: daemon.log_rate(verbose),
     });
     if args.check {
         check::check(&daemon, &devices).map_err(Failure::request)?;
@@ -104,7 +105,7 @@ fn configuration(args: &ServeArgs) -> Result<Config, anyhow::Error> {
         }
         (None, Some(file)) => {
             let Config { daemon, devices } = Config::read(file)?;
-            Ok(Config { daemon: args.daemon.over(daemon), devices })
+            Ok(Config { daemon: args.daemon.clone().over(daemon), devices })
         }
     }
 }

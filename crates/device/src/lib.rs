@@ -411,5 +411,5 @@ fn read_config(config: &[u8], offset: u32, out: &mut [u8]) {
 
 /// The queue error for a buffer outside guest memory.
 fn address_error(error: DmaError) -> QueueError {
-    QueueError::Address { addr: error.addr(), len: u32::try_from(error.len()).unwrap_or(u32::MAX) }
+    QueueError::Address { addr: error.addr, len: u32::try_from(error.len).unwrap_or(u32::MAX) }
 }

@@ -534,6 +534,7 @@ impl ParkedQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_dma::DmaFault;
     use paravane_dma::{Backing, Memory, Region, RegionConfig};
     use paravane_spec::feature;
 
@@ -621,14 +622,20 @@ mod tests {
         let read_only = QueueAddresses { desc: READ_ONLY, driver: READ_ONLY + 0x1000, ..good() };
         assert!(start(read_only).is_ok());
         let error = start(QueueAddresses { device: READ_ONLY, ..good() }).unwrap_err();
-        assert!(matches!(error, StartError::Memory { source: DmaError::Denied { .. }, .. }), "{error}");
+        assert!(
+            matches!(error, StartError::Memory { source: DmaError { fault: DmaFault::Denied(_), .. }, .. }),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_ring_across_two_regions_does_not_start() {
         let error = start(QueueAddresses { desc: READ_ONLY - 64, ..good() }).unwrap_err();
         assert!(
-            matches!(error, StartError::Memory { source: DmaError::NotContiguous { .. }, .. }),
+            matches!(
+                error,
+                StartError::Memory { source: DmaError { fault: DmaFault::NotContiguous, .. }, .. }
+            ),
             "{error}"
         );
     }

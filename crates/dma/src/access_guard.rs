@@ -1,10 +1,11 @@
 //! Access guard: every access of a device to guest memory in one batch.
 use crate::cache::CacheLine;
-use crate::handle::Fault;
 use crate::pin_table::{PinList, Run};
 use crate::table::{Near, PAGE_SHIFT};
 use crate::window::Window;
-use crate::{Access, DmaError, GuestRange, Handle, HostSlice, Mapping, MappingGuard, Segment, copy};
+use crate::{
+    Access, DmaError, DmaFault, GuestRange, Handle, HostSlice, Mapping, MappingGuard, Segment, copy,
+};
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -147,7 +148,7 @@ impl AccessGuard<'_> {
     /// Reads `out.len()` bytes from offset `skip` of the buffer in `segments`.
     ///
     /// # Errors
-    /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    /// As [`AccessGuard::read`]; a buffer that is too short is [`DmaFault::Unmapped`] at its end.
     #[inline(always)]
     pub fn read_segments(
         &self,
@@ -182,7 +183,7 @@ impl AccessGuard<'_> {
     /// Writes `data` at offset `skip` of the buffer that consists of `segments`.
     ///
     /// # Errors
-    /// As [`AccessGuard::write`]; a buffer that is too short is [`DmaError::Unmapped`] at its end.
+    /// As [`AccessGuard::write`]; a buffer that is too short is [`DmaFault::Unmapped`] at its end.
     #[inline(always)]
     pub fn write_segments(
         &self,
@@ -260,7 +261,7 @@ impl AccessGuard<'_> {
         let mut reported = None;
         loop {
             let (done, fault) = self.walk(addr, len, access, |_, _| ());
-            if fault != Some(Fault::Untranslated) {
+            if fault != Some(DmaFault::Untranslated) {
                 return true;
             }
             if reported == Some(done) {
@@ -289,7 +290,7 @@ impl AccessGuard<'_> {
     ///
     /// # Errors
     /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`];
-    /// [`DmaError::NotContiguous`]; [`DmaError::TooMany`].
+    /// [`DmaFault::NotContiguous`]; [`DmaFault::TooMany`].
     pub fn map(&self, addr: u64, len: usize, access: Access) -> Result<Mapping, DmaError> {
         let access = with_direction(access);
         let mut found: Option<Piece> = None;
@@ -300,7 +301,7 @@ impl AccessGuard<'_> {
             Ok(())
         })?;
         if pieces > 1 {
-            return Err(DmaError::NotContiguous { addr, len });
+            return Err(DmaError { addr, len, done: 0, fault: DmaFault::NotContiguous });
         }
         let Some(piece) = found else {
             let range = GuestRange { gpa: 0, len: 0 };
@@ -312,7 +313,7 @@ impl AccessGuard<'_> {
         };
         let mut list = PinList::NONE;
         if !self.take(&mut list, addr, piece, access) {
-            return Err(DmaError::TooMany { addr, len });
+            return Err(DmaError { addr, len, done: 0, fault: DmaFault::TooMany });
         }
         let range = GuestRange { gpa: piece.gpa, len };
         let host = NonNull::new(piece.host).unwrap_or(NonNull::dangling());
@@ -326,7 +327,7 @@ impl AccessGuard<'_> {
     ///
     /// # Errors
     /// As [`AccessGuard::read`], for `WRITE` as [`AccessGuard::write`]; `done` is the number of
-    /// bytes that could have been mapped. A buffer that is too short is [`DmaError::Unmapped`] at
+    /// bytes that could have been mapped. A buffer that is too short is [`DmaFault::Unmapped`] at
     /// its end.
     pub fn map_segments(
         &self,
@@ -346,7 +347,7 @@ impl AccessGuard<'_> {
             && let Some(offset) = window.offset(addr)
         {
             if !self.take(&mut list, addr, Piece::of(&window, offset, len), access) {
-                return Err(DmaError::TooMany { addr, len });
+                return Err(DmaError { addr, len, done: 0, fault: DmaFault::TooMany });
             }
             out.push(HostSlice { ptr: host, len });
             return Ok(MappingGuard::new(self.handle.pin(), access, list));
@@ -356,7 +357,7 @@ impl AccessGuard<'_> {
             self.each_mapped(addr, n, access, |done, piece| {
                 let at = addr + done as u64;
                 if !self.take(&mut list, at, piece, access) {
-                    return Err(DmaError::TooMany { addr: at, len: piece.len });
+                    return Err(DmaError { addr: at, len: piece.len, done: 0, fault: DmaFault::TooMany });
                 }
                 out.push(HostSlice { ptr: piece.host, len: piece.len });
                 Ok(())
@@ -499,7 +500,7 @@ impl AccessGuard<'_> {
             return Ok(());
         }
         if addr.checked_add(len as u64 - 1).is_none() {
-            return Err(DmaError::Wraps { addr, len, done: 0 });
+            return Err(DmaError { addr, len, done: 0, fault: DmaFault::Wraps });
         }
         let (done, fault) = self.walk(addr, len, access, each);
         fault.map_or(Ok(()), |fault| Err(self.failed(fault, addr, len, done, access)))
@@ -517,7 +518,7 @@ impl AccessGuard<'_> {
         len: usize,
         access: Access,
         mut each: impl FnMut(usize, Piece),
-    ) -> (usize, Option<Fault>) {
+    ) -> (usize, Option<DmaFault>) {
         let mut near = Near::nowhere();
         let mut last: Option<(usize, Piece)> = None;
         let mut done = 0;
@@ -532,10 +533,10 @@ impl AccessGuard<'_> {
                 Ok(window) => window,
                 Err(fault) => break Some(fault),
             };
-            let Some(offset) = window.offset(at) else { break Some(Fault::Unmapped) };
+            let Some(offset) = window.offset(at) else { break Some(DmaFault::Unmapped) };
             let forbidden = window.forbidden(access);
             if !forbidden.is_empty() {
-                break Some(Fault::Denied(forbidden));
+                break Some(DmaFault::Denied(forbidden));
             }
             let n = window.left(offset).min((len - done) as u64) as usize;
             let piece = Piece::of(&window, offset, n);
@@ -563,7 +564,7 @@ impl AccessGuard<'_> {
     /// Whole pages behind the start would evict more than they add: they are found beside the ones
     /// before.
     #[inline(always)]
-    fn next_window(&self, at: u64, done: usize, left: usize, near: &mut Near) -> Result<Window, Fault> {
+    fn next_window(&self, at: u64, done: usize, left: usize, near: &mut Near) -> Result<Window, DmaFault> {
         if done > 0 && left >= 1 << PAGE_SHIFT {
             return self.handle.find_near(at, near);
         }
@@ -574,19 +575,14 @@ impl AccessGuard<'_> {
 
     /// Error of an access that ends at `addr + done`. Reports a miss to the domain.
     #[cold]
-    fn failed(&self, fault: Fault, addr: u64, len: usize, done: usize, access: Access) -> DmaError {
+    fn failed(&self, fault: DmaFault, addr: u64, len: usize, done: usize, access: Access) -> DmaError {
         let addr = addr + done as u64;
         match fault {
-            Fault::Unmapped => DmaError::Unmapped { addr, len, done },
-            Fault::Untranslated => {
-                self.handle.missed(addr, access, false);
-                DmaError::Untranslated { addr, len, done }
-            }
-            Fault::Denied(forbidden) => {
-                self.handle.missed(addr, access, true);
-                DmaError::Denied { addr, access: forbidden, len, done }
-            }
+            DmaFault::Untranslated => self.handle.missed(addr, access, false),
+            DmaFault::Denied(_) => self.handle.missed(addr, access, true),
+            _ => {}
         }
+        DmaError { addr, len, done, fault }
     }
 }
 
@@ -633,7 +629,7 @@ fn each_segment(
         }
         let n = (size - skip).min((whole - done) as u64) as usize;
         let Some(addr) = segment.addr.checked_add(skip) else {
-            return Err(DmaError::Wraps { addr: segment.addr, len: whole, done });
+            return Err(DmaError { addr: segment.addr, len: whole, done, fault: DmaFault::Wraps });
         };
         each(addr, done, n).map_err(|error| error.within(whole, done))?;
         skip = 0;
@@ -644,5 +640,5 @@ fn each_segment(
     }
     // End of the buffer, which the driver may have put at the end of the address space.
     let addr = segments.last().map_or(0, |last| last.addr.wrapping_add(u64::from(last.len)));
-    Err(DmaError::Unmapped { addr, len: whole, done })
+    Err(DmaError { addr, len: whole, done, fault: DmaFault::Unmapped })
 }

@@ -22,6 +22,7 @@
 mod atomic;
 #[cfg(loom)]
 mod modelled;
+mod word;
 #[cfg(any(test, miri, loom, not(target_arch = "x86_64")))]
 mod words;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
@@ -32,23 +33,7 @@ use words as many;
 #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
 use x86_64 as many;
 
-/// Word that is moved in one relaxed atomic access on the guest's side.
-///
-/// The access on our side may be unaligned.
-trait Word: Sized {
-    /// Loads one word from guest memory.
-    ///
-    /// # Safety
-    /// `guest` is valid for atomic reads and aligned; `own` is valid for writes and not shared.
-    unsafe fn load(guest: *const u8, own: *mut u8);
-
-    /// Stores one word into guest memory.
-    ///
-    /// # Safety
-    /// `guest` is valid for atomic writes and aligned; `own` is valid for reads and does not
-    /// change.
-    unsafe fn store(guest: *mut u8, own: *const u8);
-}
+use word::Word;
 
 /// Copies `len` bytes from guest memory.
 ///

@@ -1,5 +1,6 @@
 //! Errors of guest memory.
 use crate::Access;
+use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -7,123 +8,65 @@ use thiserror::Error;
 ///
 /// Bytes before the failing one may have been moved; `done` says how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub struct DmaError {
+    /// Address at fault.
+    pub addr: u64,
+    /// Length of the whole access in bytes.
+    pub len: usize,
+    /// Bytes moved before the fault.
+    pub done: usize,
+    /// What is wrong there.
+    pub fault: DmaFault,
+}
+
+/// Reason why an access ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum DmaError {
-    /// Address without memory.
-    #[error("{addr:#x}: no memory there ({len} bytes wanted, {done} done)")]
-    Unmapped {
-        /// First missing byte.
-        addr: u64,
-        /// Length of the whole access in bytes.
-        len: usize,
-        /// Bytes moved before the fault.
-        done: usize,
-    },
-    /// Address that the region or the domain protects.
-    #[error("{addr:#x}: access denied: {access:?} ({len} bytes wanted, {done} done)")]
-    Denied {
-        /// First forbidden byte.
-        addr: u64,
-        /// Forbidden directions.
-        access: Access,
-        /// Length of the whole access in bytes.
-        len: usize,
-        /// Bytes moved before the fault.
-        done: usize,
-    },
-    /// Access beyond the end of the address space.
-    #[error("{addr:#x}: {len} bytes wrap around the end of the address space ({done} done)")]
-    Wraps {
-        /// First byte of the piece that wraps.
-        addr: u64,
-        /// Length of the whole access in bytes.
-        len: usize,
-        /// Bytes moved before the fault (earlier pieces of the buffer).
-        done: usize,
-    },
-    /// Address without a translation in the device's domain.
-    #[error("{addr:#x}: no translation in the device's domain ({len} bytes wanted, {done} done)")]
-    Untranslated {
-        /// First byte that is not mapped.
-        addr: u64,
-        /// Length of the whole access in bytes.
-        len: usize,
-        /// Bytes moved before the fault.
-        done: usize,
-    },
+pub enum DmaFault {
+    /// No memory.
+    Unmapped,
+    /// Directions that the region or the domain forbids.
+    Denied(Access),
+    /// Access beyond the end of the address space. The address is that of the piece that wraps.
+    Wraps,
+    /// No translation in the device's domain.
+    Untranslated,
     /// Mapping that does not fit in the holder's pin table.
-    #[error("{addr:#x}: {len} bytes are in too many pieces to map")]
-    TooMany {
-        /// First byte.
-        addr: u64,
-        /// Length in bytes.
-        len: usize,
-    },
+    TooMany,
     /// Mapping of one piece that consists of several.
-    #[error("{addr:#x}, {len} bytes: not contiguous in host memory; map it as segments")]
-    NotContiguous {
-        /// First byte.
-        addr: u64,
-        /// Length in bytes.
-        len: usize,
-    },
+    NotContiguous,
 }
 
 impl DmaError {
-    /// Address at fault.
-    #[must_use]
-    pub fn addr(&self) -> u64 {
-        match *self {
-            Self::Unmapped { addr, .. }
-            | Self::Denied { addr, .. }
-            | Self::Wraps { addr, .. }
-            | Self::Untranslated { addr, .. }
-            | Self::TooMany { addr, .. }
-            | Self::NotContiguous { addr, .. } => addr,
-        }
-    }
-
-    /// Length of the whole access in bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "the length of the access, not of the error")]
-    pub fn len(&self) -> usize {
-        match *self {
-            Self::Unmapped { len, .. }
-            | Self::Denied { len, .. }
-            | Self::Wraps { len, .. }
-            | Self::Untranslated { len, .. }
-            | Self::TooMany { len, .. }
-            | Self::NotContiguous { len, .. } => len,
-        }
-    }
-
-    /// Bytes moved before the fault.
-    #[must_use]
-    pub fn done(&self) -> usize {
-        match *self {
-            Self::Unmapped { done, .. }
-            | Self::Denied { done, .. }
-            | Self::Wraps { done, .. }
-            | Self::Untranslated { done, .. } => done,
-            Self::TooMany { .. } | Self::NotContiguous { .. } => 0,
-        }
-    }
-
     /// Same error, for an access of `whole` bytes of which this part came later.
     ///
     /// `before` bytes were moved before this part.
-    pub(crate) fn within(mut self, whole: usize, before: usize) -> Self {
-        match &mut self {
-            Self::Unmapped { len, done, .. }
-            | Self::Denied { len, done, .. }
-            | Self::Wraps { len, done, .. }
-            | Self::Untranslated { len, done, .. } => {
-                *len = whole;
-                *done += before;
+    pub(crate) fn within(self, whole: usize, before: usize) -> Self {
+        let moves = !matches!(self.fault, DmaFault::TooMany | DmaFault::NotContiguous);
+        Self { len: whole, done: if moves { self.done + before } else { 0 }, ..self }
+    }
+}
+
+impl fmt::Display for DmaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { addr, len, done, fault } = self;
+        write!(f, "{addr:#x}")?;
+        match fault {
+            DmaFault::Unmapped => write!(f, ": no memory there ({len} bytes wanted, {done} done)"),
+            DmaFault::Denied(access) => {
+                write!(f, ": access denied: {access:?} ({len} bytes wanted, {done} done)")
             }
-            Self::TooMany { len, .. } | Self::NotContiguous { len, .. } => *len = whole,
+            DmaFault::Wraps => {
+                write!(f, ": {len} bytes wrap around the end of the address space ({done} done)")
+            }
+            DmaFault::Untranslated => {
+                write!(f, ": no translation in the device's domain ({len} bytes wanted, {done} done)")
+            }
+            DmaFault::TooMany => write!(f, ": {len} bytes are in too many pieces to map"),
+            DmaFault::NotContiguous => {
+                write!(f, ", {len} bytes: not contiguous in host memory; map it as segments")
+            }
         }
-        self
     }
 }
 
@@ -180,8 +123,8 @@ pub enum QuotaError {
 /// Displays a number of bytes in the largest binary unit, with at most one decimal.
 struct Bytes(u64);
 
-impl std::fmt::Display for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = (self.0.max(1).ilog2() / 10) as usize;
         let name = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"][unit];
         let tenths = (u128::from(self.0) * 10) >> (10 * unit);
@@ -275,8 +218,8 @@ pub enum BusyWith {
     },
 }
 
-impl std::fmt::Display for BusyWith {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for BusyWith {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Batch => f.write_str("in a batch"),
             Self::Mapping { addr, len } => write!(f, "using {len} bytes at {addr:#x}"),

@@ -6,7 +6,7 @@ use crate::reader_slot::ReaderSlot;
 use crate::table::Near;
 use crate::translations::Translations;
 use crate::window::Window;
-use crate::{Access, DirtyLog, Miss, Region};
+use crate::{Access, DirtyLog, DmaFault, Miss, Region};
 use std::sync::Arc;
 
 /// [`Handle::shift`] while no log is on.
@@ -54,17 +54,6 @@ impl Drop for Handle {
             translation.shared.readers().remove(&self.reader);
         }
     }
-}
-
-/// Reason why an access ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// No memory.
-    Unmapped,
-    /// No translation.
-    Untranslated,
-    /// Forbidden directions.
-    Denied(Access),
 }
 
 impl Handle {
@@ -169,16 +158,16 @@ impl Handle {
     ///
     /// The access guard in which `near` was made must be live.
     #[inline(always)]
-    pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, Fault> {
+    pub(crate) fn find_near(&self, addr: u64, near: &mut Near) -> Result<Window, DmaFault> {
         let snapshot = &self.pin.snapshot;
         Ok(match &self.translation {
-            None => *snapshot.find(addr).ok_or(Fault::Unmapped)?,
+            None => *snapshot.find(addr).ok_or(DmaFault::Unmapped)?,
             Some(Translation { shared, .. }) => {
                 // SAFETY: the access guard is live, as it was for the node in `near`:
                 // `Domain::unmap` frees no node that a walk inside it can find before it has seen
                 // the guard dropped.
-                let block = unsafe { shared.table().find(addr, near) }.ok_or(Fault::Untranslated)?;
-                let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(Fault::Unmapped)?;
+                let block = unsafe { shared.table().find(addr, near) }.ok_or(DmaFault::Untranslated)?;
+                let region = snapshot.find(block.gpa + (addr - block.start)).ok_or(DmaFault::Unmapped)?;
                 region.behind(block.start, block.size, block.gpa, block.allows)
             }
         })
@@ -214,7 +203,7 @@ impl Handle {
     /// Finds the window around `addr` and puts it in its line.
     ///
     /// An access guard must be live.
-    pub(crate) fn look_up(&self, addr: u64, line: &CacheLine) -> Result<Window, Fault> {
+    pub(crate) fn look_up(&self, addr: u64, line: &CacheLine) -> Result<Window, DmaFault> {
         let window = self.find_near(addr, &mut Near::nowhere())?;
         self.cache.put(line, addr, window, self.found);
         Ok(window)

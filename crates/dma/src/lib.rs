@@ -138,7 +138,7 @@ pub use access::Access;
 pub use access_guard::AccessGuard;
 pub use backing::Backing;
 pub use domain::Domain;
-pub use error::{Busy, BusyWith, DmaError, DomainError, LogError, MemoryError, QuotaError};
+pub use error::{Busy, BusyWith, DmaError, DmaFault, DomainError, LogError, MemoryError, QuotaError};
 pub use handle::Handle;
 pub use host_slice::HostSlice;
 pub use in_place::InPlace;

@@ -27,7 +27,9 @@ mod mapped {
         /// First word, in the mapping.
         first: NonNull<AtomicU64>,
         count: usize,
-        mapping: (NonNull<u8>, usize),
+        /// The mapping.
+        start: NonNull<u8>,
+        len: usize,
         file: OwnedFd,
         protection: Option<Protection>,
         /// Ends after the memory is unmapped, in `drop`.
@@ -86,7 +88,7 @@ mod mapped {
             let mut words = Self::part(file, offset, count)?;
             words._lease = Some(lease);
             headroom(HEADROOM).map_err(|source| LogError::Os { what: "map", source })?;
-            let (start, len) = words.mapping;
+            let Self { start, len, .. } = words;
             let protection = Protection::new(start, len.next_multiple_of(page), page, alarm);
             words.protection = Some(protection.map_err(|source| LogError::Os { what: "guard", source })?);
             Ok(words)
@@ -122,7 +124,7 @@ mod mapped {
                 .ok_or(LogError::Os { what: "map", source: std::io::ErrorKind::AddrNotAvailable.into() })?;
             // SAFETY: `skip` is inside the mapping, or at its end with no words.
             let first = unsafe { start.add(skip) }.cast();
-            Ok(Self { first, count, mapping: (start, len), file, protection: None, _lease: None })
+            Ok(Self { first, count, start, len, file, protection: None, _lease: None })
         }
 
         #[inline(always)]
@@ -145,7 +147,7 @@ mod mapped {
     impl Drop for Words {
         fn drop(&mut self) {
             self.protection = None;
-            let (start, len) = self.mapping;
+            let Self { start, len, .. } = *self;
             // SAFETY: made by `map`; the slices handed out were borrowed from `self`.
             let _ = unsafe { munmap(start.as_ptr().cast(), len) };
         }

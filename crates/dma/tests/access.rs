@@ -1,6 +1,7 @@
 //! Every accessor, at every edge: holes, ends, borders, permissions.
 use paravane_dma::{
-    Access, Backing, DmaError, Handle, HostSlice, Memory, MemoryError, Region, RegionConfig, Segment,
+    Access, Backing, DmaError, DmaFault, Handle, HostSlice, Memory, MemoryError, Region, RegionConfig,
+    Segment,
 };
 use std::sync::Arc;
 
@@ -46,7 +47,7 @@ fn a_region_may_end_at_the_end_of_the_address_space_but_not_wrap() {
     assert_eq!(handle.read_obj::<[u8; 4]>(u64::MAX - 3, READ), Ok(*b"last"));
     assert_eq!(
         handle.read_obj::<[u8; 5]>(u64::MAX - 3, READ),
-        Err(DmaError::Wraps { addr: u64::MAX - 3, len: 5, done: 0 })
+        Err(DmaError { addr: u64::MAX - 3, len: 5, done: 0, fault: DmaFault::Wraps })
     );
 }
 
@@ -102,7 +103,10 @@ fn overlapping_regions_are_refused_and_the_old_map_stays() {
 fn a_map_without_regions_holds_nothing() {
     let mut handle = Memory::new(Vec::new()).expect("an empty map").handle();
     let handle = handle.enter();
-    assert_eq!(handle.read_obj::<u8>(0, READ), Err(DmaError::Unmapped { addr: 0, len: 1, done: 0 }));
+    assert_eq!(
+        handle.read_obj::<u8>(0, READ),
+        Err(DmaError { addr: 0, len: 1, done: 0, fault: DmaFault::Unmapped })
+    );
     assert_eq!(handle.read(0, &mut [], READ), Ok(()));
 }
 
@@ -141,17 +145,20 @@ fn adjoining_regions_are_crossed() {
 fn an_access_ends_at_a_hole_and_says_how_far_it_came() {
     let mut handle = handle();
     let handle = handle.enter();
-    let hole = DmaError::Unmapped { addr: 0x4000, len: 16, done: 8 };
+    let hole = DmaError { addr: 0x4000, len: 16, done: 8, fault: DmaFault::Unmapped };
     assert_eq!(handle.write(0x3ff8, &[9; 16], WRITE), Err(hole));
     let mut out = [1; 16];
     assert_eq!(handle.read(0x3ff8, &mut out, READ), Err(hole));
     assert_eq!(out, [9, 9, 9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1]);
     assert_eq!(handle.fill(0x3ff8, 0, 16, WRITE), Err(hole));
-    assert_eq!((hole.addr(), hole.done()), (0x4000, 8));
-    assert_eq!(handle.read_obj::<u8>(0xfff, READ), Err(DmaError::Unmapped { addr: 0xfff, len: 1, done: 0 }));
+    assert_eq!((hole.addr, hole.done), (0x4000, 8));
+    assert_eq!(
+        handle.read_obj::<u8>(0xfff, READ),
+        Err(DmaError { addr: 0xfff, len: 1, done: 0, fault: DmaFault::Unmapped })
+    );
     assert_eq!(
         handle.read_obj::<u8>(0x4000, READ),
-        Err(DmaError::Unmapped { addr: 0x4000, len: 1, done: 0 })
+        Err(DmaError { addr: 0x4000, len: 1, done: 0, fault: DmaFault::Unmapped })
     );
     assert!(hole.to_string().contains("0x4000: no memory there (16 bytes wanted, 8 done)"));
 }
@@ -160,7 +167,7 @@ fn an_access_ends_at_a_hole_and_says_how_far_it_came() {
 fn a_device_may_not_write_where_it_may_only_read() {
     let mut handle = handle();
     let handle = handle.enter();
-    let denied = DmaError::Denied { addr: 0x5000, access: WRITE, len: 4, done: 0 };
+    let denied = DmaError { addr: 0x5000, len: 4, done: 0, fault: DmaFault::Denied(WRITE) };
     assert_eq!(handle.read_obj::<u32>(0x5000, READ), Ok(0));
     assert_eq!(handle.write(0x5000, &[1; 4], WRITE), Err(denied));
     assert_eq!(handle.fill(0x5000, 1, 4, WRITE), Err(denied));
@@ -200,11 +207,17 @@ fn a_mapping_is_the_memory() {
 fn one_piece_across_a_border_or_a_hole_is_not_mapped() {
     let mut handle = handle();
     let handle = handle.enter();
-    assert_eq!(handle.map(0x2ffe, 4, READ).err(), Some(DmaError::NotContiguous { addr: 0x2ffe, len: 4 }));
-    assert_eq!(handle.map(0x3ffe, 4, READ).err(), Some(DmaError::Unmapped { addr: 0x4000, len: 4, done: 2 }));
+    assert_eq!(
+        handle.map(0x2ffe, 4, READ).err(),
+        Some(DmaError { addr: 0x2ffe, len: 4, done: 0, fault: DmaFault::NotContiguous })
+    );
+    assert_eq!(
+        handle.map(0x3ffe, 4, READ).err(),
+        Some(DmaError { addr: 0x4000, len: 4, done: 2, fault: DmaFault::Unmapped })
+    );
     assert_eq!(
         handle.map(u64::MAX, 2, READ).err(),
-        Some(DmaError::Wraps { addr: u64::MAX, len: 2, done: 0 })
+        Some(DmaError { addr: u64::MAX, len: 2, done: 0, fault: DmaFault::Wraps })
     );
     assert!(handle.map(0x2ffe, 2, READ).is_ok());
 }
@@ -281,7 +294,7 @@ fn a_buffer_that_is_too_short_ends_at_its_end() {
     let handle = handle.enter();
     let buffer = segments(&[(0x1000, 4), (0x2000, 4)]);
     let mut out = [0; 16];
-    let end = |done| Err(DmaError::Unmapped { addr: 0x2004, len: 16, done });
+    let end = |done| Err(DmaError { addr: 0x2004, len: 16, done, fault: DmaFault::Unmapped });
     assert_eq!(handle.read_segments(&buffer, 0, &mut out, READ), end(8));
     assert_eq!(handle.read_segments(&buffer, 6, &mut out, READ), end(2));
     assert_eq!(handle.read_segments(&buffer, 8, &mut out, READ), end(0));
@@ -289,7 +302,7 @@ fn a_buffer_that_is_too_short_ends_at_its_end() {
     assert_eq!(handle.write_segments(&buffer, 6, &out, WRITE), end(2));
     assert_eq!(
         handle.read_segments(&[], 0, &mut out, READ),
-        Err(DmaError::Unmapped { addr: 0, len: 16, done: 0 })
+        Err(DmaError { addr: 0, len: 16, done: 0, fault: DmaFault::Unmapped })
     );
     // Skipping past the end for no bytes reads nothing.
     assert_eq!(handle.read_segments(&buffer, 100, &mut [], READ), Ok(()));
@@ -303,22 +316,22 @@ fn a_fault_in_a_later_piece_counts_the_earlier_ones() {
     let hole = segments(&[(0x1000, 4), (0x3ffe, 8)]);
     assert_eq!(
         handle.read_segments(&hole, 0, &mut out, READ),
-        Err(DmaError::Unmapped { addr: 0x4000, len: 12, done: 6 })
+        Err(DmaError { addr: 0x4000, len: 12, done: 6, fault: DmaFault::Unmapped })
     );
     let wrap = segments(&[(0x1000, 4), (u64::MAX - 1, 8)]);
     assert_eq!(
         handle.read_segments(&wrap, 0, &mut out, READ),
-        Err(DmaError::Wraps { addr: u64::MAX - 1, len: 12, done: 4 })
+        Err(DmaError { addr: u64::MAX - 1, len: 12, done: 4, fault: DmaFault::Wraps })
     );
     // The skipped part may reach past the end of the address space too.
     assert_eq!(
         handle.read_segments(&wrap[1..], 4, &mut out[..2], READ),
-        Err(DmaError::Wraps { addr: u64::MAX - 1, len: 2, done: 0 })
+        Err(DmaError { addr: u64::MAX - 1, len: 2, done: 0, fault: DmaFault::Wraps })
     );
     let denied = segments(&[(0x1000, 4), (0x5000, 8)]);
     assert_eq!(
         handle.write_segments(&denied, 0, &out, WRITE),
-        Err(DmaError::Denied { addr: 0x5000, access: WRITE, len: 12, done: 4 })
+        Err(DmaError { addr: 0x5000, len: 12, done: 4, fault: DmaFault::Denied(WRITE) })
     );
 }
 
@@ -348,11 +361,11 @@ fn nothing_is_appended_on_an_error() {
     let mut out = vec![dummy];
     let buffer = segments(&[(0x1000, 4), (0x4000, 4)]);
     let error = handle.map_segments(&buffer, 0, 8, READ, &mut out).err();
-    assert_eq!(error, Some(DmaError::Unmapped { addr: 0x4000, len: 8, done: 4 }));
+    assert_eq!(error, Some(DmaError { addr: 0x4000, len: 8, done: 4, fault: DmaFault::Unmapped }));
     let error = handle.map_segments(&buffer[..1], 0, u64::MAX, READ, &mut out).err();
-    assert_eq!(error, Some(DmaError::Unmapped { addr: 0x1004, len: usize::MAX, done: 4 }));
+    assert_eq!(error, Some(DmaError { addr: 0x1004, len: usize::MAX, done: 4, fault: DmaFault::Unmapped }));
     let error = handle.map_segments(&segments(&[(0x5000, 4)]), 0, 4, READ | WRITE, &mut out).err();
-    assert_eq!(error, Some(DmaError::Denied { addr: 0x5000, access: WRITE, len: 4, done: 0 }));
+    assert_eq!(error, Some(DmaError { addr: 0x5000, len: 4, done: 0, fault: DmaFault::Denied(WRITE) }));
     assert_eq!(out, [dummy]);
     assert!(handle.map_segments(&buffer, 100, 0, READ, &mut out).is_ok());
     assert_eq!(out, [dummy]);
@@ -369,7 +382,7 @@ fn many_regions_are_found_by_halving() {
         let hole = (2 * i + 1) * PAGE;
         assert_eq!(
             handle.read_obj::<u8>(hole, READ),
-            Err(DmaError::Unmapped { addr: hole, len: 1, done: 0 })
+            Err(DmaError { addr: hole, len: 1, done: 0, fault: DmaFault::Unmapped })
         );
     }
     for i in 0..32 {

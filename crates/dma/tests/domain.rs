@@ -1,7 +1,7 @@
 //! Domains: translated accesses, waiting for holders, and the dirty log.
 use paravane_dma::{
-    Access, Backing, Busy, BusyWith, DirtyLog, DirtyPages, DmaError, Domain, DomainError, Memory, Miss,
-    Region, RegionConfig,
+    Access, Backing, Busy, BusyWith, DirtyLog, DirtyPages, DmaError, DmaFault, Domain, DomainError, Memory,
+    Miss, Region, RegionConfig,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -45,19 +45,19 @@ fn addresses_are_translated_and_limited() {
     assert_eq!(memory.handle().enter().read_obj::<[u8; 4]>(4 * PAGE - 2, BOTH), Ok(*b"abcd"));
     assert_eq!(
         guard.read_obj::<u8>(3 * PAGE, BOTH),
-        Err(DmaError::Untranslated { addr: 3 * PAGE, len: 1, done: 0 })
+        Err(DmaError { addr: 3 * PAGE, len: 1, done: 0, fault: DmaFault::Untranslated })
     );
     assert_eq!(
         guard.write(0x7000_1fff, &[1, 2], Access::empty()),
-        Err(DmaError::Denied { addr: 0x7000_2000, access: Access::WRITE, len: 2, done: 1 })
+        Err(DmaError { addr: 0x7000_2000, len: 2, done: 1, fault: DmaFault::Denied(Access::WRITE) })
     );
     assert_eq!(
         guard.read_obj::<u16>(0x7000_2fff, Access::empty()),
-        Err(DmaError::Denied { addr: 0x7000_3000, access: Access::READ, len: 2, done: 1 })
+        Err(DmaError { addr: 0x7000_3000, len: 2, done: 1, fault: DmaFault::Denied(Access::READ) })
     );
     assert_eq!(
         guard.write(0x7000_3ffe, &[0; 4], Access::empty()),
-        Err(DmaError::Untranslated { addr: 0x7000_4000, len: 4, done: 2 })
+        Err(DmaError { addr: 0x7000_4000, len: 4, done: 2, fault: DmaFault::Untranslated })
     );
 }
 
@@ -71,11 +71,11 @@ fn what_a_domain_allows_the_region_may_still_forbid() {
     assert_eq!(guard.read_obj::<u8>(PAGE, BOTH - Access::WRITE), Ok(0));
     assert_eq!(
         guard.fill(PAGE - 1, 7, 2, Access::empty()),
-        Err(DmaError::Denied { addr: PAGE, access: Access::WRITE, len: 2, done: 1 })
+        Err(DmaError { addr: PAGE, len: 2, done: 1, fault: DmaFault::Denied(Access::WRITE) })
     );
     assert_eq!(
         guard.read_obj::<u8>(2 * PAGE, Access::READ),
-        Err(DmaError::Unmapped { addr: 2 * PAGE, len: 1, done: 0 })
+        Err(DmaError { addr: 2 * PAGE, len: 1, done: 0, fault: DmaFault::Unmapped })
     );
 }
 
@@ -93,7 +93,7 @@ fn what_is_contiguous_for_device_and_guest_is_one_mapping() {
     assert_eq!(mapping.range().gpa, 2 * PAGE + 8);
     assert_eq!(
         guard.map(107 * PAGE, 2 * PAGE as usize, BOTH).err(),
-        Some(DmaError::NotContiguous { addr: 107 * PAGE, len: 2 * PAGE as usize })
+        Some(DmaError { addr: 107 * PAGE, len: 2 * PAGE as usize, done: 0, fault: DmaFault::NotContiguous })
     );
     let mut out = Vec::new();
     let segments = [paravane_dma::Segment { addr: 101 * PAGE, len: 8 * PAGE as u32 }];
@@ -147,7 +147,7 @@ fn a_handle_outside_a_batch_delays_no_unmapping_and_finds_the_change() {
     assert_eq!(handle.enter().read_obj::<u8>(PAGE, BOTH), Ok(0));
     assert_eq!(domain.unmap(PAGE, PAGE, LONG), Ok(PAGE));
     let guard = handle.enter();
-    assert!(matches!(guard.read_obj::<u8>(PAGE, BOTH), Err(DmaError::Untranslated { .. })));
+    assert!(matches!(guard.read_obj::<u8>(PAGE, BOTH), Err(DmaError { fault: DmaFault::Untranslated, .. })));
     assert_eq!(guard.read_obj::<u8>(2 * PAGE, BOTH), Ok(0));
     domain.map(PAGE, 5 * PAGE, PAGE, BOTH).expect("free again");
     assert_eq!(guard.read_obj::<u8>(PAGE, BOTH), Ok(0), "a new translation is found at once");
@@ -258,7 +258,7 @@ fn writes_through_a_domain_are_logged_where_they_land() {
     }
     assert_eq!(logged(&memory), [6 * PAGE]);
     assert_eq!(logged(&memory), [0_u64; 0], "harvested");
-    let done = handle.enter().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done();
+    let done = handle.enter().write(0x1234_6ff0, &[1; 64], BOTH).expect_err("it ends there").done;
     assert_eq!(done, 16);
     assert_eq!(logged(&memory), [7 * PAGE], "what was written before the fault counts");
     handle.enter().fill(0x1234_7000, 0, 1, BOTH).expect_err("not mapped");

@@ -1,5 +1,7 @@
 //! Access guard against a plain model: a vector of bytes and a kind per page.
-use paravane_dma::{Access, AccessGuard, Backing, DmaError, Handle, Memory, Region, RegionConfig, Segment};
+use paravane_dma::{
+    Access, AccessGuard, Backing, DmaError, DmaFault, Handle, Memory, Region, RegionConfig, Segment,
+};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
@@ -43,7 +45,7 @@ impl Model {
             if n == 0 {
                 continue;
             }
-            let wraps = |addr| DmaError::Wraps { addr, len: whole, done: found.len() };
+            let wraps = |addr| DmaError { addr, len: whole, done: found.len(), fault: DmaFault::Wraps };
             let Ok(first) = u64::try_from(start) else { panic!("skip never leaves a segment in this test") };
             if start + n as u128 - 1 > u128::from(u64::MAX) {
                 let error = wraps(first);
@@ -53,11 +55,13 @@ impl Model {
                 let addr = first + i;
                 let done = found.len();
                 match self.index(addr) {
-                    None => return (found, Err(DmaError::Unmapped { addr, len: whole, done })),
+                    None => {
+                        return (found, Err(DmaError { addr, len: whole, done, fault: DmaFault::Unmapped }));
+                    }
                     Some(at) if write && self.kind(at) != Kind::Ram => {
                         return (
                             found,
-                            Err(DmaError::Denied { addr, access: Access::WRITE, len: whole, done }),
+                            Err(DmaError { addr, len: whole, done, fault: DmaFault::Denied(Access::WRITE) }),
                         );
                     }
                     Some(at) => found.push(at),
@@ -181,7 +185,7 @@ fn cut(segments: &[Segment], mut skip: u64, len: usize) -> (Vec<(u128, usize)>, 
         left -= n;
     }
     let end = segments.last().map_or(0, |s| s.addr.wrapping_add(u64::from(s.len)));
-    let short = DmaError::Unmapped { addr: end, len, done: len - left };
+    let short = DmaError { addr: end, len, done: len - left, fault: DmaFault::Unmapped };
     (pieces, if left == 0 { Ok(()) } else { Err(short) })
 }
 
@@ -250,7 +254,7 @@ impl Model {
                 let (found, mut expected) = self.walk(&[(u128::from(addr), *len)], *len, *write);
                 let crossed = |pair: &[usize]| self.region_of(pair[0]) != self.region_of(pair[1]);
                 if expected.is_ok() && found.windows(2).any(crossed) {
-                    expected = Err(DmaError::NotContiguous { addr, len: *len });
+                    expected = Err(DmaError { addr, len: *len, done: 0, fault: DmaFault::NotContiguous });
                 }
                 let mapping = handle.map(addr, *len, if *write { Access::WRITE } else { Access::READ });
                 prop_assert_eq!(mapping.as_ref().map(|_| ()), expected.as_ref().map(|_| ()));
@@ -303,7 +307,7 @@ impl Model {
                 // The length with which there are that many pieces; others may reach as far.
                 let owner = (0..segments.len()).find(|&k| cut(&segments[..=k], skip, len).0.len() > i);
                 let addr = segments[owner.expect("the piece is of a segment")].addr;
-                let wraps = Err(DmaError::Wraps { addr, len, done: found.len() });
+                let wraps = Err(DmaError { addr, len, done: found.len(), fault: DmaFault::Wraps });
                 return (found, before.and(wraps));
             }
         }

@@ -6,7 +6,7 @@
 //! RAM by the log alone: at the end it must equal RAM, except for the mapper's own marks.
 #![cfg(not(loom))]
 use paravane_dma::{
-    Access, Backing, DirtyLog, DirtyPages, DmaError, Domain, Memory, Region, RegionConfig, Segment,
+    Access, Backing, DirtyLog, DirtyPages, DmaError, DmaFault, Domain, Memory, Region, RegionConfig, Segment,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ fn io(mut random: Random, domain: &Domain, stop: &AtomicBool) -> (u64, u64) {
             };
             match result {
                 Ok(()) => hits += 1,
-                Err(DmaError::Untranslated { .. }) => misses += 1,
+                Err(DmaError { fault: DmaFault::Untranslated, .. }) => misses += 1,
                 Err(other) => panic!("{other}"),
             }
         }

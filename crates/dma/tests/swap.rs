@@ -1,5 +1,5 @@
 //! The map is replaced while other threads use it.
-use paravane_dma::{Access, Backing, DmaError, Memory, Region, RegionConfig};
+use paravane_dma::{Access, Backing, DmaError, DmaFault, Memory, Region, RegionConfig};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -91,7 +91,7 @@ fn a_region_that_stays_is_not_mapped_anew() {
     let handle = handle.enter();
     assert_eq!(
         handle.read_obj::<u64>(PAGE, Access::READ),
-        Err(DmaError::Unmapped { addr: PAGE, len: 8, done: 0 })
+        Err(DmaError { addr: PAGE, len: 8, done: 0, fault: DmaFault::Unmapped })
     );
     let mapping = handle.map(0, 8, Access::READ).expect("RAM");
     assert_eq!(mapping.host(), stays.host());

@@ -3,7 +3,8 @@
 //! Long accesses over single pages, large leaves, holes, forbidden pages, and the edges of regions;
 //! their faults, misses and marks in the log.
 use paravane_dma::{
-    Access, AccessGuard, Backing, DirtyLog, DirtyPages, DmaError, Domain, Memory, Miss, Region, RegionConfig,
+    Access, AccessGuard, Backing, DirtyLog, DirtyPages, DmaError, DmaFault, Domain, Memory, Miss, Region,
+    RegionConfig,
 };
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,16 +45,16 @@ impl Model {
         while done < len {
             let addr = addr + done as u64;
             let Some((page, allows)) = self.device[(addr / PAGE - self.first) as usize] else {
-                let error = DmaError::Untranslated { addr, len, done };
+                let error = DmaError { addr, len, done, fault: DmaFault::Untranslated };
                 return (pieces, Err(error), Some(Miss { addr, access, denied: false }));
             };
             let region = RAM.iter().find(|(first, pages, _)| (*first..first + pages).contains(&page));
             let Some(&(_, _, writable)) = region else {
-                return (pieces, Err(DmaError::Unmapped { addr, len, done }), None);
+                return (pieces, Err(DmaError { addr, len, done, fault: DmaFault::Unmapped }), None);
             };
             let forbidden = access - if writable { allows } else { allows & Access::READ };
             if !forbidden.is_empty() {
-                let error = DmaError::Denied { addr, access: forbidden, len, done };
+                let error = DmaError { addr, len, done, fault: DmaFault::Denied(forbidden) };
                 return (pieces, Err(error), Some(Miss { addr, access, denied: true }));
             }
             let offset = (addr % PAGE) as usize;
@@ -234,7 +235,7 @@ impl World {
             }
             What::Map(write) => {
                 if expected.is_ok() && Model::runs(&pieces) > 1 {
-                    expected = Err(DmaError::NotContiguous { addr, len });
+                    expected = Err(DmaError { addr, len, done: 0, fault: DmaFault::NotContiguous });
                 }
                 let mapping = guard.map(addr, len, access);
                 prop_assert_eq!(

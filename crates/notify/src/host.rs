@@ -17,13 +17,6 @@ pub enum NotifierState {
     OffLimits,
 }
 
-/// Outcome of a kick that came by an exit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kick {
-    /// It was forwarded to the owner of the eventfd.
-    Forwarded,
-}
-
 /// Notifier of one queue, with its address and its state.
 ///
 /// The eventfd always exists, and an event loop always waits on it: without an ioeventfd the exit
@@ -254,13 +247,12 @@ impl HostNotifier {
     }
 
     /// Forwards a kick that came by an exit to the owner. Takes no lock.
-    pub fn kick(&self) -> Kick {
+    pub fn kick(&self) {
         // Relaxed: a statistic, which orders nothing.
         self.exit_kicks.fetch_add(1, Ordering::Relaxed);
         // A release, as the notifier promises: the owner that takes the signal sees the driver's
         // available index, which this thread saw (or made) before.
         self.notifier.signal();
-        Kick::Forwarded
     }
 
     /// Number of kicks that came by an exit.

@@ -63,7 +63,7 @@ mod sync;
 
 pub use batch_delay::BatchDelay;
 pub use baton::Baton;
-pub use host::{HostNotifier, Kick, NotifierState};
+pub use host::{HostNotifier, NotifierState};
 pub use interrupts::Interrupts;
 #[cfg(feature = "kvm")]
 pub use kvm::{KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes};

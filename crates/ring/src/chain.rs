@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   head --NEXT--> desc --NEXT--> ... --> last
-//!                                    \--> INDIRECT: a private copy of its table
+//!                                    \--> INDIRECT: its table, in place or copied
 //! ```
 //! [`ChainBuilder::follow`] is the only loop over NEXT flags: the layouts say where the next
 //! descriptor is and how many there may be, so a loop in the ring ends at that limit.
@@ -50,9 +50,9 @@ pub(crate) fn single<D: Descriptor>(head: u16, end: u32, desc: D) -> Chain {
     Chain::single(head, end, desc.len(), u32::from(desc.flags()) << 4 & 32)
 }
 
-/// Private copy of an indirect table.
+/// Reads indirect tables: in place, or a private copy.
 ///
-/// The driver cannot change it between a check and a use.
+/// Each descriptor is read once, so the driver cannot change it between a check and a use.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// Empty if INDIRECT_DESC was not negotiated.

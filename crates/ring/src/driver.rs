@@ -6,6 +6,8 @@
 //!                                    v                                                       v
 //!                                  Poller: asks from anywhere           into_memory, after a reset
 //! ```
+mod buffer;
+mod config;
 pub(crate) mod memory;
 pub mod poll;
 pub(crate) mod shadow;
@@ -15,100 +17,12 @@ use crate::order::Order;
 use crate::{ConfigError, DmaArea, QueueAddresses, QueueError, Segment, Smp, packed, split};
 use memory::Memory;
 use paravane_spec::feature;
-use paravane_spec::packed::EVENT_SIZE;
-use paravane_spec::queue::MAX_SIZE;
 use poll::{Counting, PollError, Poller, Position, RingView};
 use state::DriverState;
 
+pub use buffer::{BufferId, Full, Used};
+pub use config::DriverConfig;
 pub use poll::PollToken;
-
-/// Size and features of a queue, and the memory that it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DriverConfig {
-    pub(crate) size: u16,
-    pub(crate) indirect: u16,
-    pub(crate) event_idx: bool,
-    pub(crate) in_order: bool,
-    packed: bool,
-    order_platform: bool,
-}
-
-impl DriverConfig {
-    /// Feature bits that a queue implements; it ignores all others.
-    pub const FEATURES: u64 = feature::INDIRECT_DESC
-        | feature::EVENT_IDX
-        | feature::RING_PACKED
-        | feature::IN_ORDER
-        | feature::ORDER_PLATFORM;
-
-    /// A queue of `size` descriptors.
-    ///
-    /// With INDIRECT_DESC among the negotiated `features` and `indirect` > 1, chains of 2 to
-    /// `indirect` segments go into a table (one table a chain is set aside). No chain may be longer
-    /// than the queue (section 2.7.5.3.1), so an `indirect` above `size` counts as `size`.
-    ///
-    /// # Errors
-    /// The size is not a power of two from 1 to 32768. (The specification allows others for packed
-    /// queues; a driver may always choose less than the device's limit.)
-    pub fn new(size: u16, indirect: u16, features: u64) -> Result<Self, ConfigError> {
-        if !size.is_power_of_two() {
-            return Err(ConfigError::Size { size, max: MAX_SIZE });
-        }
-        let has = |bit| features & bit != 0;
-        let indirect = if has(feature::INDIRECT_DESC) { indirect.min(size) } else { 0 };
-        Ok(Self {
-            size,
-            indirect: if indirect > 1 { indirect } else { 0 },
-            event_idx: has(feature::EVENT_IDX),
-            in_order: has(feature::IN_ORDER),
-            packed: has(feature::RING_PACKED),
-            order_platform: has(feature::ORDER_PLATFORM),
-        })
-    }
-
-    /// Shared memory that the queue needs, in bytes. Align it to 4096 or more.
-    #[must_use]
-    pub fn memory(&self) -> usize {
-        memory::bytes(self)
-    }
-
-    /// Bytes of the driver area and of the device area.
-    fn area_bytes(&self) -> [usize; 2] {
-        if self.packed {
-            [EVENT_SIZE; 2]
-        } else {
-            [split::avail_bytes(self.size), split::used_bytes(self.size)]
-        }
-    }
-}
-
-/// Identifier of a buffer that was added and not returned.
-///
-/// Less than the queue's size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BufferId(pub u16);
-
-/// A buffer that the device has used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
-    /// The buffer.
-    pub id: BufferId,
-    /// Bytes that the device reports as written.
-    ///
-    /// Clamped to the buffer's writable length. With IN_ORDER, a buffer that the device has skipped
-    /// counts as written completely (sections 2.7.9 and 2.8.9).
-    pub len: u32,
-}
-
-/// The queue has too few free descriptors for this buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the queue has {free} free descriptors and the buffer needs {needed}")]
-pub struct Full {
-    /// Descriptors that the buffer needs.
-    pub needed: usize,
-    /// Free descriptors; 0 in a latched queue.
-    pub free: usize,
-}
 
 /// A queue, driver side.
 ///
@@ -220,7 +134,8 @@ impl<O: Order, C: Counting> Queue<O, C> {
         if self.ready || self.ring.state().in_use() {
             return Err(PollError::Ready);
         }
-        Ok(Poller::new(&mut self.ring))
+        let shared = self.ring.count().opt_in();
+        Ok(Poller::new(self.ring.view(), shared))
     }
 
     /// The transport has made the queue ready: from now on there are no new pollers.

@@ -5,11 +5,13 @@
 //! - [`Random`]: reproducible pseudorandom numbers.
 //! - [`torn()`]: a file after a power loss.
 //! - [`copy_program()`]: copies a program to a place where another user may execute it.
+//! - [`in_own_network()`], [`ip()`]: a network namespace for a test.
 //! - [`qemu_img()`]: runs `qemu-img`, which images that are locked for a moment do not fail.
 //! - [`CephCluster`]: the cluster that `scripts/ceph-one` makes, and its OSD.
 //! - [`NoInterrupt`], [`RecordedMessages`]: a machine without interrupts, and one that records them.
 mod ceph;
 mod interrupts;
+mod network;
 mod patience;
 mod program;
 mod qemu_img;
@@ -19,6 +21,7 @@ mod torn;
 
 pub use ceph::{CephCluster, KilledOsd, StoppedOsd};
 pub use interrupts::{NoInterrupt, RecordedMessages};
+pub use network::{in_own_network, ip};
 pub use patience::{patience, wait_for, wait_until};
 pub use program::copy_program;
 pub use qemu_img::qemu_img;

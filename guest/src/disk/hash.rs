@@ -5,7 +5,7 @@
 //!   arrived:   1   3            in any order
 //!   hashed:  0 (next)           strictly in order; only then is the slot free again
 //! ```
-use super::Buffers;
+use super::buffers::Buffers;
 use super::work::Work;
 use crate::report::{DiskPage, Failure};
 use alloc::vec::Vec;

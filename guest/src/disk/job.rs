@@ -1,6 +1,8 @@
 //! Jobs on a disk.
+use super::buffers::Buffers;
+use super::hash::Hash;
 use super::work::{Flights, Work};
-use super::{Buffers, Hash, WriteTest};
+use super::write_test::WriteTest;
 use crate::report::{DiskPage, Failure};
 
 /// A job on a disk.

@@ -1,8 +1,10 @@
 //! One disk at work: keeps requests in flight, and its report up to date.
+use super::buffers::Buffers;
+use super::driver::Disk;
+use super::job::Job;
 use super::work::{Flight, Work};
-use super::{Buffers, Disk, Job};
-use crate::Platform;
 use crate::histogram;
+use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;

@@ -8,7 +8,7 @@
 //! The pass map says for each block which pass its last acknowledged write had. No two requests are
 //! ever in flight on one block if one of them is a write, so at every read it is known what must
 //! come.
-use super::Buffers;
+use super::buffers::Buffers;
 use super::work::{Flights, Work};
 use crate::chance::Chance;
 use crate::pattern;

@@ -1,5 +1,5 @@
 //! A comparison as text.
-use super::{Change, Comparison, Verdict};
+use super::found::{Change, Comparison, Verdict};
 use crate::text::{number, wrap};
 use std::fmt::Write;
 

@@ -1,12 +1,11 @@
 //! Counts of lines that were not written.
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Target of the lines of the slow-request log, which have a limit apart from other lines.
-pub(crate) const SLOW_REQUESTS: &str = "paravane::slow_requests";
 /// Number of lines that stderr did not take. Relaxed: it orders nothing.
 pub(super) static LOST: AtomicU64 = AtomicU64::new(0);
 /// Number of lines that the limiter suppressed. Relaxed: it orders nothing.
 pub(super) static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
+
 /// Counts of lines since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Target of the lines of the slow-request log, which have a limit apart from other lines.
+pub(crate) const SLOW_REQUESTS: &str = "paravane::slow_requests";
+
 /// Burst in multiples of the rate per second.
 const BURST: u32 = 20;
 /// Maximum number of devices with their own buckets. Idle ones are removed first.

@@ -3,8 +3,8 @@
 //! Text: time, level, message, fields, device, and `left_out` if earlier lines were suppressed.
 //! JSON: an object with `timestamp`, `level`, `message` and the same fields. Each event is one
 //! line: control characters are escaped.
-use super::counts::{SLOW_REQUESTS, SUPPRESSED};
-use super::limit::{Limiter, LineKind, Verdict};
+use super::counts::SUPPRESSED;
+use super::limit::{Limiter, LineKind, SLOW_REQUESTS, Verdict};
 use paravane_device::LogDevice;
 use std::cell::Cell;
 use std::fmt::{self, Debug, Write};

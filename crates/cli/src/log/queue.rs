@@ -1,4 +1,5 @@
 //! Queue of lines for stderr.
+use super::counts::LOST;
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,7 +50,7 @@ impl Queue {
         let room = CAPACITY - state.lines.len();
         if state.lost > 0 || line.len() > room || state.lines.try_reserve(line.len()).is_err() {
             state.lost += 1;
-            super::counts::LOST.fetch_add(1, Ordering::Relaxed);
+            LOST.fetch_add(1, Ordering::Relaxed);
         } else {
             state.lines.extend_from_slice(line.as_bytes());
         }

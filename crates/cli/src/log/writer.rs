@@ -1,4 +1,5 @@
 //! Writes lines to stderr and counts lost ones.
+use super::counts::LOST;
 use super::lines::{Style, own_line};
 use super::queue::{Batch, Queue};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -97,7 +98,7 @@ impl<W: Write> Writer<W> {
 
     fn lose(&mut self, lines: u64) {
         self.lost += lines;
-        super::counts::LOST.fetch_add(lines, Ordering::Relaxed);
+        LOST.fetch_add(lines, Ordering::Relaxed);
     }
 
     /// Reports lost lines. `false`: the report could not be written.

@@ -10,11 +10,7 @@ use clap::{Args, ValueEnum};
 use paravane_device::blk::operation::OPERATIONS;
 use paravane_device::latency::Operation;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
-
-/// Default log lines per second and device.
-const LOG_RATE: u32 = 1;
 
 /// Serve disks, network cards and other devices to VMMs over vhost-user
 ///
@@ -158,43 +154,6 @@ pub(crate) enum LogFormat {
     Text,
     /// A JSON object in each line
     Json,
-}
-
-impl DaemonArgs {
-    /// Level of the log without -v.
-    pub(crate) fn level(&self) -> log::Level {
-        self.log_level.unwrap_or(log::Level::Info)
-    }
-
-    /// Log lines per second and device; `None`: no limit.
-    pub(crate) fn rate(&self, verbose: u8) -> Option<NonZeroU32> {
-        // -v disables the limit.
-        NonZeroU32::new(self.log_rate.unwrap_or(if verbose == 0 { LOG_RATE } else { 0 }))
-    }
-
-    /// These options of the command line, then those of the file.
-    pub(crate) fn over(&self, file: Self) -> Self {
-        let line = self.clone();
-        Self {
-            control: line.control.or(file.control),
-            metrics: line.metrics.or(file.metrics),
-            holder: line.holder.or(file.holder),
-            user: line.user.or(file.user),
-            allow: [file.allow, line.allow].concat(),
-            no_sandbox: line.no_sandbox || file.no_sandbox,
-            log_format: line.log_format.or(file.log_format),
-            log_level: line.log_level.or(file.log_level),
-            log_rate: line.log_rate.or(file.log_rate),
-            max_client_memory: line.max_client_memory.or(file.max_client_memory),
-            any_memory_file: line.any_memory_file || file.any_memory_file,
-            max_memory: line.max_memory.or(file.max_memory),
-            max_mappings: line.max_mappings.or(file.max_mappings),
-            io_threads: line.io_threads.or(file.io_threads),
-            cache: line.cache.or(file.cache),
-            cache_size: line.cache_size.or(file.cache_size),
-            stop_timeout: line.stop_timeout.or(file.stop_timeout),
-        }
-    }
 }
 
 const LOG_LEVELS: &[Choice<log::Level>] = &[

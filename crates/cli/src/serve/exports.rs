@@ -24,7 +24,9 @@
 mod arrival;
 mod begin;
 mod change;
+mod context;
 mod exchange;
+mod failed;
 mod group;
 mod lock_wait;
 mod next;
@@ -33,111 +35,36 @@ mod reloading;
 mod served;
 mod shown;
 mod snapshots;
+mod state;
+mod turns;
 
-pub(crate) use arrival::{Arrivals, prepare_one};
+pub(crate) use arrival::Arrivals;
+pub(crate) use context::ExportContext;
 pub(crate) use plan::Restarts;
 pub(crate) use reloading::Reloaded;
-pub(crate) use served::{open_one, open_with};
+pub(crate) use shown::Startup;
 pub(crate) use snapshots::{SnapshotBase, SnapshotTurn};
+pub(crate) use state::Exports;
 
-use super::inspector::InspectorProcess;
 use super::network_events::Changed;
+use super::open;
 use super::report;
-use crate::kinds::opening::{LinkEnds, OpenContext, Opening};
-
-use super::shelf::{KeptSession, Shelf};
-use super::sockets::Sockets;
+use super::shelf::KeptSession;
 use super::spec::DeviceSpec;
-use super::threads::Threads;
 use super::trace::RequestTrace;
 use super::trace::lines::Answer;
-
-use begin::Beginning;
+use crate::kinds::opening::{Earlier, LinkEnds, Opening};
+use failed::{failed_by, log_failed};
 use group::{Group, Leaving, State, groups};
-use lock_wait::LockWait;
-use next::{Note, Prepared};
 use paravane_device::blk::Snapshot;
-use paravane_export::Handover;
-use paravane_vhost::{MappingPool, Notifier, caught};
-use reloading::Reload;
+use paravane_vhost::Notifier;
+use plan::Reload;
 use served::{ServedDevice, Sessions};
-use snapshots::Turns;
+use state::{Inner, Shared};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Resources that devices share.
-pub(crate) struct ExportContext {
-    pub(crate) sockets: Sockets,
-    pub(crate) opening: OpenContext,
-    /// Maximum time that a device takes to stop.
-    pub(crate) stop_timeout: Duration,
-    /// Limits on memory mapped for VMMs.
-    pub(crate) pool: Arc<MappingPool>,
-    /// Keeps sessions for the next daemon, if one shall.
-    pub(crate) shelf: Option<Shelf>,
-    pub(crate) threads: Threads,
-    /// Looks at the descriptors of VMMs; `None`: all are taken.
-    pub(crate) inspector: Option<Arc<InspectorProcess>>,
-}
-
-/// Devices of a group that were opened, or why not.
-type Start = Result<Vec<ServedDevice>, Vec<report::Failed>>;
-
-struct Inner {
-    /// In the order of the file.
-    groups: Vec<Group>,
-    leaving: Vec<Leaving>,
-    /// Results of opening threads since the last step.
-    opened: Vec<(u64, Start)>,
-    /// The last one.
-    reload: Option<Reload>,
-    last_reload: String,
-    /// Time and success of the last reload.
-    outcome: Option<report::Reload>,
-    next_id: u64,
-    /// Takes the devices that are drained for another daemon.
-    handing_over: Option<Sender<(String, Result<Handover, String>)>>,
-    /// Groups that are handed over, of which mappings are left; `None`: the daemon hands nothing over.
-    handed: Option<Vec<Leaving>>,
-    /// Snapshots on their way.
-    turns: Turns,
-    /// Sessions of earlier daemons whose devices are not served yet.
-    kept: HashMap<String, KeptSession>,
-    /// Devices that were opened for groups that are served.
-    prepared: Vec<Prepared>,
-    /// What has become of sessions of groups that were exchanged.
-    notes: Vec<(u64, Note)>,
-    /// All devices stop.
-    stopping: bool,
-}
-
-struct Shared {
-    inner: Mutex<Inner>,
-    context: ExportContext,
-    changed: Arc<Notifier>,
-    started: Instant,
-}
-
-/// Whether the devices of the start are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Startup {
-    Complete,
-    /// A device waits for its image.
-    Waiting,
-    /// A device cannot be served. Settled: no other one waits.
-    Failed {
-        why: String,
-        is_settled: bool,
-    },
-}
-
-/// Handle of all served devices; clones share them.
-#[derive(Clone)]
-pub(crate) struct Exports(Arc<Shared>);
 
 /// What [`Exports::advance`] has found; [`Exports::changed`] was cleared before.
 pub(crate) struct Turn {
@@ -167,7 +94,10 @@ impl Exports {
                 Opening::Device(device) => device,
                 // Both of a take-over only.
                 Opening::Ahead(disk) => disk.open()?,
-                Opening::Late(_) => open_one(&spec, &mut LinkEnds::default(), &context.opening)?.opened()?,
+                Opening::Late(_) => {
+                    open::open(&spec, &mut LinkEnds::default(), &context.opening, Earlier::default())?
+                        .opened()?
+                }
                 Opening::Unlocked(disk) => {
                     unlocked.insert(spec.name, Opening::Unlocked(disk));
                     continue;
@@ -181,22 +111,7 @@ impl Exports {
                 }
             }
         }
-        let mut inner = Inner {
-            groups: Vec::new(),
-            leaving: Vec::new(),
-            opened: Vec::new(),
-            reload: None,
-            last_reload: String::new(),
-            outcome: None,
-            next_id: 0,
-            handing_over: None,
-            handed: None,
-            turns: Turns::default(),
-            kept: HashMap::new(),
-            prepared: Vec::new(),
-            notes: Vec::new(),
-            stopping: false,
-        };
+        let mut inner = Inner::default();
         for specs in groups(specs) {
             let served = specs.iter().filter_map(|spec| members.remove(&spec.name)).collect();
             let mut group = Group::new(inner.id(), specs);
@@ -234,7 +149,7 @@ impl Exports {
             for spec in &specs {
                 match opened.remove(&spec.name) {
                     Some(Ok(opening)) => drop(group.ahead.insert(spec.name.clone(), opening)),
-                    Some(Err(error)) => failed = Some(begin::failed_by(&specs, spec, &error)),
+                    Some(Err(error)) => failed = Some(failed_by(&specs, spec, &error)),
                     None => {}
                 }
             }
@@ -248,20 +163,6 @@ impl Exports {
         drop(inner);
         exports.advance();
         Ok(exports)
-    }
-
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Readable when [`Exports::advance`] has something to do.
-    pub(crate) fn changed(&self) -> BorrowedFd<'_> {
-        self.0.changed.as_fd()
-    }
-
-    /// The notifier behind [`Exports::changed`].
-    pub(crate) fn notifier(&self) -> Arc<Notifier> {
-        Arc::clone(&self.0.changed)
     }
 
     /// Records that the new list is invalid; the devices stay.
@@ -322,41 +223,11 @@ impl Exports {
             if leaving.iter().any(|leaving| leaving.holds_up(&group.specs).is_some()) {
                 continue;
             }
-            let (id, specs) = (group.id, group.specs.clone());
-            let (ahead, wait) = (std::mem::take(&mut group.ahead), Arc::new(LockWait::default()));
-            let state = State::Opening(wait.clone());
-            let beginning = Beginning { group: id, specs: specs.clone(), ahead };
-            let open = move |exports: &Self| exports.begin_group(beginning, &wait);
-            group.enter(match self.open_in_thread(id, specs, open) {
-                Ok(()) => state,
-                Err(failed) => State::Failed(failed),
-            });
+            let (id, specs, ahead) = (group.id, group.specs.clone(), std::mem::take(&mut group.ahead));
+            group.enter(self.opening(id, specs.clone(), move |exports, wait| {
+                exports.begin_group(id, &specs, ahead, wait)
+            }));
         }
-    }
-
-    /// Opens the devices of a group in a thread, which reports to the main thread.
-    ///
-    /// # Errors
-    /// There is no thread: all devices have failed.
-    fn open_in_thread(
-        &self,
-        group: u64,
-        specs: Vec<DeviceSpec>,
-        open: impl FnOnce(&Self) -> Start + Send + 'static,
-    ) -> Result<(), Vec<report::Failed>> {
-        let (exports, all) = (self.clone(), specs.clone());
-        let open = move || {
-            let start = caught(|| open(&exports)).unwrap_or_else(|words| {
-                Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
-            });
-            exports.inner().opened.push((group, start));
-            exports.0.changed.signal();
-        };
-        let thread = std::thread::Builder::new().name(format!("open-{}", all[0].name));
-        thread
-            .spawn(open)
-            .map(drop)
-            .map_err(|error| all_failed(&all, &format!("cannot start a thread to open it: {error}")))
     }
 
     /// The trace of a device that is served.
@@ -437,19 +308,6 @@ impl Exports {
 }
 
 impl Inner {
-    fn id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
-    }
-
-    fn served(&self) -> impl Iterator<Item = &ServedDevice> {
-        let members = self.groups.iter().filter_map(|group| match &group.state {
-            State::Served(members) => Some(members),
-            _ => None,
-        });
-        members.flatten()
-    }
-
     /// Why the list cannot be served: a device would write to an image that a snapshot has frozen.
     ///
     /// The disk would lose what its guest has written since.
@@ -465,26 +323,6 @@ impl Inner {
             ))
         };
         wanted.iter().find_map(frozen)
-    }
-
-    /// Begins to stop a group. Returns the number of devices that stop.
-    fn leave(&mut self, group: Group, sessions: Sessions) -> usize {
-        let Group { id, specs, state, has_session, .. } = group;
-        let members = match state {
-            State::Waiting | State::Failed(_) => return 0,
-            State::Opening(wait) => {
-                wait.cancel();
-                None
-            }
-            State::Served(mut members) => {
-                members.iter_mut().for_each(|member| member.begin_stop(sessions));
-                Some(members)
-            }
-        };
-        let count = specs.len();
-        let since = Instant::now();
-        self.leaving.push(Leaving { id, specs, since, members, exchange: None, has_session });
-        count
     }
 
     fn take_opened(&mut self) {
@@ -531,29 +369,6 @@ impl Inner {
             handed.extend(ended);
         }
     }
-
-    /// Whether no group is opening, waiting or stopping.
-    fn is_settled(&self) -> bool {
-        let rests = |group: &Group| {
-            group.next.is_none() && (group.has_failed() || matches!(group.state, State::Served(_)))
-        };
-        self.leaving.is_empty() && self.groups.iter().all(rests)
-    }
-}
-
-fn log_failed(failed: &[report::Failed]) {
-    for report::Failed { name, why, .. } in failed {
-        tracing::error!(device = name, "cannot serve device: {why}");
-    }
-}
-
-fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {
-    let failed = |spec: &DeviceSpec| report::Failed {
-        name: spec.name.clone(),
-        why: why.to_owned(),
-        ..Default::default()
-    };
-    specs.iter().map(failed).collect()
 }
 
 #[cfg(test)]

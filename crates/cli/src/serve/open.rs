@@ -3,13 +3,15 @@ use super::spec::DeviceSpec;
 use super::take_over::Offered;
 use super::take_over::image::OfferedImage;
 use super::told::Told;
+use crate::failure::one_line;
 use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::serve::sandbox::paths::AllowedPaths;
 use anyhow::anyhow;
 use paravane_device::LogDevice;
 use paravane_device::blk::FileId;
 use paravane_vhost::{Endpoint, ExportConfig};
 
-/// Opens a device.
+/// Opens a device. An error names the sandbox if that may be the cause.
 ///
 /// The two cards of a link are opened one after the other, with the same `link_ends`.
 ///
@@ -23,16 +25,51 @@ pub(crate) fn open(
 ) -> Result<Opening, anyhow::Error> {
     // Inherited by the threads that the device starts.
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-    spec.kind.open(&spec.name, context, link_ends, earlier)
+    spec.kind.open(&spec.name, context, link_ends, earlier).map_err(|error| {
+        match context.allowed.as_deref() {
+            Some(allowed) => explained(error, spec, allowed),
+            None => error,
+        }
+    })
 }
 
-/// Opens what can be open in two daemons at once; see [`Spec::prepare`](crate::kinds::kind::Spec::prepare).
+/// Adds why access may have been refused: by the sandbox only if it does not allow what `spec` needs.
+fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) -> anyhow::Error {
+    let cause = |error: &anyhow::Error| {
+        let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+        causes
+            .find(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
+            .map(|cause| cause.raw_os_error())
+    };
+    let Some(number) = cause(&error) else { return error };
+    let mut wanted = AllowedPaths::default();
+    spec.allow(&mut wanted, false);
+    let why = match spec.kind.tap() {
+        Some(_) if allowed.keeps_net_admin() => return error,
+        Some(_) => {
+            "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into()
+        }
+        None if !allowed.covers(&wanted) => allowed.remark(),
+        None if number == Some(libc::EPERM) => "is it immutable or append-only? see lsattr".into(),
+        None => format!("the daemon is user {}", rustix::process::geteuid().as_raw()),
+    };
+    anyhow!("{} ({why})", one_line(&error))
+}
+
+/// Opens a device as far as the daemon that still serves it allows.
 ///
 /// # Errors
-/// It cannot be opened.
-pub(crate) fn prepare(spec: &DeviceSpec, context: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {
+/// The device cannot be opened.
+pub(crate) fn prepare(
+    spec: &DeviceSpec,
+    link_ends: &mut LinkEnds,
+    context: &OpenContext,
+) -> Result<Opening, anyhow::Error> {
     let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-    spec.kind.prepare(&spec.name, context)
+    match spec.kind.prepare(&spec.name, context)? {
+        Some(opening) => Ok(opening),
+        None => open(spec, link_ends, context, Earlier::default()),
+    }
 }
 
 /// Opens what needs no server; see [`Spec::without_servers`](crate::kinds::kind::Spec::without_servers).

@@ -15,7 +15,6 @@ use super::args::DaemonArgs;
 use super::exports::{Exports, Restarts};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
-use crate::kinds::changes::{Differences, Effect, differences};
 use crate::log;
 use crate::peer::allow;
 use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
@@ -204,52 +203,24 @@ pub(crate) struct DaemonChange {
 impl DaemonChange {
     /// Compares the daemon's settings with those of its file.
     pub(crate) fn between(had: &DaemonArgs, wanted: &DaemonArgs) -> Self {
-        let mut all = Differences::default();
-        differences!(
-            all, DaemonArgs, had, wanted,
-            log_level "log-level" InPlace,
-            log_rate "log-rate" InPlace,
-            control "control" Restart,
-            metrics "metrics" Restart,
-            holder "holder" Restart,
-            user "user" Restart,
-            allow "allow" Restart,
-            no_sandbox "no-sandbox" Restart,
-            log_format "log-format" Restart,
-            max_client_memory "max-client-memory" Restart,
-            any_memory_file "any-memory-file" Restart,
-            max_memory "max-memory" Restart,
-            max_mappings "max-mappings" Restart,
-            io_threads "io-threads" Restart,
-            cache "cache" Restart,
-            cache_size "cache-size" Restart,
-            stop_timeout "stop-timeout" Restart;
-            but
-        );
-        let keys = |effect| -> Vec<_> {
-            all.0.iter().filter(|(_, its)| *its == effect).map(|(key, _)| *key).collect()
-        };
-        let (changed, refused) = (keys(Effect::InPlace), keys(Effect::Restart));
+        let now = DaemonArgs { log_level: wanted.log_level, log_rate: wanted.log_rate, ..had.clone() };
+        let (changed, refused) = (had.differing(&now), now.differing(wanted));
         let why = "applies when the daemon is restarted, or taken over from";
-        let outcome = |outcome, keys: &[&str], why: Option<&str>| DeviceOutcome {
-            name: DAEMON.to_owned(),
-            outcome,
-            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
-            why: why.map(str::to_owned),
+        let outcome = |outcome, keys, why: Option<&str>| {
+            Some(DeviceOutcome { name: DAEMON.to_owned(), outcome, keys, why: why.map(str::to_owned) })
         };
         let outcome = match (refused.is_empty(), changed.is_empty()) {
-            (false, _) => Some(outcome(Outcome::Refused, &refused, Some(why))),
-            (true, false) => Some(outcome(Outcome::Changed, &changed, None)),
+            (false, _) => outcome(Outcome::Refused, refused, Some(why)),
+            (true, false) => outcome(Outcome::Changed, changed, None),
             (true, true) => None,
         };
-        let (log_level, log_rate) = (wanted.log_level, wanted.log_rate);
-        Self { outcome, now: DaemonArgs { log_level, log_rate, ..had.clone() } }
+        Self { outcome, now }
     }
 
     /// Applies and logs it.
     pub(crate) fn apply(&self, verbose: u8) {
-        log::set_level(self.now.level(), verbose);
-        log::set_rate(self.now.rate(verbose));
+        log::set_level(self.now.log_level(), verbose);
+        log::set_rate(self.now.log_rate(verbose));
         if let Some(DeviceOutcome { outcome: Outcome::Refused, keys, why, .. }) = &self.outcome {
             tracing::warn!("[daemon] {}: {}", keys.join(", "), why.as_deref().unwrap_or_default());
         }

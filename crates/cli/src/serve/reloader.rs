@@ -156,7 +156,7 @@ impl<'a> Reloader<'a> {
                 return asked.into_iter().for_each(|asked| asked.failed(&why));
             }
         };
-        let wanted = self.configuration.args.daemon.over(config.daemon);
+        let wanted = self.configuration.args.daemon.clone().over(config.daemon);
         let change = DaemonChange::between(&self.daemon, &wanted);
         match asked {
             Some(asked) if is_plan => match self.exports.plan(config.devices, &asked.restarts()) {

@@ -18,11 +18,12 @@ mod setup;
 use super::check::{check, check_daemon};
 use super::spec::DeviceSpec;
 use crate::failure::Failure;
+pub(super) use setup::Setup;
+
 use claimed::Claimed;
 use opened::Opened;
 use sandboxed::Sandboxed;
 use serving::Serving;
-pub(crate) use setup::Setup;
 
 /// Serves devices until a signal ends it, or another daemon takes over.
 ///

@@ -4,17 +4,17 @@
 //! and none overtakes another. Frames that the kernel has for the guest while no daemon runs all arrive.
 //!
 //! Needs root, /dev/net/tun and the program `ip`; the network is one of the test's own.
-use crate::daemon::{Daemon, Folder, is_root, paravane, patience, skip, status, without_sandbox};
+use crate::daemon::{Daemon, Folder, paravane, patience, status, without_sandbox};
 use crate::raw::{GPA, Raw, USER, put};
 use paravane_dma::{Backing, Region, RegionConfig};
 use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_ring::{Area, DmaArea, QueueAddresses, Segment};
 use paravane_spec::feature;
 use paravane_spec::vhost_user::{MemoryRegion, MemoryTable, VringAddr, VringState, request};
+use paravane_test_support::{in_own_network, ip};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Signal;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
@@ -191,36 +191,6 @@ impl Guest {
         }
         all
     }
-}
-
-/// Runs `test` in a thread with a network of its own, or says why not.
-pub(crate) fn in_own_network(test: &str, run: impl FnOnce() + Send) {
-    if !is_root() {
-        return skip(test, "not root");
-    }
-    if let Err(error) = std::fs::File::open("/dev/net/tun") {
-        return skip(test, format!("/dev/net/tun: {error}"));
-    }
-    if Command::new("ip").arg("-V").output().is_err() {
-        return skip(test, "there is no program ip");
-    }
-    std::thread::scope(|scope| {
-        scope
-            .spawn(|| {
-                // SAFETY: the thread leaves its network behind, and touches no memory by that.
-                match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
-                    0 => run(),
-                    _ => skip(test, format!("no network namespace: {}", std::io::Error::last_os_error())),
-                }
-            })
-            .join()
-            .unwrap();
-    });
-}
-
-pub(crate) fn ip(arguments: &str) {
-    let done = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Frames that arrived, by number.

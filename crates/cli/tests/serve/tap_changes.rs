@@ -2,10 +2,10 @@
 //!
 //! Needs root, /dev/net/tun and the program `ip`; the network is one of the test's own.
 use crate::daemon::{Daemon, Folder, patience, status};
-use crate::kill_tap::{in_own_network, ip};
 use crate::raw::Raw;
 use paravane_spec::net::{Config, S_LINK_UP};
 use paravane_spec::vhost_user::{ConfigAccess, protocol_feature, request};
+use paravane_test_support::{in_own_network, ip};
 use serde_json::Value;
 use std::io::Read;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
 //! Copies in atomic words, where [`super`] has no assembly.
-use super::Word;
+use super::word::Word;
 
 /// Copies `len` bytes from guest memory.
 ///

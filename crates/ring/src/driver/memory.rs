@@ -4,7 +4,7 @@
 //!   | descriptors | driver area | device area | indirect tables, one an identifier |
 //!   0             ^             ^             ^ cache lines
 //! ```
-use super::DriverConfig;
+use super::config::DriverConfig;
 use crate::area::Cells;
 use crate::split::desc_bytes;
 use crate::{ConfigError, DmaArea, QueueAddresses, Segment};
@@ -36,9 +36,12 @@ impl Offsets {
     }
 }
 
-/// Bytes of a queue, to be aligned to 4096 or more.
-pub(super) fn bytes(layout: &DriverConfig) -> usize {
-    Offsets::new(layout).end
+impl DriverConfig {
+    /// Shared memory that the queue needs, in bytes. Align it to 4096 or more.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        Offsets::new(self).end
+    }
 }
 
 /// A queue's memory, checked and zeroed, in its parts.

@@ -60,7 +60,6 @@
 //!
 //! The question is whether the count is beyond the token, not whether it differs: a thread that has
 //! the token need not have the count that was stored with it.
-use super::Ring;
 use crate::area::Cells;
 use crate::order::Order;
 use crate::packed::{self, used_flags};
@@ -470,9 +469,8 @@ impl<O: Order, C: Counting> Clone for Poller<O, C> {
 }
 
 impl<O: Order, C: Counting> Poller<O, C> {
-    pub(super) fn new(ring: &mut Ring<O, C>) -> Self {
-        let view = ring.view();
-        Self { count: ring.count().opt_in(), view, order: PhantomData }
+    pub(super) fn new(view: RingView, count: C::Shared) -> Self {
+        Self { count, view, order: PhantomData }
     }
 
     /// Whether anything was used since `token`, taken back by now or not.

@@ -3,10 +3,11 @@
 //! ```text
 //!   add ---> next_avail ---- publish ---> published        (used buffers: see each layout)
 //! ```
+use super::buffer::Used;
+use super::config::DriverConfig;
 use super::memory::Memory;
 use super::poll::Counting;
 use super::shadow::{OrderedBatch, Shadow};
-use super::{DriverConfig, Used};
 use crate::{DmaArea, QueueError};
 
 /// State of a driver's queue.

@@ -14,7 +14,8 @@
 //! unnoticed. Here all four lie in one word, written by one store, and positions are compared
 //! whole; so are the two heads of the list when a chain is taken. Who reads the region by the
 //! letter finds nothing that he does not know.
-use super::{Region, corrupt, in_order_of_taking, pop_again};
+use super::again::{in_order_of_taking, pop_again};
+use super::region::{Region, corrupt};
 use crate::batch::Batch;
 use crate::chain::Descriptor as _;
 use crate::device_ring::DeviceRing;

@@ -6,7 +6,8 @@
 //!   next, last_batch_head ... | used.idx moves | marks cleared ... | region's used_idx follows
 //!   <------ equal: all marks stand -->|<-- unequal: the list's marks are cleared -->|<-- equal
 //! ```
-use super::{Region, corrupt, in_order_of_taking, pop_again};
+use super::again::{in_order_of_taking, pop_again};
+use super::region::{Region, corrupt};
 use crate::batch::Batch;
 use crate::device_ring::DeviceRing;
 use crate::split::device::Ring;

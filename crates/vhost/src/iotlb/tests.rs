@@ -1,7 +1,7 @@
 use super::*;
 use crate::memory::ClientMemory;
 use crate::message::SharedRegion;
-use paravane_dma::{Backing, DmaError, MappingQuota, Region, RegionConfig};
+use paravane_dma::{Backing, DmaError, DmaFault, MappingQuota, Region, RegionConfig};
 use paravane_spec::vhost_user::MemoryRegion;
 use proptest::prelude::*;
 use std::sync::Mutex;
@@ -131,7 +131,7 @@ proptest! {
                 let (read, write) = (guard.read_obj::<u64>(at, Access::READ), guard.write(at + 8, &[1], Access::WRITE));
                 match *meaning {
                     None => {
-                        let untranslated = |error| matches!(error, Err(DmaError::Untranslated { .. }));
+                        let untranslated = |error| matches!(error, Err(DmaError { fault: DmaFault::Untranslated, .. }));
                         prop_assert!(untranslated(read.map(drop)) && untranslated(write));
                     }
                     Some((guest, perm)) => {

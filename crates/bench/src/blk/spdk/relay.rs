@@ -49,7 +49,7 @@ const REGIONS: usize = 8;
 const REGION: usize = 32;
 
 /// A socket whose connections are passed on to a server, until dropped.
-pub(in crate::blk) struct Relay {
+pub(crate) struct Relay {
     /// The thread ends with the process; nobody can connect after the folder is gone.
     _thread: std::thread::JoinHandle<()>,
 }

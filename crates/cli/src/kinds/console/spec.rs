@@ -1,4 +1,4 @@
-//! A validated console.
+//! A console that is not open yet.
 use paravane_device::console::Window;
 use std::path::{Path, PathBuf};
 

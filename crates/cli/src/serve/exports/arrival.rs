@@ -11,14 +11,14 @@ use super::super::report;
 use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
 use super::super::told::Told;
+use super::context::ExportContext;
 use super::group::{Group, Leaving, State, groups};
 use super::lock_wait::LockWait;
-use super::served::{ServedDevice, Session, open_one, open_with};
-use super::{ExportContext, Exports, Start, all_failed};
+use super::served::{ServedDevice, Session};
+use super::state::{Exports, Inner, Start, all_or_none};
 use crate::failure::one_line;
-use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
+use crate::kinds::opening::{Earlier, LinkEnds, Opening};
 use anyhow::Context;
-use paravane_device::LogDevice;
 use paravane_export::Handover;
 use paravane_vhost::MappingQuota;
 use std::collections::HashMap;
@@ -46,7 +46,6 @@ pub(crate) struct Arrivals {
 
 /// A device that waits for its session.
 struct Arriving {
-    spec: DeviceSpec,
     opening: Opening,
     quota: MappingQuota,
     /// `None`: its session does not come. The running daemon still has the image.
@@ -70,21 +69,16 @@ impl Exports {
         for (spec, opening) in opened {
             let quota = exports.0.context.pool.quota();
             let receiver = receivers.remove(&spec.name);
-            arriving.insert(spec.name.clone(), Arriving { spec, opening, quota, receiver });
+            arriving.insert(spec.name, Arriving { opening, quota, receiver });
         }
         let mut inner = exports.inner();
         for specs in groups(specs) {
             let members: Vec<_> = specs.iter().filter_map(|spec| arriving.remove(&spec.name)).collect();
             let mut group = Group::new(inner.id(), specs.clone());
-            let wait = Arc::new(LockWait::default());
-            let state = State::Opening(wait.clone());
-            let (id, answer) = (group.id, answer.clone());
-            let take = move |exports: &Self| exports.take(members, &wait, &*answer);
-            let state = match exports.open_in_thread(id, specs, take) {
-                Ok(()) => state,
-                Err(failed) => State::Failed(failed),
-            };
-            group.enter(state);
+            let (devices, answer) = (specs.clone(), answer.clone());
+            group.enter(exports.opening(group.id, specs, move |exports, wait| {
+                exports.take(&devices, members, wait, &*answer)
+            }));
             inner.groups.push(group);
         }
         drop(inner);
@@ -92,38 +86,26 @@ impl Exports {
     }
 
     /// Resumes or starts all devices of a group, or none.
-    fn take(&self, mut members: Vec<Arriving>, wait: &LockWait, answer: &AnswerFn) -> Start {
-        let mut served = Vec::new();
-        let specs: Vec<DeviceSpec> = members.iter().map(|member| member.spec.clone()).collect();
+    fn take(
+        &self,
+        specs: &[DeviceSpec],
+        mut members: Vec<Arriving>,
+        wait: &LockWait,
+        answer: &AnswerFn,
+    ) -> Start {
         // Until the sessions of both cards of a link are resumed.
         let _holds: Vec<_> = members.iter_mut().map(|member| member.opening.hold()).collect();
-        for member in members {
-            let Arriving { spec, opening, quota, receiver } = member;
-            let _named = LogDevice::enter(Some(spec.name.as_str().into()));
-            let session = receiver.and_then(|receiver| receiver.recv().ok());
-            let resumed = session.map(|session| {
-                let session = Some(Session::Handed(session));
-                let result = self.serve(&spec, opening, quota, wait, session);
-                answer(&spec.name, result.as_ref().map(drop).map_err(one_line));
-                result
-            });
-            let result = match resumed {
-                Some(Ok(device)) => Ok(device),
-                Some(Err(error)) => {
-                    self.not_resumed(&spec, &error);
-                    self.start_anew(&spec, wait)
-                }
-                None => self.start_anew(&spec, wait),
+        all_or_none(specs, members, |spec, Arriving { opening, quota, receiver }| {
+            let Some(session) = receiver.and_then(|receiver| receiver.recv().ok()) else {
+                return self.start_anew(spec, wait);
             };
-            match result {
-                Ok(device) => served.push(device),
-                Err(error) => {
-                    served.into_iter().for_each(ServedDevice::stop);
-                    return Err(all_failed(&specs, &one_line(&error)));
-                }
-            }
-        }
-        Ok(served)
+            let result = self.serve(spec, opening, quota, wait, Some(Session::Handed(session)));
+            answer(&spec.name, result.as_ref().map(drop).map_err(one_line));
+            result.or_else(|error| {
+                self.not_resumed(spec, &error);
+                self.start_anew(spec, wait)
+            })
+        })
     }
 
     /// Serves a device that is open, with this session.
@@ -144,12 +126,8 @@ impl Exports {
             Opening::Late(_) => {
                 let open = || {
                     let fds = session.as_ref().map_or_else(|| Ok(Vec::new()), Session::device_fds)?;
-                    open_with(
-                        spec,
-                        &mut LinkEnds::default(),
-                        &context.opening,
-                        Earlier { fds, told: told.clone() },
-                    )
+                    let earlier = Earlier { fds, told: told.clone() };
+                    open::open(spec, &mut LinkEnds::default(), &context.opening, earlier)
                 };
                 let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.
@@ -182,7 +160,7 @@ impl Exports {
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
         let start = || {
-            let opening = open_one(spec, &mut LinkEnds::default(), &context.opening)?;
+            let opening = open::open(spec, &mut LinkEnds::default(), &context.opening, Earlier::default())?;
             let device = wait.wait(&spec.name, opening)?;
             ServedDevice::start(spec.clone(), device, context.pool.quota(), context, &self.0.changed, None)
         };
@@ -225,16 +203,7 @@ impl Exports {
             match state {
                 State::Served(mut members) => {
                     members.iter_mut().for_each(ServedDevice::begin_hand_over);
-                    let members = Some(members);
-                    let since = Instant::now();
-                    inner.leaving.push(Leaving {
-                        id,
-                        specs,
-                        since,
-                        members,
-                        exchange: None,
-                        has_session: false,
-                    });
+                    inner.leaving.push(Leaving::new(id, specs, Some(members)));
                 }
                 State::Opening(wait) => wait.cancel(),
                 State::Failed(_) | State::Waiting => {}
@@ -269,7 +238,7 @@ impl Exports {
     }
 }
 
-impl super::Inner {
+impl Inner {
     /// As [`Exports::offered`].
     fn offered(&self) -> Result<Vec<Offered>, String> {
         if self.reload.as_ref().is_some_and(|reload| !reload.is_reported) || !self.is_settled() {
@@ -310,20 +279,5 @@ impl super::Inner {
         if !left {
             self.handing_over = None;
         }
-    }
-}
-
-/// Opens a device as far as the daemon that still serves it allows.
-///
-/// # Errors
-/// The device cannot be opened.
-pub(crate) fn prepare_one(
-    spec: &DeviceSpec,
-    link_ends: &mut LinkEnds,
-    context: &OpenContext,
-) -> Result<Opening, anyhow::Error> {
-    match open::prepare(spec, context)? {
-        Some(opening) => Ok(opening),
-        None => open_one(spec, link_ends, context),
     }
 }

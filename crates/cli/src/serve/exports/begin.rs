@@ -6,15 +6,17 @@
 //! ```
 //! A session is taken only when all devices of the group are open. So what keeps a device from being
 //! opened costs its client nothing but time.
+use super::super::open;
 use super::super::report;
 use super::super::shelf::KeptSession;
 use super::super::spec::{DeviceSpec, told_recorded};
 use super::super::take_over::image::OfferedImage;
 use super::super::told::{self, Told};
-use super::group::State;
+use super::failed::failed_by;
+use super::group::{Group, State};
 use super::lock_wait::LockWait;
-use super::served::{ServedDevice, Session, open_with};
-use super::{Exports, Start};
+use super::served::{ServedDevice, Session};
+use super::state::{Exports, Inner, Start, all_or_none};
 use crate::failure::one_line;
 use crate::kinds::opening::{Earlier, LinkEnds, Opened, Opening};
 use anyhow::{Context, anyhow};
@@ -23,49 +25,28 @@ use paravane_vhost::{MappingQuota, RecordedSession as _};
 use std::collections::HashMap;
 use std::io;
 
-/// A group whose devices are to begin.
-pub(super) struct Beginning {
-    pub(super) group: u64,
-    pub(super) specs: Vec<DeviceSpec>,
-    /// Devices that are open already, by name.
-    pub(super) ahead: HashMap<String, Opening>,
-}
-
-/// A device that is open.
-struct Member {
-    spec: DeviceSpec,
-    device: Opened,
-    quota: MappingQuota,
-}
-
 impl Exports {
-    /// Opens and serves all devices of a group, or none.
-    pub(super) fn begin_group(&self, beginning: Beginning, wait: &LockWait) -> Start {
-        let Beginning { group, specs, mut ahead } = beginning;
+    /// Opens and serves all devices of the group `id`, or none. `ahead`: those that are open, by name.
+    pub(super) fn begin_group(
+        &self,
+        id: u64,
+        specs: &[DeviceSpec],
+        mut ahead: HashMap<String, Opening>,
+        wait: &LockWait,
+    ) -> Start {
         let mut link_ends = LinkEnds::default();
         let mut members = Vec::new();
-        for spec in &specs {
+        for spec in specs {
             let _named = LogDevice::enter(Some(spec.name.as_str().into()));
             let quota = self.0.context.pool.quota();
             match self.open_member(spec, ahead.remove(&spec.name), &mut link_ends, wait) {
-                Ok(device) => members.push(Member { spec: spec.clone(), device, quota }),
-                Err(error) => return Err(failed_by(&specs, spec, &error)),
+                Ok(device) => members.push((device, quota)),
+                Err(error) => return Err(failed_by(specs, spec, &error)),
             }
         }
         // Until the sessions of both cards of a link are resumed.
-        let _holds: Vec<_> = members.iter_mut().map(|member| member.device.hold.take()).collect();
-        let mut served = Vec::new();
-        for member in members {
-            let spec = member.spec.clone();
-            match self.serve_member(group, member, wait) {
-                Ok(device) => served.push(device),
-                Err(error) => {
-                    served.into_iter().for_each(ServedDevice::stop);
-                    return Err(failed_by(&specs, &spec, &error));
-                }
-            }
-        }
-        Ok(served)
+        let _holds: Vec<_> = members.iter_mut().map(|(device, _)| device.hold.take()).collect();
+        all_or_none(specs, members, |spec, (device, quota)| self.serve_member(id, spec, device, quota, wait))
     }
 
     /// Opens a device, and locks its image.
@@ -82,7 +63,7 @@ impl Exports {
         let note = self.inner().kept.get(&spec.name).and_then(|session| session.kept.note().ok());
         let (told, earlier) = kept.unwrap_or_default();
         let mut opening = match ahead {
-            Some(Opening::Late(_)) | None => open_with(spec, link_ends, &context.opening, earlier)?,
+            Some(Opening::Late(_)) | None => open::open(spec, link_ends, &context.opening, earlier)?,
             Some(opening) => opening,
         };
         if let Some(told) = told {
@@ -106,15 +87,15 @@ impl Exports {
     fn serve_member(
         &self,
         group: u64,
-        member: Member,
+        spec: &DeviceSpec,
+        device: Opened,
+        quota: MappingQuota,
         wait: &LockWait,
     ) -> Result<ServedDevice, anyhow::Error> {
-        let Member { spec, device, quota } = member;
-        let _named = LogDevice::enter(Some(spec.name.as_str().into()));
         let context = &self.0.context;
         let session = self.take_session(group, &spec.name)?;
         let Some(KeptSession { kept, numbers }) = session else {
-            return ServedDevice::start(spec, device, quota, context, &self.0.changed, None);
+            return ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, None);
         };
         let session = Some(Session::Kept(kept));
         match ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session) {
@@ -123,8 +104,8 @@ impl Exports {
                 if let Some(shelf) = &context.shelf {
                     shelf.forget(&spec.name, &numbers);
                 }
-                self.not_resumed(&spec, &error);
-                self.start_anew(&spec, wait)
+                self.not_resumed(spec, &error);
+                self.start_anew(spec, wait)
             }
         }
     }
@@ -154,25 +135,10 @@ fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>
     Ok((told, earlier))
 }
 
-/// The failures of all devices of a group, since one of them failed.
-pub(super) fn failed_by(
-    specs: &[DeviceSpec],
-    culprit: &DeviceSpec,
-    error: &anyhow::Error,
-) -> Vec<report::Failed> {
-    let why = |other: &DeviceSpec| match other.name == culprit.name {
-        true => one_line(error),
-        false => "the other card of its link failed".to_owned(),
-    };
-    let failed =
-        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec), ..Default::default() };
-    specs.iter().map(failed).collect()
-}
-
-impl super::Inner {
+impl Inner {
     /// Has groups that failed try again, if their time has come.
     pub(super) fn try_again(&mut self) {
-        self.groups.iter_mut().for_each(super::group::Group::try_again);
+        self.groups.iter_mut().for_each(Group::try_again);
     }
 
     /// Devices that are not served, with what is known of them.

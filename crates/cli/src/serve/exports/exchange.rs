@@ -11,16 +11,16 @@
 //! ```
 //! What a holder keeps of a session stays through all of it: if the daemon dies, the next one resumes the
 //! session from the record of the old device or of the new one. Without either, it has ended.
+use super::super::open;
 use super::super::reload::messages::Outcome;
 use super::super::spec::DeviceSpec;
 use super::super::take_over::Offered;
-use super::arrival::prepare_one;
 use super::group::{Group, Leaving, State};
 use super::lock_wait::LockWait;
 use super::next::{Next, Note, Stage};
 use super::plan::ends_session;
-use super::served::{ServedDevice, Session};
-use super::{Exports, Inner, Start, all_failed};
+use super::served::{ServedDevice, Session, Sessions};
+use super::state::{Exports, Inner, Start, all_or_none};
 use crate::failure::one_line;
 use crate::kinds::opening::{LinkEnds, Opening};
 use anyhow::{Context, anyhow};
@@ -28,14 +28,11 @@ use paravane_device::LogDevice;
 use paravane_export::Exchanged;
 use paravane_vhost::{MappingQuota, caught};
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
 
 /// A device that takes the place of another one.
 struct Successor {
     old: DeviceSpec,
-    spec: DeviceSpec,
     opening: Opening,
     quota: MappingQuota,
 }
@@ -88,7 +85,7 @@ impl Exports {
         let mut open = |(spec, offered): (DeviceSpec, Option<Offered>)| {
             let _named = LogDevice::enter(Some(spec.name.as_str().into()));
             let offered = offered.context("it is not served any more")?;
-            let mut opening = prepare_one(&spec, &mut link_ends, &context.opening)?;
+            let mut opening = open::prepare(&spec, &mut link_ends, &context.opening)?;
             let image = opening.wanted(&spec).image;
             if let (Some(now), Some(then)) = (&image, &offered.image)
                 && !now.is(then)
@@ -108,10 +105,7 @@ impl Exports {
         let id = inner.id();
         let group = &mut inner.groups[at];
         let Some(Next { specs, stage: Stage::Ready(openings), .. }) = group.next.take() else { return };
-        let (wait, (sender, receiver)) = (Arc::new(LockWait::default()), channel());
-        let mut new = Group::new(id, specs.clone());
-        new.enter(State::Opening(wait.clone()));
-        new.has_session = true;
+        let new = Group::new(id, specs.clone());
         let Group { id: old_id, specs: old, state, .. } = std::mem::replace(group, new);
         let State::Served(mut members) = state else { return };
         for member in &mut members {
@@ -122,30 +116,27 @@ impl Exports {
         let of = |spec: &DeviceSpec| old.iter().find(|old| old.name == spec.name).cloned();
         let successors = specs.iter().zip(openings).filter_map(|(spec, opening)| {
             let quota = self.0.context.pool.quota();
-            Some(Successor { old: of(spec)?, spec: spec.clone(), opening, quota })
+            Some(Successor { old: of(spec)?, opening, quota })
         });
-        let successors = successors.collect();
-        let members = Some(members);
-        inner.leaving.push(Leaving {
-            id: old_id,
-            specs: old,
-            since: Instant::now(),
-            members,
-            exchange: Some(sender),
-            has_session: false,
-        });
+        let (successors, (sender, receiver)) = (successors.collect(), channel());
+        let leaving = Leaving::new(old_id, old, Some(members));
+        inner.leaving.push(Leaving { exchange: Some(sender), ..leaving });
         inner.retarget(old_id, id);
-        let take = move |exports: &Self| exports.succeed(id, successors, &receiver, &wait);
-        if let Err(failed) = self.open_in_thread(id, specs, take) {
-            // What is handed over finds nobody: the clients have to reconnect.
-            inner.groups[at].enter(State::Failed(failed));
-        }
+        let devices = specs.clone();
+        // Without a thread, what is handed over finds nobody: the clients have to reconnect.
+        let state = self.opening(id, specs, move |exports, wait| {
+            exports.succeed(id, &devices, successors, &receiver, wait)
+        });
+        let group = &mut inner.groups[at];
+        group.has_session = true;
+        group.enter(state);
     }
 
     /// Serves the devices that take the place of others, as their sessions arrive.
     fn succeed(
         &self,
         id: u64,
+        specs: &[DeviceSpec],
         successors: Vec<Successor>,
         receiver: &Receiver<(String, Result<Exchanged, String>)>,
         wait: &LockWait,
@@ -156,39 +147,30 @@ impl Exports {
             let Ok((name, state)) = receiver.recv() else { break };
             handed.insert(name, state);
         }
-        let specs: Vec<_> = successors.iter().map(|successor| successor.spec.clone()).collect();
         // A link that is half old cannot be made.
         let may_go_back = successors.len() == 1;
-        let mut served = Vec::new();
-        for successor in successors {
-            let _named = LogDevice::enter(Some(successor.spec.name.as_str().into()));
-            let state = handed.remove(&successor.spec.name);
+        all_or_none(specs, successors, |spec, successor| {
+            let state = handed.remove(&spec.name);
             let state = state.unwrap_or_else(|| Err("the device has stopped".to_owned()));
-            match self.succeed_one(id, successor, state, wait, may_go_back) {
-                Ok(device) => served.push(device),
-                Err(error) => {
-                    served.into_iter().for_each(ServedDevice::stop);
-                    return Err(all_failed(&specs, &one_line(&error)));
-                }
-            }
-        }
-        Ok(served)
+            self.succeed_one(id, spec, successor, state, wait, may_go_back)
+        })
     }
 
     fn succeed_one(
         &self,
         id: u64,
+        spec: &DeviceSpec,
         successor: Successor,
         state: Result<Exchanged, String>,
         wait: &LockWait,
         may_go_back: bool,
     ) -> Result<ServedDevice, anyhow::Error> {
-        let Successor { old, spec, opening, quota } = successor;
+        let Successor { old, opening, quota } = successor;
         let resumed = state.map_err(|why| anyhow!(why)).and_then(|state| {
             // The client stays connected as long as there is a copy.
             let copy = if may_go_back { state.try_clone().ok() } else { None };
             let session = Some(Session::Exchanged(state));
-            let error = match self.serve(&spec, opening, quota, wait, session) {
+            let error = match self.serve(spec, opening, quota, wait, session) {
                 Ok(device) => return Ok(device),
                 Err(error) => error,
             };
@@ -200,9 +182,9 @@ impl Exports {
             Ok(device)
         });
         resumed.or_else(|error| {
-            self.not_resumed(&spec, &error);
+            self.not_resumed(spec, &error);
             self.note(id, Note::Ended(one_line(&error)));
-            self.start_anew(&spec, wait)
+            self.start_anew(spec, wait)
         })
     }
 
@@ -214,7 +196,7 @@ impl Exports {
         wait: &LockWait,
     ) -> Result<ServedDevice, anyhow::Error> {
         let context = &self.0.context;
-        let opening = prepare_one(old, &mut LinkEnds::default(), &context.opening)?;
+        let opening = open::prepare(old, &mut LinkEnds::default(), &context.opening)?;
         self.serve(old, opening, context.pool.quota(), wait, Some(Session::Exchanged(state)))
     }
 
@@ -262,6 +244,6 @@ impl Inner {
             step.log();
         }
         self.retarget(old, id);
-        self.leave(group, super::served::Sessions::End);
+        self.leave(group, Sessions::End);
     }
 }

@@ -129,6 +129,10 @@ impl Group {
 }
 
 impl Leaving {
+    pub(super) fn new(id: u64, specs: Vec<DeviceSpec>, members: Option<Vec<ServedDevice>>) -> Self {
+        Self { id, specs, since: Instant::now(), members, exchange: None, has_session: false }
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.members.as_ref().is_some_and(|members| {
             members.iter().all(|member| member.export.has_ended() && !member.is_handing_over())

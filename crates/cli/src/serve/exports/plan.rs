@@ -17,6 +17,7 @@ use super::change::Change;
 use super::group::{Group, State, collide};
 use super::served::ServedDevice;
 use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 /// Devices that may restart though their clients have to reconnect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +73,23 @@ pub(super) struct Plan {
     pub(super) fates: Vec<(Fate, Vec<Step>)>,
     /// Groups that stop, by their indices, with those of their devices that are removed.
     pub(super) removed: Vec<(usize, Vec<Step>)>,
+}
+
+/// A reload, the last one.
+pub(super) struct Reload {
+    /// Names it.
+    pub(super) number: u64,
+    pub(super) steps: Vec<Step>,
+    /// Deadline for reporting the outcome.
+    pub(super) until: Instant,
+    pub(super) is_reported: bool,
+}
+
+impl Reload {
+    /// Time until its outcome is reported at the latest.
+    pub(super) fn time_to_report(&self) -> Option<Duration> {
+        (!self.is_reported).then(|| self.until.saturating_duration_since(Instant::now()))
+    }
 }
 
 impl Plan {

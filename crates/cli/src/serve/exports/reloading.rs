@@ -3,30 +3,15 @@ use super::super::reload::messages::{DeviceOutcome, Outcome};
 use super::change::Change;
 use super::group::{Group, State, groups};
 use super::next::{Next, Note, Stage};
-use super::plan::{Fate, Plan, Restarts, Step};
+use super::plan::{Fate, Plan, Reload, Restarts, Step};
 use super::served::Sessions;
-use super::{DeviceSpec, Exports, Inner, report};
+use super::state::{Exports, Inner};
+use crate::serve::report;
+use crate::serve::spec::DeviceSpec;
 use std::time::{Duration, Instant};
 
 /// Longest wait of a reload for devices to start and stop before the log has its outcome.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A reload, the last one.
-pub(super) struct Reload {
-    /// Names it.
-    number: u64,
-    steps: Vec<Step>,
-    /// Deadline for reporting the outcome.
-    until: Instant,
-    pub(super) is_reported: bool,
-}
-
-impl Reload {
-    /// Time until its outcome is reported at the latest.
-    pub(super) fn time_to_report(&self) -> Option<Duration> {
-        (!self.is_reported).then(|| self.until.saturating_duration_since(Instant::now()))
-    }
-}
 
 /// How a reload begins.
 #[derive(Clone, Debug, PartialEq, Eq)]

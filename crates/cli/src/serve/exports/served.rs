@@ -2,7 +2,6 @@
 use super::super::open;
 use super::super::process::IoThread;
 use super::super::report;
-use super::super::sandbox::paths::AllowedPaths;
 use super::super::slow::SlowLog;
 use super::super::snapshot::messages::NextStart;
 use super::super::sockets::{Inherited, Sockets};
@@ -10,12 +9,11 @@ use super::super::spec::{DeviceSpec, told_recorded};
 use super::super::take_over::Offered;
 use super::super::told::Told;
 use super::super::trace::RequestTrace;
-use super::ExportContext;
-use crate::failure::one_line;
+use super::context::ExportContext;
 use crate::kinds::Kind;
 use crate::kinds::endpoint::Endpoint;
 use crate::kinds::observe::Observe;
-use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opened, Opening};
+use crate::kinds::opening::Opened;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{FileId, Snapshot, Snapshots};
 use paravane_export::{Exchanged, Export, ExportStatus, Handover, Kept, Noter};
@@ -117,54 +115,6 @@ fn request_trace(spec: &DeviceSpec, export: &Export) -> Option<Arc<RequestTrace>
 /// The slow-request log of a disk, if it has one.
 fn slow_log(spec: &DeviceSpec) -> Option<SlowLog> {
     spec.kind.disk()?.slow().map(|threshold| SlowLog::new(&spec.name, threshold))
-}
-
-/// Opens one device. An error names the sandbox if that may be the cause.
-///
-/// # Errors
-/// The device cannot be opened.
-pub(crate) fn open_one(
-    spec: &DeviceSpec,
-    link_ends: &mut LinkEnds,
-    context: &OpenContext,
-) -> Result<Opening, anyhow::Error> {
-    open_with(spec, link_ends, context, Earlier::default())
-}
-
-/// As [`open_one`], with what an earlier daemon had of the device.
-pub(crate) fn open_with(
-    spec: &DeviceSpec,
-    link_ends: &mut LinkEnds,
-    context: &OpenContext,
-    earlier: Earlier,
-) -> Result<Opening, anyhow::Error> {
-    open::open(spec, link_ends, context, earlier).map_err(|error| match context.allowed.as_deref() {
-        Some(allowed) => explained(error, spec, allowed),
-        None => error,
-    })
-}
-
-/// Adds why access may have been refused: by the sandbox only if it does not allow what `spec` needs.
-fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) -> anyhow::Error {
-    let cause = |error: &anyhow::Error| {
-        let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-        causes
-            .find(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
-            .map(|cause| cause.raw_os_error())
-    };
-    let Some(number) = cause(&error) else { return error };
-    let mut wanted = AllowedPaths::default();
-    spec.allow(&mut wanted, false);
-    let why = match spec.kind.tap() {
-        Some(_) if allowed.keeps_net_admin() => return error,
-        Some(_) => {
-            "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into()
-        }
-        None if !allowed.covers(&wanted) => allowed.remark(),
-        None if number == Some(libc::EPERM) => "is it immutable or append-only? see lsattr".into(),
-        None => format!("the daemon is user {}", rustix::process::geteuid().as_raw()),
-    };
-    anyhow!("{} ({why})", one_line(&error))
 }
 
 /// Where an export of the device listens or connects.

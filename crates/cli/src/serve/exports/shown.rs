@@ -3,8 +3,21 @@ use super::super::spec::DeviceSpec;
 use super::group::{Group, Leaving, State};
 use super::lock_wait::WAITS_FOR;
 use super::served::ServedDevice;
-use super::{Exports, Inner, Startup};
+use super::state::{Exports, Inner};
 use crate::serve::report::{self, Report};
+
+/// Whether the devices of the start are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Startup {
+    Complete,
+    /// A device waits for its image.
+    Waiting,
+    /// A device cannot be served. Settled: no other one waits.
+    Failed {
+        why: String,
+        is_settled: bool,
+    },
+}
 
 impl Exports {
     fn report_of(&self, member: &ServedDevice) -> report::Device {

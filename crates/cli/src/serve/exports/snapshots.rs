@@ -8,7 +8,8 @@
 //! ```
 //! All steps are under the lock of the devices, so that of two parties one is first.
 use super::group::State;
-use super::{Exports, Inner};
+use super::state::{Exports, Inner};
+use super::turns::Turn;
 use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
@@ -19,24 +20,6 @@ use std::time::Duration;
 
 /// Longest wait until the record of a session names another image.
 const NOTE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// A snapshot that is on its way.
-struct Turn {
-    device: String,
-    /// The image is being replaced.
-    is_taking: bool,
-}
-
-/// The snapshots that are on their way, at most one for a device.
-#[derive(Default)]
-pub(super) struct Turns(Vec<Turn>);
-
-impl Turns {
-    /// A device whose image is being replaced.
-    pub(super) fn taking(&self) -> Option<&str> {
-        self.0.iter().find(|turn| turn.is_taking).map(|turn| turn.device.as_str())
-    }
-}
 
 /// The right to take the next snapshot of a device.
 pub(crate) struct SnapshotTurn {

@@ -4,8 +4,10 @@ use crate::kinds::observe::Unobserved;
 use crate::kinds::opening::{OpenContext, Opened};
 use crate::kinds::rng::RngSpec;
 use crate::serve::report::Report;
+use crate::serve::sockets::Sockets;
+use crate::serve::threads::Threads;
 use paravane_device::{Device, QueueHandler};
-use paravane_vhost::MappingLimits;
+use paravane_vhost::{MappingLimits, MappingPool};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,10 @@ impl Device for Faulty {
     fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
         Err(io::ErrorKind::Unsupported.into())
     }
+}
+
+fn open(spec: &DeviceSpec) -> Result<Opening, anyhow::Error> {
+    open::open(spec, &mut LinkEnds::default(), &OpenContext::default(), Earlier::default())
 }
 
 fn spec(folder: &Path, name: &str) -> (DeviceSpec, PathBuf) {
@@ -81,10 +87,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
         (spec(folder.path(), "faulty"), spec(folder.path(), "good"));
     let device = Box::new(Faulty);
     let opened = Opened { device, observer: Box::new(Unobserved), back_end: "a mistake".into(), hold: None };
-    let members = vec![
-        (faulty.clone(), opened.into()),
-        (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
-    ];
+    let members = vec![(faulty.clone(), opened.into()), (good.clone(), open(&good).unwrap())];
     let exports = Exports::start(members, context()).unwrap();
     let _good_client = UnixStream::connect(&good_socket).unwrap();
     let _client = UnixStream::connect(&socket).unwrap();
@@ -155,10 +158,7 @@ fn slow_and_good(folder: &Path) -> (Exports, Storage, [DeviceSpec; 2], [UnixStre
     let storage = Storage::default();
     let device = Box::new(Slow(storage.clone()));
     let opened = Opened { device, observer: Box::new(Unobserved), back_end: "slow".into(), hold: None };
-    let members = vec![
-        (slow.clone(), opened.into()),
-        (good.clone(), open_one(&good, &mut LinkEnds::default(), &OpenContext::default()).unwrap()),
-    ];
+    let members = vec![(slow.clone(), opened.into()), (good.clone(), open(&good).unwrap())];
     let exports = Exports::start(members, context()).unwrap();
     let clients = [&slow_socket, &good_socket].map(|socket| UnixStream::connect(socket).unwrap());
     wait_for(&exports, |report| report.devices.iter().all(|device| device.connected));

@@ -8,7 +8,7 @@
 pub(super) mod helpers;
 mod limits;
 
-use super::error::{SandboxError, failed};
+use super::error::SandboxError;
 use libc::c_long;
 use limits::{Limit, Values};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
@@ -317,8 +317,11 @@ const SEALED: &[c_long] = &[
 const SEALED_BUT_TO_CONNECT: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
 
 fn compile(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<BpfProgram, SandboxError> {
-    let arch = std::env::consts::ARCH.try_into().map_err(failed)?;
-    SeccompFilter::new(rules, others, these, arch).map_err(failed)?.try_into().map_err(failed)
+    let arch = std::env::consts::ARCH.try_into().map_err(SandboxError::seccomp)?;
+    SeccompFilter::new(rules, others, these, arch)
+        .map_err(SandboxError::seccomp)?
+        .try_into()
+        .map_err(SandboxError::seccomp)
 }
 
 fn refuse() -> SeccompAction {
@@ -350,7 +353,7 @@ pub(super) fn restrict(calls: &Calls) -> Result<(), SandboxError> {
 }
 
 fn apply(rules: Rules, others: SeccompAction, these: SeccompAction) -> Result<(), SandboxError> {
-    seccompiler::apply_filter(&compile(rules, others, these)?).map_err(failed)
+    seccompiler::apply_filter(&compile(rules, others, these)?).map_err(SandboxError::seccomp)
 }
 
 /// Denies all threads to open files and, without `connect`, to create sockets.
@@ -361,5 +364,5 @@ pub(crate) fn seal(connect: bool) -> Result<(), SandboxError> {
     let sockets: &[c_long] = if connect { &[] } else { SEALED_BUT_TO_CONNECT };
     let rules = SEALED.iter().chain(sockets).map(|&call| (call, Vec::new())).collect();
     let program = compile(rules, SeccompAction::Allow, refuse())?;
-    seccompiler::apply_filter_all_threads(&program).map_err(failed)
+    seccompiler::apply_filter_all_threads(&program).map_err(SandboxError::seccomp)
 }

@@ -41,7 +41,9 @@ pub(crate) enum SandboxError {
     },
 }
 
-/// The seccomp filter cannot be made or installed.
-pub(super) fn failed(error: impl std::fmt::Display) -> SandboxError {
-    SandboxError::Seccomp(error.to_string())
+impl SandboxError {
+    /// What the seccomp filter's compiler, or the kernel, says.
+    pub(super) fn seccomp(error: impl std::fmt::Display) -> Self {
+        Self::Seccomp(error.to_string())
+    }
 }

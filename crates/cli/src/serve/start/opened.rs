@@ -13,7 +13,7 @@ use crate::serve::signals::{Request, Signals};
 use crate::serve::spec::{self, DeviceSpec};
 use crate::serve::take_over::Taker;
 use crate::serve::told::{self, Told};
-use crate::serve::{exports, open, sandbox};
+use crate::serve::{open, sandbox};
 use anyhow::{Context, anyhow};
 use paravane_vhost::{Notifier, RecordedSession as _};
 use std::collections::HashMap;
@@ -144,13 +144,13 @@ fn open_all(
         let mut open = |spec: &DeviceSpec| {
             let kept = earlier.remove(&spec.name).unwrap_or_default();
             match &mut how {
-                How::TakeOver => exports::prepare_one(spec, &mut link_ends, &context),
-                How::All => exports::open_with(spec, &mut link_ends, &context, kept),
+                How::TakeOver => open::prepare(spec, &mut link_ends, &context),
+                How::All => open::open(spec, &mut link_ends, &context, kept),
                 How::Each { unusable, changes_user } => match unusable.remove(&spec.name) {
                     Some(error) => Err(error),
                     None => match open::without_servers(spec, *changes_user)? {
                         Some(opening) => Ok(opening),
-                        None => exports::open_with(spec, &mut link_ends, &context, kept),
+                        None => open::open(spec, &mut link_ends, &context, kept),
                     },
                 },
             }

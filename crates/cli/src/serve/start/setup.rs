@@ -1,5 +1,5 @@
-//! What a daemon is started with.
-use super::super::args::{DaemonArgs, ServeArgs};
+//! What all stages of the start need.
+use crate::serve::args::{DaemonArgs, ServeArgs};
 
 /// What a daemon is started with.
 pub(crate) struct Setup<'a> {

@@ -3,13 +3,13 @@
 //! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
 use crate::net::{BackEnd, EncodedHeader, NetDevice, Receiver, Tap, TapError};
-use crate::rig::{becomes_readable, segment, skipped};
+use crate::rig::{becomes_readable, segment};
 use crate::{Device, HostSide};
 use paravane_spec::net::{
     CTRL_OK, F_GUEST_CSUM, F_GUEST_TSO4, F_HOST_TSO4, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
     Header, S_LINK_UP,
 };
-use std::fs::File;
+use paravane_test_support::{in_own_network, ip};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
@@ -17,37 +17,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const RX: usize = 0;
 const TX: usize = 1;
-
-/// Runs `test` in a thread with a separate network namespace, or logs why not.
-fn in_own_network(name: &str, test: fn()) {
-    if !rustix::process::geteuid().is_root() {
-        return skipped(name, "not root");
-    }
-    if let Err(error) = File::open("/dev/net/tun") {
-        return skipped(name, format!("/dev/net/tun: {error}"));
-    }
-    if Command::new("ip").arg("-V").output().is_err() {
-        return skipped(name, "there is no program ip");
-    }
-    let tested = std::thread::spawn(move || {
-        // SAFETY: the thread leaves its network behind, and touches no memory by that.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        test();
-        Ok(())
-    });
-    match tested.join() {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => skipped(name, format!("no network namespace: {error}")),
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-fn ip(arguments: &str) {
-    let done = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
-}
 
 /// A device with an address, and up.
 fn up(queues: u16) -> Tap {

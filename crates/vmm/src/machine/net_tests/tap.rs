@@ -5,10 +5,8 @@ use super::{Driver, Guest};
 use paravane_attach::RingFeatures;
 use paravane_device::net::Tap;
 use paravane_driver::net::NetOptions;
-use paravane_test_support::{patience, wait_until};
-use std::fs::File;
+use paravane_test_support::{in_own_network, ip, patience, wait_until};
 use std::net::UdpSocket;
-use std::process::Command;
 use std::thread;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -17,37 +15,6 @@ const US: [u8; 4] = [10, 77, 0, 2];
 const ALL: [u8; 6] = [0xff; 6];
 
 pub(super) use paravane_test_support::skip as skipped;
-
-/// Runs `test` in a thread with a new network, or reports the reason to skip.
-pub(super) fn in_own_network(name: &str, test: fn()) {
-    if !rustix::process::geteuid().is_root() {
-        return skipped(name, "not root");
-    }
-    if let Err(error) = File::open("/dev/net/tun") {
-        return skipped(name, format!("/dev/net/tun: {error}"));
-    }
-    if Command::new("ip").arg("-V").output().is_err() {
-        return skipped(name, "there is no program ip");
-    }
-    let tested = thread::spawn(move || {
-        // SAFETY: the thread leaves its network behind, and touches no memory by that.
-        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        test();
-        Ok(())
-    });
-    match tested.join() {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => skipped(name, format!("no network namespace: {error}")),
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-fn ip(arguments: &str) {
-    let done = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
-}
 
 /// The guest, and its driver, at an interface with an address.
 pub(super) fn guest(queues: u16) -> Guest {

@@ -2,11 +2,12 @@
 //!
 //! Needs what the tests beside it need, and /dev/vhost-net. `scripts/linux-guest vhost-net` runs
 //! these where there is one.
-use super::tap::{IpHost, datagram, guest, in_own_network, payload, skipped};
+use super::tap::{IpHost, datagram, guest, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
 use paravane_attach::{AttachedDevice, LendError, RingFeatures};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;
+use paravane_test_support::in_own_network;
 use paravane_test_support::patience;
 use std::fs::File;
 use std::net::UdpSocket;

@@ -2,7 +2,7 @@
 //!
 //! The kernel checks numbers, never what a pointer leads to. So a call that names a process or a
 //! command by a number is limited here; one that names a file by its path is left to Landlock.
-use super::super::error::{SandboxError, failed};
+use crate::serve::sandbox::error::SandboxError;
 use libc::c_long;
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -40,7 +40,7 @@ impl Limit<'_> {
             };
             combinations = conditions.iter().flat_map(with).collect();
         }
-        combinations.into_iter().map(|all| SeccompRule::new(all).map_err(failed)).collect()
+        combinations.into_iter().map(|all| SeccompRule::new(all).map_err(SandboxError::seccomp)).collect()
     }
 }
 
@@ -52,8 +52,10 @@ fn conditions(index: u8, values: Values) -> Result<Vec<SeccompCondition>, Sandbo
         Values::OwnProcess => (None, &own[..]),
     };
     let operator = || mask.map_or(SeccompCmpOp::Eq, SeccompCmpOp::MaskedEq);
-    let condition =
-        |&value| SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator(), value).map_err(failed);
+    let condition = |&value| {
+        SeccompCondition::new(index, SeccompCmpArgLen::Dword, operator(), value)
+            .map_err(SandboxError::seccomp)
+    };
     list.iter().map(condition).collect()
 }
 
