@@ -1,12 +1,11 @@
 //! From a device to an attached one.
-use crate::QueueBackend;
 use crate::counters::Counters;
 use crate::device::{AttachedDevice, MakeBackend, Settings};
 use crate::events::DeviceEvents;
 use crate::features::{RingFeatures, offered};
-use crate::placement::{Placement, Spread};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
+use paravane_io::{IoPool, QueueBackend, Spread};
 use paravane_notify::msi::{MsiController, MsiTable};
 use paravane_notify::{InterruptSink, Interrupts, IoEventFds, NotifyError};
 use paravane_spec::pci::msix;
@@ -14,7 +13,6 @@ use paravane_spec::{mmio, mmio_msi};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Transport};
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thiserror::Error;
@@ -26,15 +24,9 @@ pub enum AttachError {
     /// The host has no interrupts left.
     #[error(transparent)]
     Interrupts(#[from] NotifyError),
-    /// The device was given no placement, and its own thread does not start.
+    /// The device was given no threads, and its own does not start.
     #[error("cannot start the device's I/O thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// Another device with the same placement has the number.
-    #[error("device number {number} is in use in this placement")]
-    Number {
-        /// Number asked for.
-        number: usize,
-    },
 }
 
 /// Where firmware puts a PCI function.
@@ -56,7 +48,7 @@ pub struct Builder {
     device: Box<dyn Device>,
     memory: Memory,
     domain: Option<Domain>,
-    placement: Option<Placement>,
+    pool: Option<Arc<IoPool>>,
     ioeventfds: Option<Arc<dyn IoEventFds>>,
     rings: RingFeatures,
     number: Option<usize>,
@@ -78,7 +70,7 @@ impl Builder {
             device,
             memory: memory.clone(),
             domain: None,
-            placement: None,
+            pool: None,
             ioeventfds: None,
             rings: RingFeatures::default(),
             number: None,
@@ -95,9 +87,9 @@ impl Builder {
         Self { domain: Some(domain), ..self }
     }
 
-    /// Serves the queues there [on one separate I/O thread, without polling].
-    pub fn placement(self, placement: &Placement) -> Self {
-        Self { placement: Some(placement.clone()), ..self }
+    /// Serves the queues on the threads of `pool` [on one separate I/O thread, without polling].
+    pub fn io_pool(self, pool: &Arc<IoPool>) -> Self {
+        Self { pool: Some(Arc::clone(pool)), ..self }
     }
 
     /// Asks for an ioeventfd for each queue [kicks exit].
@@ -112,7 +104,7 @@ impl Builder {
         Self { rings, ..self }
     }
 
-    /// Sets the number in log lines, faults and queue keys [smallest free one].
+    /// Sets the number in log lines and faults [the number in its pool].
     pub fn number(self, number: usize) -> Self {
         Self { number: Some(number), ..self }
     }
@@ -225,18 +217,17 @@ impl Builder {
         interrupts: Arc<Interrupts>,
         window: (Option<u64>, u64),
     ) -> Result<AttachedDevice, AttachError> {
-        let Self { device, memory, domain, placement, ioeventfds, number, counters, backend, .. } = self;
-        let placement = match placement {
-            Some(placement) => placement,
-            None => Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO)
-                .map_err(AttachError::Thread)?,
+        let Self { device, memory, domain, pool, ioeventfds, number, counters, backend, .. } = self;
+        let pool = match pool {
+            Some(pool) => pool,
+            None => Arc::new(IoPool::fixed(1, Duration::ZERO, Spread::Devices).map_err(AttachError::Thread)?),
         };
-        let claim = placement.claim(number);
-        let claim = claim.ok_or(AttachError::Number { number: number.unwrap_or_default() })?;
-        let transport = Mutex::new(transport);
-        let events = DeviceEvents { number: claim.number, interrupts, transport, counters };
-        let settings = Settings { memory, domain, placement, ioeventfds, backend };
-        Ok(AttachedDevice::new(device, events, settings, claim, features, window))
+        // Its interrupts never block a thread.
+        let threads = pool.device(|| ());
+        let number = number.unwrap_or(threads.number());
+        let events = DeviceEvents { number, interrupts, transport: Mutex::new(transport), counters };
+        let settings = Settings { memory, domain, ioeventfds, backend };
+        Ok(AttachedDevice::new(device, events, settings, threads, features, window))
     }
 }
 
@@ -244,7 +235,6 @@ impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")
             .field("device_id", &self.device.device_id())
-            .field("placement", &self.placement)
             .field("rings", &self.rings)
             .field("number", &self.number)
             .finish_non_exhaustive()

@@ -50,15 +50,10 @@
 //! and negotiation, which no device decides. [`AttachedDevice::features`] is the result.
 //!
 //! # States of a queue
-//! ```text
-//!   Stopped    --start------------> Thread(n) or Inline: the placement decides; Lent, if there is a back end
-//!   Thread(n)  --move_queue-------> Thread(m)
-//!   Thread(n)  --lend_queue-------> Lent
-//!   Lent       --take_back_queue--> Thread(n)
-//!   Thread(n), Lent  -------------> Lost: no thread takes the queue, or its back end does not report its position
-//!   Thread(n), Inline, Lent  --suspend--> Resting  --resume--> Thread(n), Inline, Lent
-//!   any state  --reset, stop------> Stopped
-//! ```
+//! [`paravane_io::QueueSet`] draws them. A queue is started, and served by a thread of the device's
+//! [`IoPool`](paravane_io::IoPool), unless there is a back end ([`Builder::lend_to`]) or the driver has
+//! suspended the device.
+//!
 //! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as
 //! a [`Fault`].
 //!
@@ -68,7 +63,6 @@
 //! that is no configuration access and no write takes only `transport`.
 //!
 //! [`Device`]: paravane_device::Device
-mod backend;
 mod builder;
 mod counters;
 mod device;
@@ -76,10 +70,8 @@ mod events;
 mod features;
 mod interrupt;
 mod lending;
-mod lent_queue;
 mod local_ioeventfds;
 mod lock;
-mod placement;
 mod queue;
 #[cfg(feature = "driver")]
 mod registers;
@@ -89,13 +81,10 @@ mod suspend;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{Loan, QueueBackend};
 pub use builder::{AttachError, Builder, PciPlace};
 pub use counters::{AccessCounts, Counters, Fault};
-pub use device::{AttachedDevice, MoveError};
+pub use device::AttachedDevice;
 pub use features::RingFeatures;
 pub use interrupt::{InterruptFn, MessageFn};
-pub use lending::LendError;
 pub use local_ioeventfds::LocalIoEventFds;
-pub use placement::{Placement, Spread};
 pub use status::{KickPath, QueueStatus};

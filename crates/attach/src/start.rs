@@ -1,12 +1,11 @@
-//! Starts and stops the queues of a device, wherever its placement serves them.
+//! Starts the queues of a device.
 use crate::AttachedDevice;
 use crate::device::{Control, NO_WINDOW, Settings};
 use crate::lock::lock;
-use crate::placement::Kind;
-use crate::queue::{Serving, Started};
+use crate::queue::Started;
 use crate::status::KickPath;
 use paravane_dma::Domain;
-use paravane_io::QueueStart;
+use paravane_io::{NotPutOn, QueueStart};
 use paravane_notify::{HostNotifier, NoIoEventFds, NotifyError};
 use paravane_transport::NotifyAddress;
 use std::sync::Arc;
@@ -21,44 +20,43 @@ impl AttachedDevice {
     }
 
     fn try_start_queue(&self, control: &mut Control, queue: u16, started: Started) -> Result<(), String> {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else {
+        let Control { device, queues, slots, .. } = control;
+        let Some(slot) = slots.get_mut(usize::from(queue)) else {
             return Err("there is no such queue".into());
         };
-        let Some(device) = &mut control.device else {
+        let Some(device) = device else {
             return Err("the device has been stopped".into());
         };
-        if slot.is_live() {
+        if queues.is_live(queue) {
             return Err("it is running already".into());
         }
         let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
         let notifier = Arc::new(notifier);
-        let mut host_queue = self
-            .begin(queue, started)
+        let key = queues.threads().key(queue);
+        let mut host_queue = QueueStart::new(key, started.addresses, started.features, self.handle(queue))
             .counted_by(Arc::clone(&slot.work))
             .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
             .map_err(|error| error.to_string())?;
-        slot.set_notifier(Some(notifier));
+        slot.set_notifier(notifier);
         slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
         slot.started = Some(started);
-        match self.settings.placement.kind() {
-            Kind::Inline(inline) => {
-                inline.put_on(host_queue).map_err(|error| error.to_string())?;
-                slot.serving = Serving::Inline;
-                Ok(())
-            }
-            Kind::Pool { .. } => {
-                slot.thread = self.settings.placement.first(self.events.number, queue);
-                self.lend_or_serve(slot, queue, host_queue)
-            }
+        if self.settings.backend.is_some() {
+            // No thread serves it before the back end.
+            queues.start_at_rest(host_queue).map_err(|error| error.to_string())?;
+            return self.lend_or_resume(control, queue);
         }
+        queues.start(host_queue).map_err(|NotPutOn { queue, source }| {
+            // Its ioeventfd goes with it.
+            queue.into_iter().for_each(|queue| queue.abandon());
+            source.to_string()
+        })
     }
 
-    /// A queue with its view of guest memory.
-    fn begin(&self, queue: u16, Started { features, addresses }: Started) -> QueueStart {
+    /// Guest memory, as the device addresses it.
+    fn handle(&self, queue: u16) -> paravane_dma::Handle {
         let Settings { memory, domain, .. } = &self.settings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
-        let handle = handle.named(format!("device {}, queue {queue}", self.events.number));
-        QueueStart::new(self.key(queue), addresses, features, handle)
+        handle.named(format!("device {}, queue {queue}", self.events.number))
     }
 
     /// How kicks arrive, now that an ioeventfd was asked for or not.
@@ -86,39 +84,5 @@ impl AttachedDevice {
             }
             _ => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
         })
-    }
-
-    pub(crate) fn stop_queue(&self, control: &mut Control, queue: u16, complete: bool) {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else { return };
-        let key = self.key(queue);
-        let placement = &self.settings.placement;
-        let stopping = match std::mem::take(&mut slot.serving) {
-            Serving::Stopped => return,
-            Serving::Thread(index) => placement.thread(index).and_then(|thread| thread.take_off(key)),
-            Serving::Inline => match placement.kind() {
-                Kind::Inline(inline) => inline.take_off(key),
-                Kind::Pool { .. } => None,
-            },
-            Serving::Lent(lent) => {
-                lent.stop();
-                None
-            }
-            Serving::Resting(resting) => {
-                // Nothing is in flight, and nothing is served any more.
-                drop(resting);
-                None
-            }
-            Serving::Lost => None,
-        };
-        match stopping {
-            Some(stopping) => stopping.stop(complete),
-            None => slot.release_notifier(),
-        }
-    }
-
-    pub(crate) fn stop_queues(&self, control: &mut Control, complete: bool) {
-        for queue in 0..control.queues.len() {
-            self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
-        }
     }
 }

@@ -160,7 +160,7 @@ mod wakeup;
 
 pub use log_device::LogDevice;
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
-pub use paravane_ring::device::{State, StateError};
+pub use paravane_ring::device::{State, StateError, tracking_bytes};
 pub use paravane_store::{Rest, WakeSet, WakeSource};
 pub use rate::{Limiter, Rate, RateLimit};
 

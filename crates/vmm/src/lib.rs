@@ -29,7 +29,7 @@ pub mod injection;
 pub use arch::LoadError;
 pub use config::{
     AccelChoice, BlockOrder, Completion, DirtyLogging, DiskConfig, Inject, Job, MsiDelivery, NetConfig,
-    Network, RingLayout, RunConfig, ServingMode, TransportChoice,
+    Network, RingLayout, RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use linux::{LinuxConfig, LinuxEnd, LinuxReport, OnReboot};

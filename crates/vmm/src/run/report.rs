@@ -45,10 +45,8 @@ impl Over<'_> {
         let (mut outcome, disks, mut moved) = judge.judge(verdict, self.machine, self.disks);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
         let nets = self.cards.iter().map(|card| {
-            let totals = match &config.server {
-                Some(server) => server.totals(card.number),
-                None => card.counters.totals(),
-            };
+            let of_server = config.server.as_ref().and_then(|server| server.totals(card.number));
+            let totals = of_server.unwrap_or_else(|| card.counters.totals());
             judge.net(card, &totals, finished)
         });
         let nets: Vec<_> = nets.collect();

@@ -4,7 +4,7 @@ use paravane_test_support::patience;
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskConfig, EngineChoice, ExitFigures, Inject, IoThreadFigures,
     Job, KickPath, MsiDelivery, NetConfig, Network, Outcome, Progress, QueueResult, Report, RingLayout,
-    RunConfig, ServingMode, TransportChoice, run,
+    RunConfig, TransportChoice, run,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -453,21 +453,6 @@ pub(crate) fn an_echo_peer_answers_from_its_own_thread(accel: AccelChoice) {
         let stops = report.kick_stops.unwrap();
         // Those at the end may be left in a descriptor.
         assert!(stops.count >= report.kicks && stops.mean_ns > 0.0 && stops.median_ns > 0.0, "{stops:?}");
-    }
-}
-
-pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
-    let image = image(2048);
-    let serving_mode = ServingMode::Vcpu;
-    let report =
-        go(RunConfig { serving_mode, ioeventfd: false, ..with_disk(accel, image.path(), Job::WriteTest) });
-    assert_eq!(report.outcome, Outcome::Verified);
-    assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);
-    for network in [Network::Echo, Network::EchoPeer, Network::Sink, Network::Source] {
-        let net = NetConfig { network, size: 1000, frames: 500, queues: 1, ..NetConfig::default() };
-        let report = go(RunConfig { serving_mode, ioeventfd: false, ..with_nets(accel, &[net]) });
-        assert_eq!(report.outcome, Outcome::Verified);
-        assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (500, None));
     }
 }
 
