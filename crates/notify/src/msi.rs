@@ -325,6 +325,16 @@ impl MsiTable {
         self.get(vector).is_some_and(|vector| vector.lock().pending)
     }
 
+    /// Sets `vector` pending, as an interrupt does while the vector is masked.
+    ///
+    /// For a vector that is masked, by itself or by its function: another one has sent its interrupt.
+    pub fn set_pending(&self, vector: u16) {
+        if let Some(vector) = self.get(vector) {
+            let mut state = vector.lock();
+            state.pending = state.closed();
+        }
+    }
+
     /// Resets to the state after [`MsiTable::new`].
     ///
     /// Stop all threads that raise interrupts first.

@@ -45,6 +45,13 @@
 //! assert_eq!(write_status(0), Some(Effect::Reset)); // the owner stops all queues, then calls reset_done()
 //! ```
 //!
+//! # Saved registers
+//!
+//! [`Transport::save`] returns the registers as bytes, with what the driver has set of the interrupts
+//! and what of them is pending; [`Transport::restore`] takes them up in another process, and says what
+//! to start. The bytes have a version, and each value is checked: no bytes bring the registers where
+//! no driver can.
+//!
 //! # States
 //!
 //! ```text
@@ -105,7 +112,11 @@
 //!   4 or 8 bytes, naturally aligned.
 pub mod mmio;
 pub mod pci;
+mod saved;
 mod state;
+mod violation;
+
+pub use saved::{RestoreError, Restored};
 
 use paravane_spec::queue::QueueAddresses;
 
@@ -161,6 +172,20 @@ pub trait Transport: Send {
     ///
     /// They had no effect.
     fn violations(&self) -> u64;
+
+    /// Registers as bytes, with interrupts that are pending and the messages that send them.
+    ///
+    /// Stop all queues first. Every [`Effect`] has been carried out.
+    fn save(&self) -> Vec<u8>;
+
+    /// Takes up registers that [`Transport::save`] has returned, perhaps in another process.
+    ///
+    /// Call it right after the transport was made, for the same device. An interrupt that is pending
+    /// on the wired line is raised again.
+    ///
+    /// # Errors
+    /// See [`RestoreError`]. Drop the transport.
+    fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError>;
 }
 
 /// Subject of an access to a transport's registers.

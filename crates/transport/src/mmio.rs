@@ -20,13 +20,18 @@
 //!   written does not matter.
 mod msi;
 
-use crate::state::{DeviceState, Part, SizeAtReset, Violation};
-use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use crate::saved::{self, Reader, RestoreError, same};
+use crate::state::{DeviceState, Part, SizeAtReset};
+use crate::violation::Violation;
+use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Restored, Transport};
 use msi::{MsiRegisters, Source};
 use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, mmio_msi, status};
 use std::fmt;
 use std::sync::Arc;
+
+/// Kind of transport in saved registers.
+const KIND: u8 = 1;
 
 /// Register machine of one device.
 pub struct Mmio {
@@ -335,6 +340,26 @@ impl Transport for Mmio {
 
     fn violations(&self) -> u64 {
         Self::violations(self)
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let mut bytes = saved::begin(KIND);
+        bytes.extend(self.device_id.to_le_bytes());
+        self.state.save(&mut bytes);
+        bytes.extend(self.interrupts.line().status().to_le_bytes());
+        self.msi.save(&self.interrupts, &mut bytes);
+        bytes
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError> {
+        let mut from = Reader::new(saved, KIND)?;
+        same(from.u32()?, self.device_id, "device identifier")?;
+        let restored = self.state.restore(&mut from)?;
+        let causes = from.causes()?;
+        self.msi.restore(&self.interrupts, self.state.negotiated(mmio_msi::F_MSI), &mut from)?;
+        from.end()?;
+        self.interrupts.line().raise(causes);
+        Ok(restored)
     }
 }
 
