@@ -1,13 +1,15 @@
 //! From a device to an attached one.
 use crate::counters::Counters;
 use crate::device::{AttachedDevice, MakeBackend, Settings};
+use crate::error::AttachError;
 use crate::events::DeviceEvents;
 use crate::features::{RingFeatures, offered};
+use crate::saved::SavedDevice;
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
-use paravane_io::{IoPool, QueueBackend, Spread};
+use paravane_io::{InFlightMemory, IoPool, QueueBackend, Spread};
 use paravane_notify::msi::{MsiController, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, IoEventFds, NotifyError};
+use paravane_notify::{InterruptSink, Interrupts, IoEventFds};
 use paravane_spec::pci::msix;
 use paravane_spec::{mmio, mmio_msi};
 use paravane_transport::mmio::Mmio;
@@ -15,19 +17,6 @@ use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Transport};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thiserror::Error;
-
-/// Why a device was not attached.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum AttachError {
-    /// The host has no interrupts left.
-    #[error(transparent)]
-    Interrupts(#[from] NotifyError),
-    /// The device was given no threads, and its own does not start.
-    #[error("cannot start the device's I/O thread: {0}")]
-    Thread(#[source] std::io::Error),
-}
 
 /// Where firmware puts a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +43,8 @@ pub struct Builder {
     number: Option<usize>,
     counters: Arc<Counters>,
     backend: Option<MakeBackend>,
+    tracking: Option<InFlightMemory>,
+    saved: Option<SavedDevice>,
     suspendable: bool,
 }
 
@@ -76,6 +67,8 @@ impl Builder {
             number: None,
             counters: Arc::default(),
             backend: None,
+            tracking: None,
+            saved: None,
             suspendable: false,
         }
     }
@@ -126,6 +119,22 @@ impl Builder {
     /// No I/O thread has served it before.
     pub fn lend_to(self, make: impl Fn(u16) -> Box<dyn QueueBackend> + Send + Sync + 'static) -> Self {
         Self { backend: Some(Box::new(make)), ..self }
+    }
+
+    /// Records requests in flight there \[nowhere\]: a process that goes on with the device does them.
+    ///
+    /// The memory has room for queues of the device's sizes. With IN_ORDER nothing is recorded.
+    pub fn track(self, memory: InFlightMemory) -> Self {
+        Self { tracking: Some(memory), ..self }
+    }
+
+    /// Goes on with a device that another process has saved \[a new device\].
+    ///
+    /// Guest memory has the same content at the same addresses, in-flight memory is the same, and the
+    /// other options are those of the saved device. Queues are served when the last call of the
+    /// builder returns.
+    pub fn restore(self, saved: SavedDevice) -> Self {
+        Self { saved: Some(saved), ..self }
     }
 
     /// Puts the device behind virtio-mmio with a wired interrupt.
@@ -217,7 +226,9 @@ impl Builder {
         interrupts: Arc<Interrupts>,
         window: (Option<u64>, u64),
     ) -> Result<AttachedDevice, AttachError> {
-        let Self { device, memory, domain, pool, ioeventfds, number, counters, backend, .. } = self;
+        let Self {
+            device, memory, domain, pool, ioeventfds, number, counters, backend, tracking, saved, ..
+        } = self;
         let pool = match pool {
             Some(pool) => pool,
             None => Arc::new(IoPool::fixed(1, Duration::ZERO, Spread::Devices).map_err(AttachError::Thread)?),
@@ -226,8 +237,12 @@ impl Builder {
         let threads = pool.device(|| ());
         let number = number.unwrap_or(threads.number());
         let events = DeviceEvents { number, interrupts, transport: Mutex::new(transport), counters };
-        let settings = Settings { memory, domain, ioeventfds, backend };
-        Ok(AttachedDevice::new(device, events, settings, threads, features, window))
+        let settings = Settings { memory, domain, ioeventfds, backend, tracking };
+        let attached = AttachedDevice::new(device, events, settings, threads, features, window);
+        if let Some(saved) = saved {
+            attached.restore(&saved)?;
+        }
+        Ok(attached)
     }
 }
 

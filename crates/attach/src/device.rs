@@ -6,7 +6,7 @@ use crate::queue::{Queue, Started};
 use crate::status::{KickPath, QueueStatus};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
-use paravane_io::{DeviceThreads, MoveError, QueueBackend, QueueSet};
+use paravane_io::{DeviceThreads, InFlightMemory, MoveError, QueueBackend, QueueSet};
 use paravane_notify::{IoEventFds, NotifierState};
 use paravane_transport::{AccessKind, Effect};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +24,7 @@ pub(crate) struct Settings {
     pub(crate) domain: Option<Domain>,
     pub(crate) ioeventfds: Option<Arc<dyn IoEventFds>>,
     pub(crate) backend: Option<MakeBackend>,
+    pub(crate) tracking: Option<InFlightMemory>,
 }
 
 /// What one register access at a time may touch.

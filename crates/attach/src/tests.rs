@@ -22,6 +22,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+mod saved;
+
 const BASE: u64 = 0xd000_0000;
 const DESC: u64 = 0x1000;
 const AVAIL: u64 = 0x2000;

@@ -26,7 +26,7 @@ pub use paravane_export::protocol::{Answer, Offer};
 pub(crate) use saved::{check, seen_by_driver};
 
 use crate::back_channel::BackChannel;
-use crate::device_state::{DeviceState, Transfer};
+use crate::device_state::{self, DeviceState, Transfer};
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
@@ -288,9 +288,7 @@ impl VhostSession {
 
     fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), SessionError> {
         self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
-        if let Some(net) = self.device.net() {
-            net.announce(mac);
-        }
+        self.device.announce(mac);
         Ok(())
     }
 
@@ -419,8 +417,8 @@ impl VhostSession {
     }
 
     /// Queue pairs that the driver has set through the control queue; 0: none.
-    fn commanded_pairs(&mut self) -> u16 {
-        match self.device.net().map_or(0, |net| net.commanded_pairs()) {
+    fn commanded_pairs(&self) -> u16 {
+        match device_state::pairs_of(&self.device.state()) {
             0 => self.paused_pairs,
             pairs => pairs,
         }
@@ -472,9 +470,7 @@ impl VhostSession {
     fn follow_carrier(&mut self) {
         let is_told =
             self.features.has_protocol(protocol_feature::CONFIG) && self.back_channel.socket().is_some();
-        if let Some(net) = self.device.net() {
-            net.follow_carrier(is_told);
-        }
+        self.device.follow_carrier(is_told);
     }
 
     /// Socket for requests to the client, if there is one.

@@ -9,6 +9,7 @@
 //! first one starts.
 use super::saved::{self, Facts, SavedSession};
 use super::{SessionError, VhostSession};
+use crate::device_state::state_of;
 use crate::inflight::InflightMemory;
 use crate::message::{self, MessageError, Request};
 use crate::vring::Kick;
@@ -211,8 +212,8 @@ impl VhostSession {
         }
         if self.live_queue().is_none() {
             self.paused_pairs = pairs;
-        } else if let Some(net) = self.device.net() {
-            net.restore_pairs(pairs);
+        } else {
+            self.device.restore_state(&state_of(pairs));
         }
         for (queue, vring) in (0..).zip(&self.vrings) {
             self.publish_status(queue, vring);

@@ -1,5 +1,6 @@
 //! Queues of a session: their configuration, start and stop.
 use super::{BATCH_TIMEOUT, HEADROOM, SessionError, VhostSession};
+use crate::device_state::state_of;
 use crate::memory::ClientRegions;
 use crate::message::Reply;
 use crate::vring::{Kick, Vring};
@@ -95,12 +96,10 @@ impl VhostSession {
         self.start_if_complete(queue)
     }
 
-    /// Tells a network device how many queues are enabled.
+    /// Tells the device how many queues are enabled.
     pub(super) fn tell_enabled(&mut self) {
         let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
-        if let Some(net) = self.device.net() {
-            net.enable_queues(enabled as u16);
-        }
+        self.device.enable_queues(enabled as u16);
     }
 
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
@@ -278,13 +277,11 @@ impl VhostSession {
     /// The control queue tells a driver that continues from a new one, which starts with one pair.
     fn restore_pairs(&mut self, queue: u16, is_new: bool) {
         let is_control = usize::from(queue) + 1 == self.vrings.len() && queue.is_multiple_of(PAIR);
-        if let Some(net) = self.device.net()
-            && is_control
-        {
+        if is_control {
             let paused = std::mem::take(&mut self.paused_pairs);
             match is_new {
-                true => net.restore_pairs(0),
-                false if paused > 0 => net.restore_pairs(paused),
+                true => self.device.restore_state(&[]),
+                false if paused > 0 => self.device.restore_state(&state_of(paused)),
                 false => {}
             }
         }
