@@ -25,6 +25,8 @@ pub struct PciPlace {
     ///
     /// It is decoded when the driver enables memory.
     pub bar: u64,
+    /// Bus, device and function: the number of the device in its messages.
+    pub requester: u16,
     /// Interrupt line register: the GSI of INTA.
     pub interrupt_line: u8,
 }
@@ -97,7 +99,7 @@ impl Builder {
         Self { rings, ..self }
     }
 
-    /// Sets the number in log lines and faults [the number in its pool].
+    /// Sets the number in log lines, faults and messages of virtio-mmio [in its pool; 0 in messages].
     pub fn number(self, number: usize) -> Self {
         Self { number: Some(number), ..self }
     }
@@ -168,7 +170,7 @@ impl Builder {
         line: Arc<dyn InterruptSink>,
         messages: &dyn MsiController,
     ) -> Result<AttachedDevice, AttachError> {
-        let interrupts = self.with_messages(line, messages)?;
+        let interrupts = self.with_messages(line, messages, self.number.unwrap_or_default() as u32)?;
         let mut description = self.description();
         description.features |= mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
         let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
@@ -189,7 +191,7 @@ impl Builder {
         messages: Option<&dyn MsiController>,
     ) -> Result<AttachedDevice, AttachError> {
         let interrupts = match messages {
-            Some(messages) => self.with_messages(line, messages)?,
+            Some(messages) => self.with_messages(line, messages, place.requester.into())?,
             None => Arc::new(Interrupts::wired(line)),
         };
         let description = self.description();
@@ -213,10 +215,12 @@ impl Builder {
         &self,
         line: Arc<dyn InterruptSink>,
         messages: &dyn MsiController,
+        device: u32,
     ) -> Result<Arc<Interrupts>, AttachError> {
         let queues = self.device.queue_sizes().len();
         let vectors = u16::try_from(queues + 1).unwrap_or(msix::MOST).min(msix::MOST);
-        Ok(Arc::new(Interrupts::with_msi(line, MsiTable::new(messages, vectors, queues)?)))
+        let table = MsiTable::new(messages, vectors, queues)?.of_device(device);
+        Ok(Arc::new(Interrupts::with_msi(line, table)))
     }
 
     fn attach(

@@ -125,7 +125,7 @@ fn attach(builder: Builder, place: &str, interrupts: &Arc<UnixStream>) -> Attach
     match place {
         "Mmio" => builder.mmio(BASE, line),
         "MmioMsi" => builder.mmio_msi(BASE, line, &messages),
-        _ => builder.pci(PciPlace { bar: BAR, interrupt_line: 5 }, line, Some(&messages)),
+        _ => builder.pci(PciPlace { bar: BAR, requester: 8, interrupt_line: 5 }, line, Some(&messages)),
     }
     .unwrap()
 }

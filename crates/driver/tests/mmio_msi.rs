@@ -38,7 +38,7 @@ impl MsiSink for Platform {
         if self.limit.is_some_and(|limit| message.data >= limit) {
             return Err(NotifyError::Message { address: message.address, data: message.data });
         }
-        message.check_apic().map(|_| ())
+        paravane_test_support::apic_vector(message).map(|_| ()).ok_or(message.refused())
     }
 
     fn fire(&self, message: MsiMessage) {

@@ -178,7 +178,7 @@ fn write_message(message: MsiMessage, into: &mut Vec<u8>) {
 }
 
 fn read_message(from: &mut Reader<'_>) -> Result<MsiMessage, RestoreError> {
-    Ok(MsiMessage { address: from.u64()?, data: from.u32()? })
+    Ok(MsiMessage { address: from.u64()?, data: from.u32()?, device: 0 })
 }
 
 /// Maps each source to its vector; the status register stays 0 from here on.

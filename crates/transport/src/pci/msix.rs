@@ -127,7 +127,7 @@ impl Msix {
             msi.mask(vector);
             return;
         }
-        let message = MsiMessage { address: entry.address, data: entry.data };
+        let message = MsiMessage { address: entry.address, data: entry.data, device: 0 };
         match msi.set_message(vector, message) {
             Ok(()) => msi.unmask(vector),
             // The old message is as invalid as this one.

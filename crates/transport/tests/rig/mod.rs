@@ -36,7 +36,7 @@ impl MsiController for Platform {
 
 impl MsiSink for Platform {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
+        paravane_test_support::apic_vector(message).map(|_| ()).ok_or(message.refused())
     }
 
     fn fire(&self, message: MsiMessage) {

@@ -64,7 +64,7 @@ impl Guest {
         let fds = Arc::new(LocalIoEventFds::default());
         let device = AttachedDevice::builder(Box::new(Source::new()), &memory)
             .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
-            .pci(PciPlace { bar: HOME, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
+            .pci(PciPlace { bar: HOME, requester: 8, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
             .unwrap();
         let console = Console::new(&memory, Arc::new(RunCounters::default()));
         let bus = Arc::new(Bus::new(vec![device], Some(Root::new()), console));
