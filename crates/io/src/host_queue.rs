@@ -380,12 +380,12 @@ impl HostQueue {
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
-    pub fn park(mut self) -> Result<RestingQueue, StateError> {
+    pub fn park(mut self) -> Result<Box<RestingQueue>, StateError> {
         self.drain(true);
         let Self { key, live, handler, kicks, events, work, cut, .. } = self;
         let parked = live.park().inspect_err(|_| kicks.deassign())?;
         let (position, handler) = (parked.state(), Some(handler));
-        Ok(RestingQueue { key, parked, position, handler, kicks, events, work, cut })
+        Ok(Box::new(RestingQueue { key, parked, position, handler, kicks, events, work, cut }))
     }
 
     /// Ends the queue, and leaves requests in flight to its tracking region.

@@ -57,7 +57,7 @@ pub enum LendError {
 pub(crate) struct LentQueue {
     backend: Box<dyn QueueBackend>,
     _relay: Relay,
-    resting: RestingQueue,
+    resting: Box<RestingQueue>,
     _memory: Lent,
 }
 
@@ -67,10 +67,10 @@ impl LentQueue {
     /// # Errors
     /// It refuses the queue, which is given back.
     pub(crate) fn start(
-        mut resting: RestingQueue,
+        mut resting: Box<RestingQueue>,
         mut backend: Box<dyn QueueBackend>,
         memory: Lent,
-    ) -> Result<Self, (RestingQueue, io::Error)> {
+    ) -> Result<Self, (Box<RestingQueue>, io::Error)> {
         match start_backend(&mut resting, &mut *backend, &memory) {
             Ok(relay) => Ok(Self { backend, _relay: relay, resting, _memory: memory }),
             Err(error) => {
@@ -89,7 +89,7 @@ impl LentQueue {
     ///
     /// # Errors
     /// The back end does not know its position, and the queue has ended.
-    pub(crate) fn end(self) -> Result<RestingQueue, String> {
+    pub(crate) fn end(self) -> Result<Box<RestingQueue>, String> {
         let Self { mut backend, _relay: relay, mut resting, _memory } = self;
         let base = backend.stop();
         drop(relay);
@@ -101,7 +101,10 @@ impl LentQueue {
                 State::from_vring_base(base, features).map_err(|error| error.to_string())
             });
         match position {
-            Ok(position) => Ok(RestingQueue { position, ..resting }),
+            Ok(position) => {
+                resting.position = position;
+                Ok(resting)
+            }
             Err(reason) => {
                 resting.end();
                 Err(reason)

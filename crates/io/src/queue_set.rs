@@ -40,7 +40,7 @@ enum Stage {
 /// A queue that is not live any more.
 enum Ended {
     Taken(Box<HostQueue>),
-    Resting(RestingQueue),
+    Resting(Box<RestingQueue>),
     Lost,
 }
 
@@ -174,7 +174,7 @@ impl QueueSet {
         }
         let ended = leaving.into_iter().map(|(queue, stage, taking_off)| {
             let stage = match stage {
-                Stage::Resting(resting) => Ended::Resting(*resting),
+                Stage::Resting(resting) => Ended::Resting(resting),
                 Stage::Lent(lent) => lent.end().map_or_else(
                     |reason| {
                         tracing::debug!(queue, "a back end has stopped: {reason}");
@@ -218,7 +218,7 @@ impl QueueSet {
             let ended = match ended {
                 Ended::Taken(mut host_queue) => {
                     host_queue.tell(events(queue));
-                    if leave { host_queue.leave() } else { host_queue.park().map(RestingQueue::retire) }
+                    if leave { host_queue.leave() } else { host_queue.park().map(|resting| resting.retire()) }
                 }
                 Ended::Resting(resting) => Ok(resting.retire()),
                 Ended::Lost => return Retired { queue, position: None, in_flight: 0 },
@@ -342,15 +342,15 @@ impl QueueSet {
         }
     }
 
-    fn rest(&mut self, queue: u16, resting: RestingQueue) {
-        self.set_stage(queue, Stage::Resting(Box::new(resting)));
+    fn rest(&mut self, queue: u16, resting: Box<RestingQueue>) {
+        self.set_stage(queue, Stage::Resting(resting));
     }
 
     /// Takes a queue that rests. It is lost until it has another stage.
-    fn take_resting(&mut self, queue: u16) -> Option<RestingQueue> {
+    fn take_resting(&mut self, queue: u16) -> Option<Box<RestingQueue>> {
         let slot = self.slots.get_mut(usize::from(queue))?;
         match std::mem::replace(&mut slot.stage, Stage::Lost) {
-            Stage::Resting(resting) => Some(*resting),
+            Stage::Resting(resting) => Some(resting),
             other => {
                 slot.stage = other;
                 None

@@ -123,7 +123,7 @@ impl Device {
             (true, 1) => 0x8000 + u64::from(which / 4 % 64),
             _ => u64::from(which / 4) % window,
         };
-        let small = [value, value % 8, value % 300, 0xfee0_0000 | value % 4096];
+        let small = [value, value % 8, value % 300, 0xfee0_0000 | (value % 4096)];
         let value = small[usize::from(kind / 6 % 4)];
         self.write(offset / len * len, &value.to_le_bytes()[..len as usize]);
         if kind.is_multiple_of(5) {
