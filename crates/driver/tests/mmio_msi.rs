@@ -12,6 +12,7 @@ use paravane_spec::mmio_msi::{
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{device_id, feature, mmio, status};
 use paravane_test_support::NoInterrupt;
+use paravane_transport::Transport as _;
 use paravane_transport::{DeviceDescription, Effect, mmio::Mmio as Machine};
 use std::cell::RefCell;
 use std::rc::Rc;

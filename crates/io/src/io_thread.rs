@@ -115,7 +115,7 @@ impl IoThread {
 
     /// Calls `free` every 10 ms while a caller waits for the thread.
     ///
-    /// It must end what the thread may be blocked in ([`QueueEvents`]), and do nothing if the
+    /// It must end what the thread may be blocked in ([`QueueEvents`](crate::QueueEvents)), and do nothing if the
     /// thread is not blocked.
     #[must_use]
     pub fn freed_by(mut self, free: impl Fn() + Send + Sync + 'static) -> Self {
@@ -123,23 +123,12 @@ impl IoThread {
         self
     }
 
-    /// Returns a handle that runs tasks on the thread.
-    #[must_use]
-    pub fn tasks(&self) -> Tasks {
-        self.tasks_of(0)
-    }
-
-    /// As [`IoThread::tasks`], for tasks of this device.
+    /// Returns a handle that runs tasks of this device on the thread.
     pub(crate) fn tasks_of(&self, device: usize) -> Tasks {
         Tasks { setting: Arc::clone(&self.setting), device }
     }
 
-    /// Waits until the thread has run all earlier tasks, or has ended.
-    pub fn finish_tasks(&self) {
-        self.finish_tasks_of(0);
-    }
-
-    /// As [`IoThread::finish_tasks`], for tasks of this device.
+    /// Waits until the thread has run all earlier tasks of this device, or has ended.
     pub(crate) fn finish_tasks_of(&self, device: usize) {
         let (done, wait) = sync_channel(1);
         // The receiver waits for the answer.

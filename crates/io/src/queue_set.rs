@@ -346,27 +346,26 @@ impl QueueSet {
         self.set_stage(queue, Stage::Resting(resting));
     }
 
-    /// Takes a queue that rests. It is lost until it has another stage.
+    /// Takes a queue that rests.
     fn take_resting(&mut self, queue: u16) -> Option<Box<RestingQueue>> {
-        let slot = self.slots.get_mut(usize::from(queue))?;
-        match std::mem::replace(&mut slot.stage, Stage::Lost) {
-            Stage::Resting(resting) => Some(resting),
-            other => {
-                slot.stage = other;
-                None
-            }
-        }
+        self.take(queue, |stage| match stage {
+            Stage::Resting(resting) => Ok(resting),
+            other => Err(other),
+        })
     }
 
-    fn take_lent(&mut self, queue: u16) -> Option<LentQueue> {
+    fn take_lent(&mut self, queue: u16) -> Option<Box<LentQueue>> {
+        self.take(queue, |stage| match stage {
+            Stage::Lent(lent) => Ok(lent),
+            other => Err(other),
+        })
+    }
+
+    /// Takes a queue if it is `wanted`. It is lost until it has another stage.
+    fn take<T>(&mut self, queue: u16, wanted: fn(Stage) -> Result<T, Stage>) -> Option<T> {
         let slot = self.slots.get_mut(usize::from(queue))?;
-        match std::mem::replace(&mut slot.stage, Stage::Lost) {
-            Stage::Lent(lent) => Some(*lent),
-            other => {
-                slot.stage = other;
-                None
-            }
-        }
+        let taken = wanted(std::mem::replace(&mut slot.stage, Stage::Lost));
+        taken.map_err(|other| slot.stage = other).ok()
     }
 }
 

@@ -37,12 +37,6 @@ pub struct RestingQueue {
 }
 
 impl RestingQueue {
-    /// Position at which the queue goes on.
-    #[must_use]
-    pub fn position(&self) -> State {
-        self.position
-    }
-
     /// As [`RestingQueue::end`]. Returns the position, with nothing in flight.
     pub(crate) fn retire(self) -> (State, u16) {
         let position = self.position;

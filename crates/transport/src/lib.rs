@@ -148,7 +148,7 @@ pub trait Transport: Send {
     /// Resets the device, as a driver does by writing 0 to the device status.
     fn reset(&mut self) -> Option<Effect>;
 
-    /// Reports that the owner has carried out [`Effect::Reset`].
+    /// Reports that the owner has carried out [`Effect::Reset`]; without one, does nothing, as the others.
     fn reset_done(&mut self);
 
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
@@ -160,9 +160,10 @@ pub trait Transport: Send {
     /// Reports that the owner has carried out [`Effect::Resume`].
     fn resume_done(&mut self);
 
-    /// Tells the driver that the device needs a reset.
+    /// Tells the driver that the device needs a reset, once (section 2.1.2).
     ///
-    /// Call it if the device could not start, or if a queue has failed.
+    /// Call it if the device could not start, or if a queue has failed. Does nothing at reset or during
+    /// one.
     fn needs_reset(&mut self);
 
     /// Tells the driver that the configuration space changed.

@@ -300,12 +300,6 @@ impl Pci {
     pub fn status(&self) -> u32 {
         self.state.status()
     }
-
-    /// Number of accesses that the specification forbids.
-    #[must_use]
-    pub fn violations(&self) -> u64 {
-        self.state.violations()
-    }
 }
 
 /// The window: the BAR, then the configuration space at [`Pci::CONFIG_SPACE`].
@@ -380,7 +374,7 @@ impl Transport for Pci {
     }
 
     fn violations(&self) -> u64 {
-        Self::violations(self)
+        self.state.violations()
     }
 
     fn save(&self) -> Vec<u8> {
