@@ -4,6 +4,7 @@ use arbitrary::{Result, Unstructured};
 use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_test_support::NoInterrupt;
+use paravane_transport::Transport as _;
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
 use std::sync::Arc;

@@ -242,7 +242,7 @@ impl Rig {
         let (true, Some(source)) = (self.on, self.source()) else { return false };
         let source = &mut self.sources[source];
         match value {
-            command::CONFIGURE if self.staged.apic_vector().is_none() => return false,
+            command::CONFIGURE if paravane_test_support::apic_vector(self.staged).is_none() => return false,
             command::CONFIGURE => source.message = Some(self.staged),
             command::MASK => source.masked = true,
             command::UNMASK => {

@@ -1,41 +1,22 @@
 //! From a device to an attached one.
-use crate::QueueBackend;
 use crate::counters::Counters;
 use crate::device::{AttachedDevice, MakeBackend, Settings};
+use crate::error::AttachError;
 use crate::events::DeviceEvents;
 use crate::features::{RingFeatures, offered};
-use crate::placement::{Placement, Spread};
+use crate::saved::SavedDevice;
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
+use paravane_io::{InFlightMemory, IoPool, QueueBackend, Spread};
 use paravane_notify::msi::{MsiController, MsiTable};
-use paravane_notify::{InterruptSink, Interrupts, IoEventFds, NotifyError};
+use paravane_notify::{InterruptSink, Interrupts, IoEventFds};
 use paravane_spec::pci::msix;
 use paravane_spec::{mmio, mmio_msi};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Transport};
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thiserror::Error;
-
-/// Why a device was not attached.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum AttachError {
-    /// The host has no interrupts left.
-    #[error(transparent)]
-    Interrupts(#[from] NotifyError),
-    /// The device was given no placement, and its own thread does not start.
-    #[error("cannot start the device's I/O thread: {0}")]
-    Thread(#[source] std::io::Error),
-    /// Another device with the same placement has the number.
-    #[error("device number {number} is in use in this placement")]
-    Number {
-        /// Number asked for.
-        number: usize,
-    },
-}
 
 /// Where firmware puts a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +25,8 @@ pub struct PciPlace {
     ///
     /// It is decoded when the driver enables memory.
     pub bar: u64,
+    /// Bus, device and function: the number of the device in its messages.
+    pub requester: u16,
     /// Interrupt line register: the GSI of INTA.
     pub interrupt_line: u8,
 }
@@ -56,12 +39,14 @@ pub struct Builder {
     device: Box<dyn Device>,
     memory: Memory,
     domain: Option<Domain>,
-    placement: Option<Placement>,
+    pool: Option<Arc<IoPool>>,
     ioeventfds: Option<Arc<dyn IoEventFds>>,
     rings: RingFeatures,
     number: Option<usize>,
     counters: Arc<Counters>,
     backend: Option<MakeBackend>,
+    tracking: Option<InFlightMemory>,
+    saved: Option<SavedDevice>,
     suspendable: bool,
 }
 
@@ -78,12 +63,14 @@ impl Builder {
             device,
             memory: memory.clone(),
             domain: None,
-            placement: None,
+            pool: None,
             ioeventfds: None,
             rings: RingFeatures::default(),
             number: None,
             counters: Arc::default(),
             backend: None,
+            tracking: None,
+            saved: None,
             suspendable: false,
         }
     }
@@ -95,9 +82,9 @@ impl Builder {
         Self { domain: Some(domain), ..self }
     }
 
-    /// Serves the queues there [on one separate I/O thread, without polling].
-    pub fn placement(self, placement: &Placement) -> Self {
-        Self { placement: Some(placement.clone()), ..self }
+    /// Serves the queues on the threads of `pool` [on one separate I/O thread, without polling].
+    pub fn io_pool(self, pool: &Arc<IoPool>) -> Self {
+        Self { pool: Some(Arc::clone(pool)), ..self }
     }
 
     /// Asks for an ioeventfd for each queue [kicks exit].
@@ -112,7 +99,7 @@ impl Builder {
         Self { rings, ..self }
     }
 
-    /// Sets the number in log lines, faults and queue keys [smallest free one].
+    /// Sets the number in log lines, faults and messages of virtio-mmio [in its pool; 0 in messages].
     pub fn number(self, number: usize) -> Self {
         Self { number: Some(number), ..self }
     }
@@ -134,6 +121,22 @@ impl Builder {
     /// No I/O thread has served it before.
     pub fn lend_to(self, make: impl Fn(u16) -> Box<dyn QueueBackend> + Send + Sync + 'static) -> Self {
         Self { backend: Some(Box::new(make)), ..self }
+    }
+
+    /// Records requests in flight there \[nowhere\]: a process that goes on with the device does them.
+    ///
+    /// The memory has room for queues of the device's sizes. With IN_ORDER nothing is recorded.
+    pub fn track(self, memory: InFlightMemory) -> Self {
+        Self { tracking: Some(memory), ..self }
+    }
+
+    /// Goes on with a device that another process has saved \[a new device\].
+    ///
+    /// Guest memory has the same content at the same addresses, in-flight memory is the same, and the
+    /// other options are those of the saved device. Queues are served when the last call of the
+    /// builder returns.
+    pub fn restore(self, saved: SavedDevice) -> Self {
+        Self { saved: Some(saved), ..self }
     }
 
     /// Puts the device behind virtio-mmio with a wired interrupt.
@@ -167,7 +170,7 @@ impl Builder {
         line: Arc<dyn InterruptSink>,
         messages: &dyn MsiController,
     ) -> Result<AttachedDevice, AttachError> {
-        let interrupts = self.with_messages(line, messages)?;
+        let interrupts = self.with_messages(line, messages, self.number.unwrap_or_default() as u32)?;
         let mut description = self.description();
         description.features |= mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
         let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
@@ -188,7 +191,7 @@ impl Builder {
         messages: Option<&dyn MsiController>,
     ) -> Result<AttachedDevice, AttachError> {
         let interrupts = match messages {
-            Some(messages) => self.with_messages(line, messages)?,
+            Some(messages) => self.with_messages(line, messages, place.requester.into())?,
             None => Arc::new(Interrupts::wired(line)),
         };
         let description = self.description();
@@ -212,10 +215,12 @@ impl Builder {
         &self,
         line: Arc<dyn InterruptSink>,
         messages: &dyn MsiController,
+        device: u32,
     ) -> Result<Arc<Interrupts>, AttachError> {
         let queues = self.device.queue_sizes().len();
         let vectors = u16::try_from(queues + 1).unwrap_or(msix::MOST).min(msix::MOST);
-        Ok(Arc::new(Interrupts::with_msi(line, MsiTable::new(messages, vectors, queues)?)))
+        let table = MsiTable::new(messages, vectors, queues)?.of_device(device);
+        Ok(Arc::new(Interrupts::with_msi(line, table)))
     }
 
     fn attach(
@@ -225,18 +230,23 @@ impl Builder {
         interrupts: Arc<Interrupts>,
         window: (Option<u64>, u64),
     ) -> Result<AttachedDevice, AttachError> {
-        let Self { device, memory, domain, placement, ioeventfds, number, counters, backend, .. } = self;
-        let placement = match placement {
-            Some(placement) => placement,
-            None => Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO)
-                .map_err(AttachError::Thread)?,
+        let Self {
+            device, memory, domain, pool, ioeventfds, number, counters, backend, tracking, saved, ..
+        } = self;
+        let pool = match pool {
+            Some(pool) => pool,
+            None => Arc::new(IoPool::fixed(1, Duration::ZERO, Spread::Devices).map_err(AttachError::Thread)?),
         };
-        let claim = placement.claim(number);
-        let claim = claim.ok_or(AttachError::Number { number: number.unwrap_or_default() })?;
-        let transport = Mutex::new(transport);
-        let events = DeviceEvents { number: claim.number, interrupts, transport, counters };
-        let settings = Settings { memory, domain, placement, ioeventfds, backend };
-        Ok(AttachedDevice::new(device, events, settings, claim, features, window))
+        // Its interrupts never block a thread.
+        let threads = pool.device(|| ());
+        let number = number.unwrap_or(threads.number());
+        let events = DeviceEvents { number, interrupts, transport: Mutex::new(transport), counters };
+        let settings = Settings { memory, domain, ioeventfds, backend, tracking };
+        let attached = AttachedDevice::new(device, events, settings, threads, features, window);
+        if let Some(saved) = saved {
+            attached.restore(&saved)?;
+        }
+        Ok(attached)
     }
 }
 
@@ -244,7 +254,6 @@ impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")
             .field("device_id", &self.device.device_id())
-            .field("placement", &self.placement)
             .field("rings", &self.rings)
             .field("number", &self.number)
             .finish_non_exhaustive()

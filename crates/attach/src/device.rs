@@ -1,55 +1,16 @@
 //! A device behind its transport: what happens when the one asks for the other.
-use crate::QueueBackend;
 use crate::counters::Counters;
 use crate::events::DeviceEvents;
 use crate::lock::lock;
-use crate::placement::{Kind, NumberClaim, Placement};
-use crate::queue::{Queue, Serving, Started};
+use crate::queue::{Queue, Started};
 use crate::status::{KickPath, QueueStatus};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
-use paravane_io::{NotPutOn, QueueKey};
+use paravane_io::{DeviceThreads, InFlightMemory, MoveError, QueueBackend, QueueSet};
 use paravane_notify::{IoEventFds, NotifierState};
 use paravane_transport::{AccessKind, Effect};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use thiserror::Error;
-
-/// Why a queue is where it was.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum MoveError {
-    /// No I/O thread has the queue.
-    #[error("queue {queue} is not running")]
-    NotLive {
-        /// Queue index.
-        queue: u16,
-    },
-    /// The placement has fewer threads.
-    #[error("there is no I/O thread {thread}")]
-    NoThread {
-        /// Index asked for.
-        thread: usize,
-    },
-    /// The queue is on its old thread.
-    #[error("I/O thread {thread} does not take queue {queue}: {source}")]
-    Refused {
-        /// Queue index.
-        queue: u16,
-        /// Index asked for.
-        thread: usize,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// Nobody serves the queue any more: the driver has to reset the device.
-    #[error("no I/O thread takes queue {queue} any more: {source}")]
-    Lost {
-        /// Queue index.
-        queue: u16,
-        /// The reason.
-        source: std::io::Error,
-    },
-}
 
 /// In place of a window's address: there is none.
 pub(crate) const NO_WINDOW: u64 = u64::MAX;
@@ -61,16 +22,17 @@ pub(crate) type MakeBackend = Box<dyn Fn(u16) -> Box<dyn QueueBackend> + Send + 
 pub(crate) struct Settings {
     pub(crate) memory: Memory,
     pub(crate) domain: Option<Domain>,
-    pub(crate) placement: Placement,
     pub(crate) ioeventfds: Option<Arc<dyn IoEventFds>>,
     pub(crate) backend: Option<MakeBackend>,
+    pub(crate) tracking: Option<InFlightMemory>,
 }
 
 /// What one register access at a time may touch.
 pub(crate) struct Control {
     /// `None`: stopped.
     pub(crate) device: Option<Box<dyn Device>>,
-    pub(crate) queues: Vec<Queue>,
+    pub(crate) queues: QueueSet,
+    pub(crate) slots: Vec<Queue>,
     /// The driver has suspended the device.
     pub(crate) suspended: bool,
     /// The host's side is to be looked at when the device is resumed.
@@ -88,7 +50,6 @@ pub struct AttachedDevice {
     /// Guest-physical address of the window, or [`NO_WINDOW`].
     pub(crate) window: AtomicU64,
     window_size: u64,
-    _number: NumberClaim,
 }
 
 impl AttachedDevice {
@@ -96,23 +57,24 @@ impl AttachedDevice {
         device: Box<dyn Device>,
         events: DeviceEvents,
         settings: Settings,
-        number: NumberClaim,
+        threads: DeviceThreads,
         features: u64,
         (window, window_size): (Option<u64>, u64),
     ) -> Self {
-        let queues = device.queue_sizes().iter().map(|_| Queue::default()).collect();
+        let slots: Vec<_> = device.queue_sizes().iter().map(|_| Queue::default()).collect();
+        let queues = QueueSet::new(Arc::new(threads), slots.len());
+        let control = Control { device: Some(device), queues, slots, suspended: false, refresh: false };
         Self {
             events: Arc::new(events),
             settings,
-            control: Mutex::new(Control { device: Some(device), queues, suspended: false, refresh: false }),
+            control: Mutex::new(control),
             features,
             window: AtomicU64::new(window.unwrap_or(NO_WINDOW)),
             window_size,
-            _number: number,
         }
     }
 
-    /// Number in log lines, faults and [`QueueKey`]s.
+    /// Number in log lines and faults.
     #[must_use]
     pub fn number(&self) -> usize {
         self.events.number
@@ -213,7 +175,7 @@ impl AttachedDevice {
     /// before. The registers stay, for a guest that still runs.
     pub fn stop(&self) -> Option<Box<dyn Device>> {
         let mut control = lock(&self.control);
-        self.stop_queues(&mut control, true);
+        stop_queues(&mut control, true);
         control.device.take()
     }
 
@@ -225,35 +187,20 @@ impl AttachedDevice {
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
-        let placement = &self.settings.placement;
-        let not_live = || MoveError::NotLive { queue };
-        let mut control = lock(&self.control);
-        let slot = control.queues.get_mut(usize::from(queue)).ok_or_else(not_live)?;
-        let Serving::Thread(from) = slot.serving else { return Err(not_live()) };
-        if placement.thread(thread).is_none() {
-            return Err(MoveError::NoThread { thread });
-        }
-        let taken = placement.thread(from).and_then(|from| from.take_off(self.key(queue)));
-        let moving = taken.ok_or_else(not_live)?;
-        let Err(NotPutOn { queue: moving, source }) = placement.put_on(thread, moving) else {
-            (slot.thread, slot.serving) = (thread, Serving::Thread(thread));
-            slot.moves += 1;
-            return Ok(());
-        };
-        if let Some(moving) = moving
-            && placement.put_on(from, moving).is_ok()
-        {
-            return Err(MoveError::Refused { queue, thread, source });
-        }
-        slot.serving = Serving::Lost;
-        self.events.fault(format!("queue {queue} was lost on its way to I/O thread {thread}: {source}"));
-        Err(MoveError::Lost { queue, source })
+        let moved = lock(&self.control).queues.move_to(queue, thread);
+        moved.inspect_err(|error| {
+            if let MoveError::Lost { source, .. } = error {
+                self.events
+                    .fault(format!("queue {queue} was lost on its way to I/O thread {thread}: {source}"));
+            }
+        })
     }
 
     /// The queues that were started at least once.
     #[must_use]
     pub fn queues(&self) -> Vec<QueueStatus> {
-        (0..).zip(&lock(&self.control).queues).filter_map(|(index, queue)| queue.status(index)).collect()
+        let control = lock(&self.control);
+        (0..).zip(&control.slots).filter_map(|(index, slot)| slot.status(index, &control.queues)).collect()
     }
 
     /// Counters, shared with other devices if the builder was told so.
@@ -286,10 +233,6 @@ impl AttachedDevice {
         self.queues().iter().map(|queue| queue.exit_kicks).sum()
     }
 
-    pub(crate) fn key(&self, queue: u16) -> QueueKey {
-        QueueKey { device: self.events.number, queue }
-    }
-
     fn carry_out(&self, control: &mut Control, effect: Effect) {
         match effect {
             Effect::Activate { features, queues } => {
@@ -301,25 +244,24 @@ impl AttachedDevice {
                 self.start_queue(control, queue, Started { features, addresses });
             }
             Effect::ResetQueue { queue } => {
-                self.stop_queue(control, queue, false);
+                control.queues.stop([queue], false);
                 lock(&self.events.transport).queue_reset_done(queue);
             }
             Effect::Suspend => self.suspend(control),
             Effect::Resume => self.resume_from_suspend(control),
             Effect::Reset => {
                 control.suspended = false;
-                self.stop_queues(control, false);
+                stop_queues(control, false);
                 if let Some(device) = &mut control.device {
                     device.reset();
                 }
                 lock(&self.events.transport).reset_done();
             }
-            Effect::Notify { queue: index } => {
-                if let Kind::Inline(inline) = self.settings.placement.kind() {
-                    return inline.kick(self.key(index));
-                }
-                let queue = control.queues.get(usize::from(index));
-                if let Some(notifier) = queue.and_then(|queue| queue.notifier.as_ref()) {
+            Effect::Notify { queue } => {
+                let slot = control.slots.get(usize::from(queue));
+                if let Some(notifier) = slot.and_then(|slot| slot.notifier.as_ref())
+                    && !control.queues.kick(queue)
+                {
                     notifier.kick();
                 }
             }
@@ -336,8 +278,9 @@ impl AttachedDevice {
     fn relocate(&self, control: &mut Control, window: Option<u64>) {
         // Relaxed: as in `offset`.
         self.window.store(window.unwrap_or(NO_WINDOW), Ordering::Relaxed);
-        for (index, queue) in (0..).zip(&mut control.queues) {
-            let Some(notifier) = queue.notifier.as_ref().filter(|_| queue.is_live()) else { continue };
+        let Control { queues, slots, .. } = control;
+        for (index, queue) in (0..).zip(slots) {
+            let Some(notifier) = queue.notifier.as_ref().filter(|_| queues.is_live(index)) else { continue };
             let address = lock(&self.events.transport).notify_address(index);
             let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
             if let Err(error) = notifier.relocate(addr) {
@@ -348,6 +291,10 @@ impl AttachedDevice {
             }
         }
     }
+}
+
+fn stop_queues(control: &mut Control, complete: bool) {
+    control.queues.stop(control.queues.all(), complete);
 }
 
 impl Drop for AttachedDevice {
@@ -361,7 +308,6 @@ impl std::fmt::Debug for AttachedDevice {
         f.debug_struct("AttachedDevice")
             .field("number", &self.events.number)
             .field("features", &format_args!("{:#x}", self.features))
-            .field("placement", &self.settings.placement)
             .finish_non_exhaustive()
     }
 }

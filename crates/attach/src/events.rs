@@ -3,7 +3,7 @@ use crate::counters::Counters;
 use crate::lock::lock;
 use paravane_device::ServeError;
 use paravane_io::QueueEvents;
-use paravane_notify::Interrupts;
+use paravane_notify::{Interrupts, Notifier};
 use paravane_transport::Transport;
 use std::sync::{Arc, Mutex};
 
@@ -32,6 +32,10 @@ impl QueueEvents for DeviceEvents {
 
     fn kicked(&self, _queue: u16, count: u64) {
         self.counters.kicked(count);
+    }
+
+    fn message(&self, queue: u16) -> Option<Notifier> {
+        self.interrupts.msi()?.queue_eventfd(queue)
     }
 
     fn failed(&self, queue: u16, error: &ServeError) {

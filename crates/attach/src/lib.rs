@@ -37,6 +37,32 @@
 //! # }
 //! ```
 //!
+//! # Saved devices
+//! [`AttachedDevice::save`] stops a device and returns its registers and the positions of its queues,
+//! and [`Builder::restore`] goes on with them, also in another process that maps the same guest
+//! memory. The driver notices nothing. Requests in flight are completed first, or left to the next
+//! process ([`Builder::track`]).
+//!
+//! ```
+//! # use paravane_attach::{AttachedDevice, InterruptFn, SavedDevice};
+//! # use paravane_device::rng::Rng;
+//! # use paravane_dma::{Backing, Memory, Region, RegionConfig};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let ram = RegionConfig { gpa: 0, size: 1 << 20, backing: Backing::Pages, writable: true };
+//! # let memory = Memory::new(vec![Region::new(ram)?])?;
+//! # let attach = AttachedDevice::builder(Box::new(Rng::new()), &memory);
+//! # let device = attach.mmio(0xd000_0000, InterruptFn::new(|| ()))?;
+//! let (saved, _device) = device.save().ok_or("it was stopped before")?;
+//! let bytes = saved.to_bytes();
+//!
+//! // In the next process:
+//! let device = AttachedDevice::builder(Box::new(Rng::new()), &memory)
+//!     .restore(SavedDevice::from_bytes(&bytes)?)
+//!     .mmio(0xd000_0000, InterruptFn::new(|| { /* raise the line */ }))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Features
 //! ```text
 //!   bits  0-23, 50-63   Device::features          what this kind of device can do
@@ -50,15 +76,10 @@
 //! and negotiation, which no device decides. [`AttachedDevice::features`] is the result.
 //!
 //! # States of a queue
-//! ```text
-//!   Stopped    --start------------> Thread(n) or Inline: the placement decides; Lent, if there is a back end
-//!   Thread(n)  --move_queue-------> Thread(m)
-//!   Thread(n)  --lend_queue-------> Lent
-//!   Lent       --take_back_queue--> Thread(n)
-//!   Thread(n), Lent  -------------> Lost: no thread takes the queue, or its back end does not report its position
-//!   Thread(n), Inline, Lent  --suspend--> Resting  --resume--> Thread(n), Inline, Lent
-//!   any state  --reset, stop------> Stopped
-//! ```
+//! [`paravane_io::QueueSet`] draws them. A queue is started, and served by a thread of the device's
+//! [`IoPool`](paravane_io::IoPool), unless there is a back end ([`Builder::lend_to`]) or the driver has
+//! suspended the device.
+//!
 //! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as
 //! a [`Fault`].
 //!
@@ -68,34 +89,32 @@
 //! that is no configuration access and no write takes only `transport`.
 //!
 //! [`Device`]: paravane_device::Device
-mod backend;
 mod builder;
 mod counters;
 mod device;
+mod error;
 mod events;
 mod features;
 mod interrupt;
 mod lending;
-mod lent_queue;
 mod local_ioeventfds;
 mod lock;
-mod placement;
 mod queue;
 #[cfg(feature = "driver")]
 mod registers;
+mod saved;
 mod start;
 mod status;
 mod suspend;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{Loan, QueueBackend};
-pub use builder::{AttachError, Builder, PciPlace};
+pub use builder::{Builder, PciPlace};
 pub use counters::{AccessCounts, Counters, Fault};
-pub use device::{AttachedDevice, MoveError};
+pub use device::AttachedDevice;
+pub use error::AttachError;
 pub use features::RingFeatures;
 pub use interrupt::{InterruptFn, MessageFn};
-pub use lending::LendError;
 pub use local_ioeventfds::LocalIoEventFds;
-pub use placement::{Placement, Spread};
+pub use saved::SavedDevice;
 pub use status::{KickPath, QueueStatus};

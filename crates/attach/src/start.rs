@@ -1,64 +1,102 @@
-//! Starts and stops the queues of a device, wherever its placement serves them.
+//! Starts the queues of a device.
 use crate::AttachedDevice;
 use crate::device::{Control, NO_WINDOW, Settings};
 use crate::lock::lock;
-use crate::placement::Kind;
-use crate::queue::{Serving, Started};
+use crate::queue::Started;
+use crate::saved::SavedQueue;
 use crate::status::KickPath;
+use paravane_device::State;
 use paravane_dma::Domain;
-use paravane_io::QueueStart;
+use paravane_io::{NotPutOn, QueueStart};
 use paravane_notify::{HostNotifier, NoIoEventFds, NotifyError};
+use paravane_spec::feature;
+use paravane_spec::packed::EVENT_WRAP;
 use paravane_transport::NotifyAddress;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl AttachedDevice {
     pub(crate) fn start_queue(&self, control: &mut Control, queue: u16, started: Started) {
-        if let Err(reason) = self.try_start_queue(control, queue, started) {
+        if let Err(reason) = self.try_start_queue(control, queue, started, None) {
             tracing::warn!(device = self.events.number, queue, "queue not started: {reason}");
             self.events.fault(reason);
         }
     }
 
-    fn try_start_queue(&self, control: &mut Control, queue: u16, started: Started) -> Result<(), String> {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else {
+    /// Starts a queue, a new one or one that another process has saved.
+    pub(crate) fn try_start_queue(
+        &self,
+        control: &mut Control,
+        queue: u16,
+        started: Started,
+        saved: Option<SavedQueue>,
+    ) -> Result<(), String> {
+        let Control { device, queues, slots, suspended, .. } = control;
+        let Some(slot) = slots.get_mut(usize::from(queue)) else {
             return Err("there is no such queue".into());
         };
-        let Some(device) = &mut control.device else {
+        let Some(device) = device else {
             return Err("the device has been stopped".into());
         };
-        if slot.is_live() {
+        if queues.is_live(queue) {
             return Err("it is running already".into());
         }
         let (notifier, wanted) = self.notifier(queue).map_err(|error| error.to_string())?;
         let notifier = Arc::new(notifier);
+        let key = queues.threads().key(queue);
+        let start = QueueStart::new(key, started.addresses, started.features, self.handle(queue));
         let mut host_queue = self
-            .begin(queue, started)
+            .tracked(start, queue, started, saved)?
             .counted_by(Arc::clone(&slot.work))
             .build(&mut **device, Arc::clone(&notifier).into(), self.events.clone())
             .map_err(|error| error.to_string())?;
-        slot.set_notifier(Some(notifier));
+        slot.set_notifier(notifier);
         slot.kicks_by = self.kick_path(queue, wanted.then(|| host_queue.assign()));
         slot.started = Some(started);
-        match self.settings.placement.kind() {
-            Kind::Inline(inline) => {
-                inline.put_on(host_queue).map_err(|error| error.to_string())?;
-                slot.serving = Serving::Inline;
-                Ok(())
-            }
-            Kind::Pool { .. } => {
-                slot.thread = self.settings.placement.first(self.events.number, queue);
-                self.lend_or_serve(slot, queue, host_queue)
-            }
+        let has_requests = saved.is_some_and(|saved| saved.has_requests);
+        if *suspended || self.settings.backend.is_some() && !has_requests {
+            // No thread serves it before the driver resumes the device, or before the back end.
+            queues.start_at_rest(host_queue).map_err(|error| error.to_string())?;
+            return if *suspended { Ok(()) } else { self.lend_or_resume(control, queue) };
         }
+        queues.start(host_queue).map_err(|NotPutOn { queue, source }| {
+            // Its ioeventfd goes with it.
+            queue.into_iter().for_each(|queue| queue.abandon());
+            source.to_string()
+        })
     }
 
-    /// A queue with its view of guest memory.
-    fn begin(&self, queue: u16, Started { features, addresses }: Started) -> QueueStart {
+    /// A queue at its position, whose requests in flight are recorded if there is memory for that.
+    fn tracked(
+        &self,
+        start: QueueStart,
+        queue: u16,
+        Started { features, addresses }: Started,
+        saved: Option<SavedQueue>,
+    ) -> Result<QueueStart, String> {
+        let is_packed = features & feature::RING_PACKED != 0;
+        let position = match saved {
+            Some(saved) => State::from_vring_base(saved.base, features).map_err(|error| error.to_string())?,
+            None if is_packed => State::Packed { avail: EVENT_WRAP, used: EVENT_WRAP },
+            None => State::Split { avail: 0 },
+        };
+        // With IN_ORDER the ring itself says what is in flight.
+        let Some(tracking) = self.settings.tracking.as_ref().filter(|_| features & feature::IN_ORDER == 0)
+        else {
+            return Ok(start.at(position));
+        };
+        if !saved.is_some_and(|saved| saved.has_requests) {
+            tracking.clear(queue).map_err(|error| format!("cannot clear in-flight memory: {error}"))?;
+        }
+        let mapping = tracking.mapping(queue, addresses.size, is_packed);
+        Ok(start.tracked(position, mapping.map_err(|error| format!("in-flight memory: {error}"))?))
+    }
+
+    /// Guest memory, as the device addresses it.
+    fn handle(&self, queue: u16) -> paravane_dma::Handle {
         let Settings { memory, domain, .. } = &self.settings;
         let handle = domain.as_ref().map_or_else(|| memory.handle(), Domain::handle);
-        let handle = handle.named(format!("device {}, queue {queue}", self.events.number));
-        QueueStart::new(self.key(queue), addresses, features, handle)
+        handle.named(format!("device {}, queue {queue}", self.events.number))
     }
 
     /// How kicks arrive, now that an ioeventfd was asked for or not.
@@ -86,39 +124,5 @@ impl AttachedDevice {
             }
             _ => (HostNotifier::new(Arc::new(NoIoEventFds), 0, None)?, false),
         })
-    }
-
-    pub(crate) fn stop_queue(&self, control: &mut Control, queue: u16, complete: bool) {
-        let Some(slot) = control.queues.get_mut(usize::from(queue)) else { return };
-        let key = self.key(queue);
-        let placement = &self.settings.placement;
-        let stopping = match std::mem::take(&mut slot.serving) {
-            Serving::Stopped => return,
-            Serving::Thread(index) => placement.thread(index).and_then(|thread| thread.take_off(key)),
-            Serving::Inline => match placement.kind() {
-                Kind::Inline(inline) => inline.take_off(key),
-                Kind::Pool { .. } => None,
-            },
-            Serving::Lent(lent) => {
-                lent.stop();
-                None
-            }
-            Serving::Resting(resting) => {
-                // Nothing is in flight, and nothing is served any more.
-                drop(resting);
-                None
-            }
-            Serving::Lost => None,
-        };
-        match stopping {
-            Some(stopping) => stopping.stop(complete),
-            None => slot.release_notifier(),
-        }
-    }
-
-    pub(crate) fn stop_queues(&self, control: &mut Control, complete: bool) {
-        for queue in 0..control.queues.len() {
-            self.stop_queue(control, u16::try_from(queue).unwrap_or(u16::MAX), complete);
-        }
     }
 }

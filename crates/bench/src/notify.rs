@@ -31,6 +31,7 @@ use sample::sample;
 
 mod case;
 mod injection;
+mod inline;
 pub(crate) mod process;
 mod sample;
 

@@ -21,7 +21,7 @@ use input::{Input, Key};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use paravane_command_line::output;
-use paravane_vhost::Notifier;
+use paravane_notify::Notifier;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use sample::{Sample, Sampler};

@@ -114,8 +114,8 @@
 //! * `rate` keeps a device below a rate; `log_device` names the device in log lines.
 //! * `blk`, `net`, `rng` and `console` are the devices; `console/port` has the bytes of a console
 //!   on their way, which `console/pump`, a thread, takes to its back end and from it; `wakeup`
-//!   signals a thread only if it is about to sleep; `net/extension` is what network cards offer
-//!   beyond `Device` and `QueueHandler`.
+//!   signals a thread only if it is about to sleep; `net/extension` is what the queues of network cards offer
+//!   beyond `QueueHandler`.
 //! * `blk/qcow2` reads and writes qcow2 (`tables` has the order in which clusters change hands;
 //!   `io` is the only way to the bytes below); `blk/handler` serves a queue: `at_once` does
 //!   transfers of an image in memory in the batch that takes them, `drain` waits for what is in
@@ -160,15 +160,16 @@ mod wakeup;
 
 pub use log_device::LogDevice;
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
-pub use paravane_ring::device::{State, StateError};
+pub use paravane_ring::device::{State, StateError, tracking_bytes};
 pub use paravane_store::{Rest, WakeSet, WakeSource};
 pub use rate::{Limiter, Rate, RateLimit};
 
-use net::{NetDevice, NetQueue};
+use net::NetQueue;
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::any::Any;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
@@ -248,14 +249,89 @@ pub trait Device: Send {
         let _ = (offset, data);
     }
 
+    /// Frames so far, of a network card \[it is none\].
+    fn frames(&self) -> Option<net::Totals> {
+        None
+    }
+
     /// Creates the handler of queue `index`, for the negotiated `features`.
     ///
     /// # Errors
     /// There is no such queue, or the host lacks a resource.
     fn start_queue(&mut self, index: u16, features: u64) -> std::io::Result<Box<dyn QueueHandler>>;
 
-    /// The extension of network cards \[none\].
-    fn net(&mut self) -> Option<&mut dyn NetDevice> {
+    /// Reports the number of enabled queues, counted from the first \[ignored\].
+    ///
+    /// For transports that enable queues one by one (vhost-user), and whose front end may handle
+    /// a card's control queue itself.
+    fn enable_queues(&mut self, count: u16) {
+        let _ = count;
+    }
+
+    /// Whether buffers of queue `index` wait until the host has something for them \[`false`\].
+    fn waits_for_host(&self, index: u16) -> bool {
+        let _ = index;
+        false
+    }
+
+    /// Announces the driver's address `mac` to the network, at its new place \[ignored\].
+    ///
+    /// For a machine that has been migrated, and whose driver cannot announce itself.
+    fn announce(&mut self, mac: [u8; 6]) {
+        let _ = mac;
+    }
+
+    /// Descriptors of the host's side, in their order, that a later process can go on with \[none\].
+    ///
+    /// Those of a TAP device, for instance: see [`net::Tap::resume`].
+    fn host_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// What the driver has set by requests of its queues; empty: nothing \[nothing\].
+    ///
+    /// At most 64 bytes. vhost-user carries no more than 2.
+    fn state(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Sets what the driver had set before a pause, or in another process \[ignored\].
+    ///
+    /// Called when the queues have started. Ignores what the driver cannot have set.
+    fn restore_state(&mut self, state: &[u8]) {
+        let _ = state;
+    }
+
+    /// Has `told` called whenever [`Device::state`] has changed, on the thread of a queue \[never\].
+    ///
+    /// Only the first call counts.
+    fn tell_state(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+        drop(told);
+    }
+
+    /// Looks whether the host's side is still there, and takes it again if it can \[it is there\].
+    fn look(&mut self) -> HostSide {
+        HostSide::Present
+    }
+
+    /// Has `told` called when a queue finds that the host's side is gone, on the thread of the queue, and
+    /// when [`Device::link_is_up`] may have changed \[never\].
+    ///
+    /// Only the first call counts. Then call [`Device::look`], and again until it is there.
+    fn tell_change(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+        drop(told);
+    }
+
+    /// Sets whether the driver is told of changes of the configuration space \[it is not\].
+    ///
+    /// Only then does a card's link follow the carrier of the host's network: a driver that once read
+    /// that the link is down would never learn that it is up.
+    fn follow_carrier(&mut self, is_told: bool) {
+        let _ = is_told;
+    }
+
+    /// Whether the configuration space shows a link that is up \[`None`: it shows none\].
+    fn link_is_up(&self) -> Option<bool> {
         None
     }
 

@@ -508,6 +508,12 @@ impl MappedQueue {
 }
 
 impl ParkedQueue {
+    /// What the driver has configured.
+    #[must_use]
+    pub fn config(&self) -> &QueueConfig {
+        &self.config
+    }
+
     /// Position where the queue was parked.
     #[must_use]
     pub fn state(&self) -> State {

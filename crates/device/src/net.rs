@@ -39,7 +39,7 @@ mod transmit;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
-pub use extension::{NetDevice, NetQueue};
+pub use extension::NetQueue;
 pub use generator::Generator;
 pub use header::EncodedHeader;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
@@ -208,6 +208,33 @@ impl<B: BackEnd> Net<B> {
     }
 }
 
+impl<B: BackEnd> Net<B> {
+    /// Number of queue pairs that the driver has set through the control queue; 0 if none.
+    fn commanded_pairs(&self) -> u16 {
+        // Acquire: pairs with the store of the control queue's handler.
+        self.commanded.pairs.load(Ordering::Acquire)
+    }
+
+    /// Sets the number of queue pairs as the driver did.
+    ///
+    /// 0: it has set none. Ignores a number that the driver could not have set.
+    fn restore_pairs(&mut self, pairs: u16) {
+        // Relaxed: a change tells the session, which calls this.
+        let unchanged = pairs == self.commanded.pairs.load(Ordering::Relaxed);
+        // A driver sets them after its queues have started.
+        if unchanged || pairs > self.pairs() || !self.agreed {
+            return;
+        }
+        match self.back_end.use_pairs(if pairs == 0 { self.enabled } else { pairs }) {
+            // Relaxed: as above.
+            Ok(()) => self.commanded.pairs.store(pairs, Ordering::Relaxed),
+            Err(error) => {
+                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
+            }
+        }
+    }
+}
+
 impl<B: BackEnd> Device for Net<B> {
     fn device_id(&self) -> u32 {
         paravane_spec::device_id::NET
@@ -242,7 +269,7 @@ impl<B: BackEnd> Device for Net<B> {
     fn read_config(&self, offset: u32, out: &mut [u8]) {
         let config = Config {
             mac: self.config.mac,
-            status: if self.link_is_up() { S_LINK_UP.to_le() } else { 0 },
+            status: if self.link_is_up() == Some(true) { S_LINK_UP.to_le() } else { 0 },
             max_virtqueue_pairs: self.pairs().to_le(),
             mtu: self.config.mtu.unwrap_or(0).to_le(),
         };
@@ -273,21 +300,6 @@ impl<B: BackEnd> Device for Net<B> {
         })
     }
 
-    fn net(&mut self) -> Option<&mut dyn NetDevice> {
-        Some(self)
-    }
-
-    fn reset(&mut self) {
-        (self.agreed, self.enabled) = (false, 1);
-        // Relaxed: no control queue is served.
-        self.commanded.pairs.store(0, Ordering::Relaxed);
-        if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
-            tracing::warn!(%error, "cannot reset the back end");
-        }
-    }
-}
-
-impl<B: BackEnd> NetDevice for Net<B> {
     fn enable_queues(&mut self, count: u16) {
         let pairs = count / net::PAIR;
         // If the control queue is enabled, the driver sets the number of pairs there.
@@ -305,26 +317,40 @@ impl<B: BackEnd> NetDevice for Net<B> {
         }
     }
 
+    fn waits_for_host(&self, index: u16) -> bool {
+        index % net::PAIR == RECEIVE
+    }
+
     fn announce(&mut self, mac: [u8; 6]) {
         if let Err(error) = self.back_end.inject(&rarp(mac)) {
             tracing::warn!(%error, "cannot announce the migrated machine to the network; switches may send its frames to the old host");
         }
     }
 
-    fn totals(&self) -> Totals {
-        self.counters.totals()
-    }
-
-    fn commanded_pairs(&self) -> u16 {
-        // Acquire: pairs with the store of the control queue's handler.
-        self.commanded.pairs.load(Ordering::Acquire)
+    fn frames(&self) -> Option<Totals> {
+        Some(self.counters.totals())
     }
 
     fn host_fds(&self) -> Vec<BorrowedFd<'_>> {
         self.back_end.fds()
     }
 
-    fn tell_commands(&mut self, told: Box<dyn Fn() + Send + Sync>) {
+    fn state(&self) -> Vec<u8> {
+        match self.commanded_pairs() {
+            0 => Vec::new(),
+            pairs => pairs.to_le_bytes().to_vec(),
+        }
+    }
+
+    fn restore_state(&mut self, state: &[u8]) {
+        match state {
+            [] => self.restore_pairs(0),
+            &[low, high] => self.restore_pairs(u16::from_le_bytes([low, high])),
+            _ => {}
+        }
+    }
+
+    fn tell_state(&mut self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
         let _ = self.commanded.told.set(told);
     }
@@ -341,23 +367,16 @@ impl<B: BackEnd> NetDevice for Net<B> {
         self.follows = is_told;
     }
 
-    fn link_is_up(&self) -> bool {
-        self.back_end.is_up() && (!self.follows || self.back_end.has_carrier())
+    fn link_is_up(&self) -> Option<bool> {
+        Some(self.back_end.is_up() && (!self.follows || self.back_end.has_carrier()))
     }
 
-    fn restore_pairs(&mut self, pairs: u16) {
-        // Relaxed: a change tells the session, which calls this.
-        let unchanged = pairs == self.commanded.pairs.load(Ordering::Relaxed);
-        // A driver sets them after its queues have started.
-        if unchanged || pairs > self.pairs() || !self.agreed {
-            return;
-        }
-        match self.back_end.use_pairs(if pairs == 0 { self.enabled } else { pairs }) {
-            // Relaxed: as above.
-            Ok(()) => self.commanded.pairs.store(pairs, Ordering::Relaxed),
-            Err(error) => {
-                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
-            }
+    fn reset(&mut self) {
+        (self.agreed, self.enabled) = (false, 1);
+        // Relaxed: no control queue is served.
+        self.commanded.pairs.store(0, Ordering::Relaxed);
+        if let Err(error) = self.back_end.accept(0).and_then(|()| self.back_end.use_pairs(1)) {
+            tracing::warn!(%error, "cannot reset the back end");
         }
     }
 }

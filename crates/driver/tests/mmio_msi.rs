@@ -12,6 +12,7 @@ use paravane_spec::mmio_msi::{
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{device_id, feature, mmio, status};
 use paravane_test_support::NoInterrupt;
+use paravane_transport::Transport as _;
 use paravane_transport::{DeviceDescription, Effect, mmio::Mmio as Machine};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -38,7 +39,7 @@ impl MsiSink for Platform {
         if self.limit.is_some_and(|limit| message.data >= limit) {
             return Err(NotifyError::Message { address: message.address, data: message.data });
         }
-        message.check_apic().map(|_| ())
+        paravane_test_support::apic_vector(message).map(|_| ()).ok_or(message.refused())
     }
 
     fn fire(&self, message: MsiMessage) {

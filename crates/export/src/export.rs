@@ -524,9 +524,8 @@ fn watch_panics(shared: &Arc<Shared>) {
 }
 
 /// Copies of the host's descriptors of a device.
-fn host_fds(device: &mut dyn Device) -> io::Result<Vec<OwnedFd>> {
-    let Some(net) = device.net() else { return Ok(Vec::new()) };
-    net.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect()
+fn host_fds(device: &dyn Device) -> io::Result<Vec<OwnedFd>> {
+    device.host_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect()
 }
 
 /// The I/O threads of an export.

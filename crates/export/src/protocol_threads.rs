@@ -137,7 +137,7 @@ impl ProtocolThreads {
         let inner = Inner { epoll, wake, state: Mutex::default(), call: Condvar::new() };
         let handle = Handle(Arc::new(inner));
         let poller = Arc::clone(&handle.0);
-        std::thread::Builder::new().name("vhost-poll".to_owned()).stack_size(POLLER_STACK).spawn(
+        std::thread::Builder::new().name("protocol-poll".to_owned()).stack_size(POLLER_STACK).spawn(
             move || {
                 outlive_pipes();
                 poller.poll_all();
@@ -208,7 +208,7 @@ impl Inner {
 
     fn spawn(self: &Arc<Self>) -> io::Result<()> {
         let inner = Arc::clone(self);
-        std::thread::Builder::new().name("vhost".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("protocol".to_owned()).spawn(move || {
             outlive_pipes();
             inner.work();
         })?;

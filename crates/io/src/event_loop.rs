@@ -26,20 +26,19 @@
 //! [`BatchDelay`] decides how long a polled queue whose work comes fast is left alone, up to some
 //! microseconds, so that more is taken at once.
 mod lend;
+pub(crate) mod parts;
 
-pub(crate) use lend::{Returned, Setting};
-
-use super::host_queue::{HostQueue, Turn};
-use super::{Activity, Message, NotPutOn, QueueKey, Task};
-use lend::{Lent, Tenure};
+use crate::activity::Activity;
+use crate::host_queue::{HostQueue, Turn};
+use crate::queue_key::QueueKey;
 use paravane_device::LogDevice;
 use paravane_notify::{BatchDelay, Notifier, PollWindow};
+use parts::{Entry, EventLoop, Message, NotPutOn, Setting, State, Tenure};
 use rustix::event::{Timespec, epoll};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel};
+use std::sync::mpsc::{SyncSender, channel};
 use std::time::{Duration, Instant};
 
 /// Most events taken from epoll at once.
@@ -50,68 +49,6 @@ const CONTROL: u64 = u64::MAX;
 const SLICE: Duration = Duration::from_micros(10);
 /// Longest turn of a queue among several, except for its last batch.
 const TURN: Duration = Duration::from_micros(100);
-
-pub(crate) struct EventLoop {
-    epoll: Arc<OwnedFd>,
-    receiver: Receiver<Message>,
-    entries: Vec<Option<Entry>>,
-    /// Number of queues.
-    count: usize,
-    /// What the thread does that offers the loop.
-    lent: Option<Lent>,
-    /// Devices that block threads which have lost the loop; once for each.
-    blocked: Vec<usize>,
-    /// Tasks that wait for an earlier one of their device.
-    tasks: Vec<(usize, Task)>,
-    /// It ends when its queues have.
-    quits: bool,
-    /// Device that log lines name; of a thread that devices share.
-    named: Option<Arc<str>>,
-    /// Indices of entries to serve without waiting for an event, each once.
-    ///
-    /// Has room for all.
-    ready: VecDeque<usize>,
-    /// Indices of entries that are polled, each once. Has room for all.
-    polled: Vec<usize>,
-    /// Last look at the polled queues.
-    looked: Option<Instant>,
-}
-
-/// A queue while this loop has it.
-struct Entry {
-    /// `None`: a thread is serving it.
-    queue: Option<Box<HostQueue>>,
-    key: QueueKey,
-    /// Device that log lines name.
-    name: Option<Arc<str>>,
-    /// Who waits for a queue that is away.
-    wanted: Option<SyncSender<Option<Box<HostQueue>>>>,
-    /// Settings have changed that it has not applied.
-    renews: bool,
-    state: State,
-    window: PollWindow,
-    delay: BatchDelay,
-    /// Chains taken since its work last ran dry.
-    taken: u32,
-    /// When its work ran dry; `None`: never, or polling is off.
-    dry: Option<Instant>,
-    /// Time from then to the event that woke it.
-    gap: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// An event wakes it.
-    Asleep,
-    /// In the ready list.
-    Ready,
-    /// In the list of those that are polled, from then on, until then at the latest.
-    Polled { from: Instant, until: Instant },
-    /// A thread has it that has lost the loop.
-    Away,
-    /// Not served before a queue or task of its device is back.
-    Held,
-}
 
 impl EventLoop {
     /// Makes a loop without queues, and what others need to reach it.

@@ -168,13 +168,6 @@ impl HostQueue {
         }
     }
 
-    /// Reports a kick that is served in its exit.
-    pub(super) fn kicked_inline(&mut self) {
-        self.live.latency().announce();
-        self.live.latency().kicked();
-        self.events.kicked(self.key.queue, 1);
-    }
-
     /// Notes that the thread learns of work now.
     ///
     /// See [`LatencyRecorder::announce`](paravane_device::latency::LatencyRecorder::announce).
@@ -387,10 +380,12 @@ impl HostQueue {
     ///
     /// # Errors
     /// The queue has latched, or its handler keeps something in flight.
-    pub fn park(mut self) -> Result<RestingQueue, StateError> {
+    pub fn park(mut self) -> Result<Box<RestingQueue>, StateError> {
         self.drain(true);
         let Self { key, live, handler, kicks, events, work, cut, .. } = self;
-        Ok(RestingQueue { key, parked: live.park()?, handler: Some(handler), kicks, events, work, cut })
+        let parked = live.park().inspect_err(|_| kicks.deassign())?;
+        let (position, handler) = (parked.state(), Some(handler));
+        Ok(Box::new(RestingQueue { key, parked, position, handler, kicks, events, work, cut }))
     }
 
     /// Ends the queue, and leaves requests in flight to its tracking region.
@@ -406,6 +401,7 @@ impl HostQueue {
             self.cut = Some(Arc::new(AtomicBool::new(true)));
         }
         self.drain(true);
+        self.kicks.deassign();
         let left = self.live.queue().in_flight();
         Ok((self.live.leave()?, left))
     }
@@ -448,7 +444,7 @@ impl HostQueue {
 }
 
 impl RestingQueue {
-    /// Takes the queue up at `position`.
+    /// Takes the queue up at its position.
     ///
     /// A queue with in-flight tracking is tracked no more.
     ///
@@ -457,10 +453,12 @@ impl RestingQueue {
     ///
     /// # Errors
     /// See [`ResumeError`].
-    pub fn resume(self, position: State) -> Result<Box<HostQueue>, ResumeError> {
-        let Self { key, parked, handler, kicks, events, work, cut } = self;
-        let handler = handler.ok_or(ResumeError::NoHandler)?;
-        let live = parked.resume(position)?;
+    pub fn resume(self) -> Result<Box<HostQueue>, ResumeError> {
+        let Self { key, parked, position, handler, kicks, events, work, cut } = self;
+        kicks.give_back();
+        let live =
+            handler.ok_or(ResumeError::NoHandler).and_then(|handler| Ok((parked.resume(position)?, handler)));
+        let (live, handler) = live.inspect_err(|_| kicks.deassign())?;
         let mut queue = Box::new(HostQueue::new(key, live, handler, kicks, events, work));
         queue.cut_by(cut);
         Ok(queue)

@@ -36,6 +36,13 @@ impl Kicks {
         }
     }
 
+    /// Ends the loan to a back end, if there is one, and signals once.
+    pub(crate) fn give_back(&self) {
+        if let Self::Host(notifier) = self {
+            while notifier.state() == NotifierState::OffLimits && notifier.release().is_ok() {}
+        }
+    }
+
     /// Removes the ioeventfd, if there is one: kicks exit.
     pub(crate) fn deassign(&self) {
         if let Self::Host(notifier) = self

@@ -1,10 +1,49 @@
 //! Moves of live queues: to the idlest thread, to a thread of the device's own, and back.
+use crate::lock::lock;
 use crate::places::{Place, Shared};
-use crate::{HostQueue, IoThread, NotPutOn, QueueKey, lock};
+use crate::{HostQueue, IoThread, NotPutOn, QueueKey};
 use paravane_device::LogDevice;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
+use thiserror::Error;
+
+/// Why a queue does not move to another thread.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// No I/O thread has the queue.
+    #[error("queue {queue} is not running")]
+    NotLive {
+        /// Queue index.
+        queue: u16,
+    },
+    /// The pool has fewer threads.
+    #[error("there is no I/O thread {thread}")]
+    NoThread {
+        /// Index asked for.
+        thread: usize,
+    },
+    /// The queue is on its old thread.
+    #[error("I/O thread {thread} does not take queue {queue}: {source}")]
+    Refused {
+        /// Queue index.
+        queue: u16,
+        /// Index asked for.
+        thread: usize,
+        /// The reason.
+        source: io::Error,
+    },
+    /// Nobody serves the queue any more: the driver has to reset the device.
+    #[error("no I/O thread takes queue {queue} any more: {source}")]
+    Lost {
+        /// Queue index.
+        queue: u16,
+        /// The reason.
+        source: io::Error,
+    },
+}
 
 impl Shared {
     /// Locks a queue to its thread, for a move. `None`: it moves already, or is being taken off.
@@ -15,14 +54,25 @@ impl Shared {
         is_here.then_some(thread)
     }
 
-    /// Moves a live queue, unless it is being taken off.
-    pub(crate) fn move_to(&self, key: QueueKey, to: usize) {
-        let Some(place) = lock(&self.places).get(&key).cloned() else { return };
-        let Some(mut thread) = self.begin_move(key, &place) else { return };
+    /// Moves a live queue, unless it moves or is being taken off.
+    ///
+    /// # Errors
+    /// See [`MoveError`].
+    pub(crate) fn move_to(&self, key: QueueKey, to: usize) -> Result<(), MoveError> {
+        let not_live = || MoveError::NotLive { queue: key.queue };
+        let place = lock(&self.places).get(&key).cloned().ok_or_else(not_live)?;
+        let target = self.threads.get(to).cloned().ok_or(MoveError::NoThread { thread: to })?;
+        let mut thread = self.begin_move(key, &place).ok_or_else(not_live)?;
         // `None`: it has failed.
-        let Some(queue) = thread.take_off(key) else { return };
+        let queue = thread.take_off(key).ok_or_else(not_live)?;
         *lock(&place.moved) = Some(Instant::now());
-        put_on(queue, Arc::clone(&self.threads[to]), &mut thread);
+        put_on(queue, target, &mut thread).map_err(|stays| match stays {
+            Stays::There(source) => MoveError::Refused { queue: key.queue, thread: to, source },
+            Stays::Nowhere(source) => MoveError::Lost { queue: key.queue, source },
+        })?;
+        // Relaxed: a statistic.
+        place.moves.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Moves the queues of a device to a thread of its own.
@@ -79,27 +129,38 @@ impl Shared {
                 tracing::warn!("a queue stays on its I/O thread: {error}");
                 Arc::clone(&thread)
             });
-            put_on(queue, target, &mut thread);
+            if let Err(Stays::There(error)) = put_on(queue, target, &mut thread) {
+                tracing::warn!("a queue stays on its I/O thread: {error}");
+            }
         }
     }
 }
 
+/// Where a queue is that its new thread does not take.
+enum Stays {
+    /// On the thread that it had.
+    There(io::Error),
+    /// It has failed.
+    Nowhere(io::Error),
+}
+
 /// Puts a queue on `target`, or else back on its thread.
-fn put_on(queue: Box<HostQueue>, target: Arc<IoThread>, thread: &mut Arc<IoThread>) {
-    let mut left = queue;
-    for target in [target, Arc::clone(thread)] {
-        match target.put_on(left) {
-            Ok(()) => {
-                *thread = target;
-                return;
+fn put_on(queue: Box<HostQueue>, target: Arc<IoThread>, thread: &mut Arc<IoThread>) -> Result<(), Stays> {
+    let NotPutOn { queue, source } = match target.put_on(queue) {
+        Ok(()) => {
+            *thread = target;
+            return Ok(());
+        }
+        Err(refused) => refused,
+    };
+    let Some(queue) = queue else { return Err(Stays::Nowhere(source)) };
+    match thread.put_on(queue) {
+        Ok(()) => Err(Stays::There(source)),
+        Err(NotPutOn { queue, .. }) => {
+            if let Some(queue) = queue {
+                queue.fail(&io::Error::other("no I/O thread takes the queue").into());
             }
-            Err(NotPutOn { queue: Some(queue), source }) => {
-                tracing::warn!("a queue stays on its I/O thread: {source}");
-                left = queue;
-            }
-            Err(_) => return,
+            Err(Stays::Nowhere(source))
         }
     }
-    // Neither takes it.
-    left.fail(&io::Error::other("no I/O thread takes the queue").into());
 }

@@ -6,10 +6,12 @@
 //! ```
 use crate::activity::Activity;
 use crate::isolation::Isolation;
+use crate::lock::lock;
 use crate::spares::Spares;
-use crate::{IoThread, QueueKey, QueueWork, lock};
+use crate::{IoThread, QueueKey, QueueWork};
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,10 +25,30 @@ pub(crate) struct Shared {
     pub(crate) spares: Arc<Spares>,
     pub(crate) isolation: Isolation,
     longest_poll: Duration,
-    /// Whether queues go where there is room.
-    is_balanced: bool,
+    deal: Deal,
     pub(crate) devices: Arc<Devices>,
     pub(crate) places: Mutex<HashMap<QueueKey, Arc<Place>>>,
+}
+
+/// How the queues of devices start on the threads of a pool that is not balanced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Spread {
+    /// All queues of a device on one thread; devices are assigned round-robin.
+    #[default]
+    Devices,
+    /// Queues are assigned round-robin, beginning with another thread for each device.
+    Queues,
+}
+
+/// Which thread a queue starts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deal {
+    /// The one with the fewest queues.
+    Balanced,
+    /// By the numbers of device and queue.
+    Fixed(Spread),
+    /// By the number of the queue: there is one device.
+    Own,
 }
 
 /// The devices of a pool: how to unblock a thread that serves one of them.
@@ -43,11 +65,22 @@ pub(crate) struct Place {
     pub(crate) work: Arc<QueueWork>,
     /// When it was moved last.
     pub(crate) moved: Mutex<Option<Instant>>,
+    /// Changes of thread.
+    pub(crate) moves: AtomicU64,
+}
+
+/// Place of a queue now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PlaceNow {
+    /// Index of its thread; `None`: it moves now, or its device has its own thread for a while.
+    pub(crate) thread: Option<usize>,
+    /// Changes of thread since it was put on the first one.
+    pub(crate) moves: u64,
 }
 
 impl Place {
     pub(crate) fn new(thread: Arc<IoThread>, work: Arc<QueueWork>) -> Self {
-        Self { thread: Mutex::new(thread), work, moved: Mutex::default() }
+        Self { thread: Mutex::new(thread), work, moved: Mutex::default(), moves: AtomicU64::new(0) }
     }
 }
 
@@ -57,7 +90,7 @@ impl Devices {
         let device = {
             let mut next = lock(&self.next);
             *next += 1;
-            *next
+            *next - 1
         };
         lock(&self.unblock).insert(device, unblock);
         device
@@ -77,6 +110,7 @@ impl Shared {
         threads: usize,
         longest_poll: Duration,
         activity: Option<&Arc<Activity>>,
+        deal: Deal,
         name: impl Fn(usize) -> String,
     ) -> io::Result<Arc<Self>> {
         let devices = Arc::<Devices>::default();
@@ -96,7 +130,7 @@ impl Shared {
             spares,
             isolation: Isolation::default(),
             longest_poll,
-            is_balanced: activity.is_some(),
+            deal,
             devices,
             places,
         }))
@@ -134,10 +168,18 @@ impl Shared {
         Some(Arc::clone(&thread))
     }
 
+    /// Where a queue is. `None`: there is no such queue.
+    pub(crate) fn place(&self, key: QueueKey) -> Option<PlaceNow> {
+        let place = lock(&self.places).get(&key).cloned()?;
+        let thread = place.thread.try_lock().ok().and_then(|thread| self.number(&thread));
+        // Relaxed: a statistic.
+        Some(PlaceNow { thread, moves: place.moves.load(Ordering::Relaxed) })
+    }
+
     /// Forgets a device without queues.
     pub(crate) fn forget(&self, device: usize) {
         // Its own threads may still signal its client when they end.
-        if self.is_balanced {
+        if self.deal != Deal::Own {
             lock(&self.devices.unblock).remove(&device);
             self.isolation.forget(device);
         }
@@ -145,8 +187,12 @@ impl Shared {
 
     /// The thread for a queue.
     pub(crate) fn choose(&self, key: QueueKey) -> Arc<IoThread> {
-        let by_number = usize::from(key.queue) % self.threads.len();
-        if !self.is_balanced {
+        let by_number = match self.deal {
+            Deal::Fixed(Spread::Devices) => key.device,
+            Deal::Fixed(Spread::Queues) => key.device + usize::from(key.queue),
+            Deal::Own | Deal::Balanced => usize::from(key.queue),
+        } % self.threads.len();
+        if self.deal != Deal::Balanced {
             return Arc::clone(&self.threads[by_number]);
         }
         if let Some(thread) = self.isolation.thread(key.device) {

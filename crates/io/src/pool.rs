@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   IoPool::shared: some threads for many devices, watched            IoPool::own: threads of one device
-//!     a queue goes to the thread with the fewest queues, and            queue n is on thread n modulo
-//!     moves while it is live, if the threads are not equally busy       their number
+//!     a queue goes to the thread with the fewest queues, and          IoPool::fixed: of many devices
+//!     moves while it is live, if the threads are not equally busy       a queue's numbers say its thread
 //!                     '------------------ IoPool::device --> DeviceThreads ----'
-//!                                                             |  put_on, begin_take_off -> taken_off
+//!                                                             |  QueueSet: put_on, begin_take_off -> taken_off
 //! ```
 //! A place is locked while its queue moves, so a queue is taken off the thread that has it.
 use crate::host_queue::QueueSettings;
-use crate::places::{Place, Shared};
+use crate::moves::MoveError;
+use crate::places::{Deal, Place, PlaceNow, Shared, Spread};
 use crate::watch::Watch;
 use crate::{HostQueue, IoThread, IoThreadFigures, NotPutOn, QueueKey, TakingOff, Tasks, caught};
 use std::io;
@@ -40,7 +41,9 @@ impl IoPool {
     /// The host refuses threads or descriptors.
     pub fn shared(threads: usize, longest_poll: Duration) -> io::Result<Self> {
         let activity = Arc::default();
-        let shared = Shared::new(threads, longest_poll, Some(&activity), |number| format!("io{number}"))?;
+        let shared = Shared::new(threads, longest_poll, Some(&activity), Deal::Balanced, |number| {
+            format!("io{number}")
+        })?;
         shared.spares.refill();
         let watch = Watch::start(&shared, activity).inspect_err(|_| shared.end())?;
         Ok(Self { watch: Some(watch), shared })
@@ -51,8 +54,19 @@ impl IoPool {
     /// # Errors
     /// The host refuses threads or descriptors.
     pub fn own(threads: usize, longest_poll: Duration, name: &str) -> io::Result<Self> {
-        let shared = Shared::new(threads, longest_poll, None, |number| format!("io{number}-{name}"))?;
-        Ok(Self { watch: None, shared })
+        let name = |number| format!("io{number}-{name}");
+        Ok(Self { watch: None, shared: Shared::new(threads, longest_poll, None, Deal::Own, name)? })
+    }
+
+    /// Starts `threads` threads (at least one) that devices share, without a watcher.
+    ///
+    /// Devices have the numbers from 0 on, in their order; `spread` says where their queues start.
+    ///
+    /// # Errors
+    /// The host refuses threads or descriptors.
+    pub fn fixed(threads: usize, longest_poll: Duration, spread: Spread) -> io::Result<Self> {
+        let name = |number| format!("io{number}");
+        Ok(Self { watch: None, shared: Shared::new(threads, longest_poll, None, Deal::Fixed(spread), name)? })
     }
 
     /// Takes a device in. `unblock` is called as that of [`IoThread::freed_by`].
@@ -122,6 +136,12 @@ impl DeviceThreads {
         }
     }
 
+    /// Number of the device in its pool.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.device
+    }
+
     /// Name of a queue of this device.
     #[must_use]
     pub fn key(&self, queue: u16) -> QueueKey {
@@ -183,6 +203,16 @@ impl DeviceThreads {
     /// Waits for a queue; see [`IoThread::taken_off`].
     pub fn taken_off(&self, leaving: Leaving) -> Option<Box<HostQueue>> {
         leaving.thread.taken_off(leaving.taking_off)
+    }
+
+    /// Where a queue is. `None`: there is no such queue.
+    pub(crate) fn place(&self, queue: u16) -> Option<PlaceNow> {
+        self.shared().place(self.key(queue))
+    }
+
+    /// See [`QueueSet::move_to`](crate::QueueSet::move_to).
+    pub(crate) fn move_to(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
+        self.shared().move_to(self.key(queue), thread)
     }
 
     /// The thread that runs the tasks of a queue.

@@ -1,5 +1,6 @@
 //! Where a queue reports: to its driver, and to the host.
 use paravane_device::ServeError;
+use paravane_notify::Notifier;
 use std::io;
 
 /// Receives from I/O threads what a queue's driver has to know.
@@ -13,6 +14,14 @@ pub trait QueueEvents: Send + Sync {
 
     /// Counts `count` kicks of `queue`, which may be 0.
     fn kicked(&self, queue: u16, count: u64);
+
+    /// Eventfd that interrupts the driver for `queue`, for another process \[none\].
+    ///
+    /// Mask, pending bits and counters know nothing of it.
+    fn message(&self, queue: u16) -> Option<Notifier> {
+        let _ = queue;
+        None
+    }
 
     /// Marks `queue` as failed until its driver resets it.
     ///

@@ -1,9 +1,9 @@
 //! A queue that our threads do not serve, with all that takes it up again.
 //!
 //! ```text
-//! HostQueue --park--> RestingQueue --resume(position)--> HostQueue
+//! HostQueue --park--> RestingQueue --resume--> HostQueue
 //!                      |  ^
-//!                      '--'  the handler may go to the queue's owner, and comes back
+//!                      '--'  the handler may go to a back end, and comes back
 //! ```
 use crate::{Kicks, QueueEvents, QueueKey, QueueWork};
 use paravane_device::{ParkedQueue, QueueHandler, StartError, State};
@@ -27,6 +27,8 @@ pub enum ResumeError {
 pub struct RestingQueue {
     pub(crate) key: QueueKey,
     pub(crate) parked: ParkedQueue,
+    /// Where the queue goes on: where it was parked, or where a back end has stopped.
+    pub(crate) position: State,
     pub(crate) handler: Option<Box<dyn QueueHandler>>,
     pub(crate) kicks: Kicks,
     pub(crate) events: Arc<dyn QueueEvents>,
@@ -35,15 +37,17 @@ pub struct RestingQueue {
 }
 
 impl RestingQueue {
-    /// Position at which the queue was parked.
-    #[must_use]
-    pub fn position(&self) -> State {
-        self.parked.state()
+    /// As [`RestingQueue::end`]. Returns the position, with nothing in flight.
+    pub(crate) fn retire(self) -> (State, u16) {
+        let position = self.position;
+        self.end();
+        (position, 0)
     }
 
-    /// The rings, and the handler unless it was taken.
-    pub fn parts(&mut self) -> (&ParkedQueue, &mut Option<Box<dyn QueueHandler>>) {
-        (&self.parked, &mut self.handler)
+    /// Ends the queue: kicks exit.
+    pub(crate) fn end(self) {
+        self.kicks.give_back();
+        self.kicks.deassign();
     }
 }
 

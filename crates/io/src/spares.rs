@@ -6,8 +6,9 @@
 //! ```
 //! A spare thread is there before it is needed: to start one takes memory maps, which the thread that is
 //! blocked may hold.
-use crate::event_loop::{EventLoop, Setting};
-use crate::{lock, outlive_pipes};
+use crate::event_loop::parts::{EventLoop, Setting};
+use crate::lock::lock;
+use crate::outlive_pipes;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 mod blocked;
 mod pool;
+mod queue_set;
 
 /// Counts kicks.
 #[derive(Default)]

@@ -14,9 +14,11 @@
 use crate::activity::Activity;
 use crate::balance::{Load, Move, best_move};
 use crate::isolation::{QUIET, TooMany};
+use crate::lock::lock;
+use crate::moves::MoveError;
 use crate::places::Shared;
 use crate::spares::MOST;
-use crate::{IoThread, QueueKey, lock};
+use crate::{IoThread, QueueKey};
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -135,7 +137,10 @@ impl Watcher {
         }
         let (shared, moves) = (Arc::clone(&self.shared), Arc::clone(&self.moves));
         self.shared.spares.have_done(move || {
-            shared.move_to(key, to);
+            if let Err(error @ (MoveError::Refused { .. } | MoveError::Lost { .. })) = shared.move_to(key, to)
+            {
+                tracing::warn!("queue not moved: {error}");
+            }
             moves.store(false, Ordering::Relaxed);
         });
     }

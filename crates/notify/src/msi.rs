@@ -38,29 +38,22 @@ pub const NO_VECTOR: u16 = 0xffff;
 /// The platform treats it as an interrupt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {
-    /// Address of the write; on x86 it names the local APIC.
+    /// Address of the write.
     pub address: u64,
-    /// Data of the write; on x86 the low 8 bits are the vector.
+    /// Data of the write.
     pub data: u32,
+    /// Number of the device that writes, as the machine counts: a requester identifier of PCI.
+    ///
+    /// The table of its device sets it ([`MsiTable::of_device`]). x86 ignores it; the interrupt
+    /// controller of arm64 (ITS) needs it.
+    pub device: u32,
 }
 
 impl MsiMessage {
-    /// The x86 interrupt vector of this message.
-    ///
-    /// `None` if the address is not that of the local APICs: such a memory write is no interrupt.
+    /// The error of a machine in which this write is no interrupt.
     #[must_use]
-    pub fn apic_vector(self) -> Option<u8> {
-        // Bits 20 to 31 identify the APICs; the bits below hold the destination. The upper half is
-        // reserved.
-        (self.address >> 20 == 0xfee).then_some(self.data as u8)
-    }
-
-    /// As [`MsiMessage::apic_vector`], with an error.
-    ///
-    /// # Errors
-    /// [`NotifyError::Message`] if the message is no interrupt.
-    pub fn check_apic(self) -> Result<u8, NotifyError> {
-        self.apic_vector().ok_or(NotifyError::Message { address: self.address, data: self.data })
+    pub fn refused(self) -> NotifyError {
+        NotifyError::Message { address: self.address, data: self.data }
     }
 }
 
@@ -100,6 +93,7 @@ pub trait MsiController: Send + Sync {
 
 /// Vectors of one device, and the map from its interrupt sources to them.
 pub struct MsiTable {
+    device: u32,
     vectors: Box<[Vector]>,
     queues: Box<[AtomicU16]>,
     configuration: AtomicU16,
@@ -140,11 +134,18 @@ impl MsiTable {
             .map(|_| Ok(Vector { sink: controller.sink()?, state: Mutex::new(VectorState::default()) }))
             .collect::<Result<_, NotifyError>>()?;
         Ok(Self {
+            device: 0,
             vectors,
             queues: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
             configuration: AtomicU16::new(NO_VECTOR),
             sent: AtomicU64::new(0),
         })
+    }
+
+    /// Has the messages come from this device \[0\]; see [`MsiMessage::device`].
+    #[must_use]
+    pub fn of_device(self, device: u32) -> Self {
+        Self { device, ..self }
     }
 
     /// Number of vectors, at most 65535.
@@ -260,8 +261,8 @@ impl MsiTable {
     /// # Errors
     /// The sink refuses it, or there is no such vector: the old message stays.
     pub fn set_message(&self, vector: u16, message: MsiMessage) -> Result<(), NotifyError> {
-        let refused = NotifyError::Message { address: message.address, data: message.data };
-        let vector = self.get(vector).ok_or(refused)?;
+        let message = MsiMessage { device: self.device, ..message };
+        let vector = self.get(vector).ok_or(message.refused())?;
         let mut state = vector.lock();
         if state.message != Some(message) {
             vector.sink.route(message)?;
@@ -323,6 +324,16 @@ impl MsiTable {
     #[must_use]
     pub fn pending(&self, vector: u16) -> bool {
         self.get(vector).is_some_and(|vector| vector.lock().pending)
+    }
+
+    /// Sets `vector` pending, as an interrupt does while the vector is masked.
+    ///
+    /// For a vector that is masked, by itself or by its function: another one has sent its interrupt.
+    pub fn set_pending(&self, vector: u16) {
+        if let Some(vector) = self.get(vector) {
+            let mut state = vector.lock();
+            state.pending = state.closed();
+        }
     }
 
     /// Resets to the state after [`MsiTable::new`].

@@ -9,7 +9,7 @@ use kvm_ioctls::VcpuFd;
 use machine::vm;
 use paravane_notify::msi::{MsiController, MsiMessage, MsiTable};
 use paravane_notify::{KvmMsi, KvmMsiDelivery, KvmRoutes, NotifyError};
-use paravane_test_support::patience;
+use paravane_test_support::{apic_vector, patience};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -31,8 +31,13 @@ impl Machine {
         let (_kvm, vm) = vm(test)?;
         vm.create_irq_chip().expect("an interrupt controller");
         let vcpu = vm.create_vcpu(0).expect("a vCPU");
-        let machine =
-            Self { routes: Arc::new(KvmRoutes::new(Arc::new(vm), Vec::new()).expect("no routes")), vcpu };
+        let machine = Self {
+            routes: Arc::new(
+                KvmRoutes::new(Arc::new(vm), Vec::new(), |message| apic_vector(message).is_some())
+                    .expect("no routes"),
+            ),
+            vcpu,
+        };
         machine.change(|registers| registers[SPURIOUS..SPURIOUS + 4].copy_from_slice(&[-1, 1, 0, 0]));
         Some(machine)
     }
@@ -76,7 +81,7 @@ impl Machine {
 }
 
 fn to(vector: u8) -> MsiMessage {
-    MsiMessage { address: 0xfee0_0000, data: vector.into() }
+    MsiMessage { address: 0xfee0_0000, data: vector.into(), device: 0 }
 }
 
 /// `count` vectors and queues, queue n on vector n.
@@ -126,7 +131,7 @@ fn what_is_no_interrupt_is_refused() {
     for delivery in DELIVERIES {
         let table = table(&machine, delivery, 1);
         for address in [0, 0x1000, 0xfed0_0000, 0x1_fee0_0000, u64::MAX] {
-            let refused = table.set_message(0, MsiMessage { address, data: 0x41 });
+            let refused = table.set_message(0, MsiMessage { address, data: 0x41, device: 0 });
             assert!(matches!(refused, Err(NotifyError::Message { .. })), "{address:#x}: {refused:?}");
         }
         table.queue(0);

@@ -44,7 +44,7 @@ impl Platform {
 }
 
 fn message(data: u32) -> MsiMessage {
-    MsiMessage { address: 0xfee0_0000, data }
+    MsiMessage { address: 0xfee0_0000, data, device: 7 }
 }
 
 /// Three vectors, two queues.
@@ -52,10 +52,11 @@ fn message(data: u32) -> MsiMessage {
 /// Queue n has vector n with message 100 + n. The configuration has vector 2.
 fn table() -> (MsiTable, Arc<Platform>) {
     let platform = Arc::new(Platform::default());
-    let table = MsiTable::new(&Controller(Arc::clone(&platform)), 3, 2).unwrap();
+    let table = MsiTable::new(&Controller(Arc::clone(&platform)), 3, 2).unwrap().of_device(7);
     for vector in 0..3 {
         table.set_message(vector, message(100 + u32::from(vector))).unwrap();
     }
+    assert_eq!(table.message(0), Some(message(100)), "it names its device");
     assert_eq!((table.map_queue(0, 0), table.map_queue(1, 1), table.map_configuration(2)), (0, 1, 2));
     (table, platform)
 }
@@ -235,7 +236,11 @@ fn no_interrupt_goes_astray_or_is_lost_while_its_message_changes() {
     const CHANGES: u32 = if cfg!(miri) { 50 } else { 20_000 };
     /// Half of a message determines the other half, so a mixture shows.
     fn pair(n: u32) -> MsiMessage {
-        MsiMessage { address: u64::from(n) << 32 | u64::from(!n), data: n.wrapping_mul(0x9e37_79b9) }
+        MsiMessage {
+            address: u64::from(n) << 32 | u64::from(!n),
+            data: n.wrapping_mul(0x9e37_79b9),
+            device: 0,
+        }
     }
     struct Strict {
         now: AtomicU64,

@@ -13,10 +13,11 @@ use paravane::device::{Device, MappedQueue, QueueBatch, QueueHandler, ServeError
 use paravane::dma::{Access, AccessGuard, Backing, DmaError, Memory, Region, RegionConfig};
 use paravane::driver::mmio::Mmio;
 use paravane::driver::{Pool, Virtio};
+use paravane::export::{Endpoint, Export};
 use paravane::ring::device::QueueConfig;
 use paravane::ring::{Area, DmaArea, Segment};
 use paravane::spec::feature;
-use paravane::vhost::{Endpoint, Export, ExportConfig};
+use paravane::vhost::ExportConfig;
 
 /// The identifier that the driver looks for. The specification has not assigned it.
 const DEVICE_ID: u32 = 63;

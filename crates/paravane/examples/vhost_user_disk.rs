@@ -4,7 +4,8 @@
 //! cargo run --example vhost_user_disk -- disk.img /tmp/disk.sock
 //! ```
 use paravane::device::blk::{Blk, BlkConfig};
-use paravane::vhost::{Endpoint, Export, ExportConfig};
+use paravane::export::{Endpoint, Export};
+use paravane::vhost::ExportConfig;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

@@ -7,13 +7,13 @@
 //! ```sh
 //! cargo run --example vm_memory --features vm-memory -- /tmp/memory.sock
 //! ```
+use paravane::dma::MappingQuota;
 use paravane::dma::interop::View;
 use paravane::dma::{DirtyLog, DirtyPages};
+use paravane::export::socket::{Connection, Received};
 use paravane::spec::feature;
-use paravane::vhost::MappingQuota;
 use paravane::vhost::memory::ClientMemory;
 use paravane::vhost::message::{FRAMING, Reply, Request, split};
-use paravane::vhost::socket::{Connection, Received};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;

@@ -28,7 +28,8 @@
 #![cfg_attr(feature = "vhost", doc = "```no_run")]
 #![cfg_attr(not(feature = "vhost"), doc = "```ignore")]
 //! use paravane::device::blk::{Blk, BlkConfig};
-//! use paravane::vhost::{Endpoint, Export, ExportConfig};
+//! use paravane::export::{Endpoint, Export};
+//! use paravane::vhost::ExportConfig;
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let disk = Blk::open(BlkConfig::new("disk.img"))?;

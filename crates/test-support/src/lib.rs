@@ -8,7 +8,7 @@
 //! - [`in_own_network()`], [`ip()`]: a network namespace for a test.
 //! - [`qemu_img()`]: runs `qemu-img`, which images that are locked for a moment do not fail.
 //! - [`CephCluster`]: the cluster that `scripts/ceph-one` makes, and its OSD.
-//! - [`NoInterrupt`], [`RecordedMessages`]: a machine without interrupts, and one that records them.
+//! - [`NoInterrupt`], [`RecordedMessages`], [`apic_vector()`]: a machine without interrupts, one that records them.
 mod ceph;
 mod interrupts;
 mod network;
@@ -20,7 +20,7 @@ mod skip;
 mod torn;
 
 pub use ceph::{CephCluster, KilledOsd, StoppedOsd};
-pub use interrupts::{NoInterrupt, RecordedMessages};
+pub use interrupts::{NoInterrupt, RecordedMessages, apic_vector};
 pub use network::{in_own_network, ip};
 pub use patience::{patience, wait_for, wait_until};
 pub use program::copy_program;

@@ -45,6 +45,13 @@
 //! assert_eq!(write_status(0), Some(Effect::Reset)); // the owner stops all queues, then calls reset_done()
 //! ```
 //!
+//! # Saved registers
+//!
+//! [`Transport::save`] returns the registers as bytes, with what the driver has set of the interrupts
+//! and what of them is pending; [`Transport::restore`] takes them up in another process, and says what
+//! to start. The bytes have a version, and each value is checked: no bytes bring the registers where
+//! no driver can.
+//!
 //! # States
 //!
 //! ```text
@@ -105,7 +112,11 @@
 //!   4 or 8 bytes, naturally aligned.
 pub mod mmio;
 pub mod pci;
+mod saved;
 mod state;
+mod violation;
+
+pub use saved::{RestoreError, Restored};
 
 use paravane_spec::queue::QueueAddresses;
 
@@ -137,7 +148,7 @@ pub trait Transport: Send {
     /// Resets the device, as a driver does by writing 0 to the device status.
     fn reset(&mut self) -> Option<Effect>;
 
-    /// Reports that the owner has carried out [`Effect::Reset`].
+    /// Reports that the owner has carried out [`Effect::Reset`]; without one, does nothing, as the others.
     fn reset_done(&mut self);
 
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
@@ -149,9 +160,10 @@ pub trait Transport: Send {
     /// Reports that the owner has carried out [`Effect::Resume`].
     fn resume_done(&mut self);
 
-    /// Tells the driver that the device needs a reset.
+    /// Tells the driver that the device needs a reset, once (section 2.1.2).
     ///
-    /// Call it if the device could not start, or if a queue has failed.
+    /// Call it if the device could not start, or if a queue has failed. Does nothing at reset or during
+    /// one.
     fn needs_reset(&mut self);
 
     /// Tells the driver that the configuration space changed.
@@ -161,6 +173,20 @@ pub trait Transport: Send {
     ///
     /// They had no effect.
     fn violations(&self) -> u64;
+
+    /// Registers as bytes, with interrupts that are pending and the messages that send them.
+    ///
+    /// Stop all queues first. Every [`Effect`] has been carried out.
+    fn save(&self) -> Vec<u8>;
+
+    /// Takes up registers that [`Transport::save`] has returned, perhaps in another process.
+    ///
+    /// Call it right after the transport was made, for the same device. An interrupt that is pending
+    /// on the wired line is raised again.
+    ///
+    /// # Errors
+    /// See [`RestoreError`]. Drop the transport.
+    fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError>;
 }
 
 /// Subject of an access to a transport's registers.

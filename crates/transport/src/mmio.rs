@@ -20,13 +20,18 @@
 //!   written does not matter.
 mod msi;
 
-use crate::state::{DeviceState, Part, SizeAtReset, Violation};
-use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use crate::saved::{self, Reader, RestoreError, same};
+use crate::state::{DeviceState, Part, SizeAtReset};
+use crate::violation::Violation;
+use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Restored, Transport};
 use msi::{MsiRegisters, Source};
 use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, mmio_msi, status};
 use std::fmt;
 use std::sync::Arc;
+
+/// Kind of transport in saved registers.
+const KIND: u8 = 1;
 
 /// Register machine of one device.
 pub struct Mmio {
@@ -90,63 +95,10 @@ impl Mmio {
         })
     }
 
-    /// Completes [`Effect::Reset`]. Does nothing unless a reset is under way.
-    pub fn reset_done(&mut self) {
-        if self.state.reset_done() {
-            self.set_defaults();
-        }
-    }
-
-    /// Completes [`Effect::Suspend`]. Does nothing unless one is under way.
-    pub fn suspend_done(&mut self) {
-        self.state.suspend_done();
-    }
-
-    /// Completes [`Effect::Resume`]. Does nothing unless one is under way.
-    ///
-    /// A change of the configuration space that was held back interrupts the driver now.
-    pub fn resume_done(&mut self) {
-        if self.state.resume_done() {
-            self.interrupts.config_change();
-        }
-    }
-
-    /// Completes [`Effect::ResetQueue`]. Does nothing unless one is under way.
-    pub fn queue_reset_done(&mut self, queue: u16) {
-        if self.state.queue_reset_done(queue) {
-            msi::queue_was_reset(&self.interrupts, queue);
-        }
-    }
-
-    /// Sets DEVICE_NEEDS_RESET and raises a configuration change, once (section 2.1.2).
-    ///
-    /// Call it if the device could not start, or if a queue failed. Does nothing at reset or during
-    /// one.
-    pub fn needs_reset(&mut self) {
-        if self.state.needs_reset() {
-            self.interrupts.config_change();
-        }
-    }
-
-    /// Announces a change of the configuration space.
-    ///
-    /// New generation, and an interrupt if the driver runs.
-    pub fn config_changed(&mut self) {
-        if self.state.config_changed() {
-            self.interrupts.config_change();
-        }
-    }
-
     /// Device status register.
     #[must_use]
     pub fn status(&self) -> u32 {
         self.state.status()
-    }
-
-    /// Number of accesses that the specification forbids.
-    #[must_use]
-    pub fn violations(&self) -> u64 {
-        self.state.violations()
     }
 
     fn read_register(&self, offset: u64) -> Result<u32, Violation> {
@@ -310,31 +262,61 @@ impl Transport for Mmio {
     }
 
     fn reset_done(&mut self) {
-        Self::reset_done(self);
+        if self.state.reset_done() {
+            self.set_defaults();
+        }
     }
 
     fn queue_reset_done(&mut self, queue: u16) {
-        Self::queue_reset_done(self, queue);
+        if self.state.queue_reset_done(queue) {
+            msi::queue_was_reset(&self.interrupts, queue);
+        }
     }
 
     fn suspend_done(&mut self) {
-        Self::suspend_done(self);
+        self.state.suspend_done();
     }
 
     fn resume_done(&mut self) {
-        Self::resume_done(self);
+        if self.state.resume_done() {
+            self.interrupts.config_change();
+        }
     }
 
     fn needs_reset(&mut self) {
-        Self::needs_reset(self);
+        if self.state.needs_reset() {
+            self.interrupts.config_change();
+        }
     }
 
     fn config_changed(&mut self) {
-        Self::config_changed(self);
+        if self.state.config_changed() {
+            self.interrupts.config_change();
+        }
     }
 
     fn violations(&self) -> u64 {
-        Self::violations(self)
+        self.state.violations()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let mut bytes = saved::begin(KIND);
+        bytes.extend(self.device_id.to_le_bytes());
+        self.state.save(&mut bytes);
+        bytes.extend(self.interrupts.line().status().to_le_bytes());
+        self.msi.save(&self.interrupts, &mut bytes);
+        bytes
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError> {
+        let mut from = Reader::new(saved, KIND)?;
+        same(from.u32()?, self.device_id, "device identifier")?;
+        let restored = self.state.restore(&mut from)?;
+        let causes = from.causes()?;
+        self.msi.restore(&self.interrupts, self.state.negotiated(mmio_msi::F_MSI), &mut from)?;
+        from.end()?;
+        self.interrupts.line().raise(causes);
+        Ok(restored)
     }
 }
 

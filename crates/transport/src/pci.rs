@@ -38,8 +38,10 @@ mod config_space;
 mod msix;
 pub mod root;
 
-use crate::state::{DeviceState, SizeAtReset, Violation};
-use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Transport};
+use crate::saved::{self, Reader, RestoreError};
+use crate::state::{DeviceState, SizeAtReset};
+use crate::violation::Violation;
+use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Restored, Transport};
 use config_space::{ConfigSpace, Identity, accessible};
 use msix::Msix;
 use paravane_notify::Interrupts;
@@ -47,6 +49,9 @@ use paravane_spec::pci::{self, cap, capability, class, command, common, msix as 
 use paravane_spec::{device_id, mmio::WINDOW};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Kind of transport in saved registers.
+const KIND: u8 = 2;
 
 const COMMON: Range<u64> = 0..common::LENGTH;
 const ISR: Range<u64> = 0x1000..0x1001;
@@ -295,12 +300,6 @@ impl Pci {
     pub fn status(&self) -> u32 {
         self.state.status()
     }
-
-    /// Number of accesses that the specification forbids.
-    #[must_use]
-    pub fn violations(&self) -> u64 {
-        self.state.violations()
-    }
 }
 
 /// The window: the BAR, then the configuration space at [`Pci::CONFIG_SPACE`].
@@ -375,7 +374,29 @@ impl Transport for Pci {
     }
 
     fn violations(&self) -> u64 {
-        Self::violations(self)
+        self.state.violations()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        let mut bytes = saved::begin(KIND);
+        self.config.save(&mut bytes);
+        self.state.save(&mut bytes);
+        bytes.extend(self.interrupts.line().status().to_le_bytes());
+        self.msix.save(self.state.queue_count(), &mut bytes);
+        bytes
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError> {
+        let mut from = Reader::new(saved, KIND)?;
+        self.config.restore(&mut from)?;
+        let restored = self.state.restore(&mut from)?;
+        let causes = from.causes()?;
+        self.msix.restore(self.state.queue_count(), &mut from)?;
+        from.end()?;
+        // Sends nothing that the driver has masked.
+        self.apply_control();
+        self.interrupts.line().raise(causes);
+        Ok(Restored { window: self.window(), ..restored })
     }
 }
 

@@ -5,25 +5,15 @@ mod features;
 mod queue;
 mod status;
 
-use crate::{DeviceDescription, Effect};
+use crate::saved::{Reader, RestoreError, possible, same};
+use crate::violation::Violation;
+use crate::{DeviceDescription, Effect, Restored};
 use features::Features;
 use paravane_spec::feature;
 use queue::EnableWrite;
-pub(crate) use queue::{Part, QueueRegisters};
+pub(crate) use queue::{Part, QueueRegisters, SizeAtReset};
 use status::{Status, StatusWrite};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Access that the specification forbids the driver.
-pub(crate) struct Violation;
-
-/// Size of a queue before the driver sets one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SizeAtReset {
-    /// No size (section 4.2.2).
-    None,
-    /// The maximum (section 4.1.4.3).
-    Largest,
-}
 
 /// State of one device.
 #[derive(Debug)]
@@ -248,6 +238,43 @@ impl DeviceState {
         // The driver may kick a device before it notices that it needs a reset; the kick has no
         // effect (section 2.1.1).
         Ok((!self.status.needs_reset()).then_some(Effect::Notify { queue }))
+    }
+
+    /// Writes the state.
+    pub(crate) fn save(&self, into: &mut Vec<u8>) {
+        self.features.save(into);
+        into.extend(self.status.bits().to_le_bytes());
+        into.push(self.status.is_changing().into());
+        into.extend(self.queue_sel.to_le_bytes());
+        into.extend(self.generation.to_le_bytes());
+        into.push(self.changed.into());
+        into.extend(self.violations().to_le_bytes());
+        into.extend(self.queue_count().to_le_bytes());
+        self.queues.iter().for_each(|queue| queue.save(into));
+    }
+
+    /// Takes up a state that was written by [`DeviceState::save`].
+    pub(crate) fn restore(&mut self, from: &mut Reader<'_>) -> Result<Restored, RestoreError> {
+        self.features.restore(from)?;
+        let suspendable = self.features.accepted() & feature::SUSPEND != 0;
+        self.status = Status::restored(from.u32()?, self.features.acceptable(), suspendable)?;
+        possible(!from.flag("status")?, "a change of the status is under way")?;
+        self.queue_sel = from.u32()?;
+        self.generation = from.u32()?;
+        self.changed = from.flag("configuration change")?;
+        self.violations = AtomicU64::new(from.u64()?);
+        same(from.u16()?, self.queue_count(), "number of queues")?;
+        let features = self.features.accepted();
+        let packed = features & feature::RING_PACKED != 0;
+        let has_started = self.status.running() || self.status.suspended();
+        let mut queues = Vec::new();
+        for (index, queue) in (0..=u16::MAX).zip(&mut self.queues) {
+            let live = queue.restore(from, packed)?;
+            possible(!queue.enabled() || self.status.negotiated(), "enabled queue before the negotiation")?;
+            possible(live.is_none() || has_started, "live queue of a device that was not started")?;
+            queues.extend(live.map(|addresses| (index, addresses)));
+        }
+        Ok(Restored { features, queues, suspended: self.status.suspended(), window: None })
     }
 
     /// Completes a reset (section 2.4).

@@ -4,6 +4,7 @@ mod rig;
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::Effect;
+use paravane_transport::Transport as _;
 use proptest::prelude::*;
 use rig::{OFFERED, QUEUE_SIZES, RUNNING, Rig};
 

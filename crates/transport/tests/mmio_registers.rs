@@ -3,6 +3,7 @@ mod rig;
 
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::Effect;
+use paravane_transport::Transport as _;
 use rig::{DEVICE_ID, NEGOTIATED, OFFERED, RUNNING, Rig, addresses, config};
 
 #[test]

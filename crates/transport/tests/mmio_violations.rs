@@ -3,6 +3,7 @@ mod rig;
 
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_transport::Effect;
+use paravane_transport::Transport as _;
 use rig::{NEGOTIATED, OFFERED, RUNNING, Rig, addresses};
 
 const READ_ONLY: [u64; 13] = [

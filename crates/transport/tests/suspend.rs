@@ -4,6 +4,7 @@ mod rig;
 use paravane_spec::status::{DEVICE_NEEDS_RESET, DRIVER_OK, FAILED, SUSPEND};
 use paravane_spec::{feature, mmio as reg};
 use paravane_transport::Effect;
+use paravane_transport::Transport as _;
 use rig::{DRIVER, NEGOTIATED, OFFERED, RUNNING, Rig, addresses};
 
 const SUSPENDED: u32 = NEGOTIATED | SUSPEND;

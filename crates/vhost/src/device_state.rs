@@ -154,6 +154,16 @@ fn read(pipe: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
     }
 }
 
+/// Queue pairs in the state of a card ([`Device::state`](paravane_device::Device::state)); 0: none.
+pub(crate) fn pairs_of(state: &[u8]) -> u16 {
+    state.try_into().map_or(0, u16::from_le_bytes)
+}
+
+/// State of a card whose driver has set this number of queue pairs.
+pub(crate) fn state_of(pairs: u16) -> Vec<u8> {
+    if pairs == 0 { Vec::new() } else { pairs.to_le_bytes().to_vec() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

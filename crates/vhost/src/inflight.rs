@@ -14,30 +14,22 @@
 //! `paravane_ring`).
 use crate::memory::ClientMemory;
 use crate::session::SessionError;
-use paravane_dma::{Access, Backing, FileRange, Mapping, Memory, Region, RegionConfig};
+use paravane_dma::{Backing, FileRange, Region, RegionConfig};
+use paravane_io::InFlightMemory;
 use paravane_ring::device::tracking_bytes;
 use paravane_spec::queue::MAX_SIZE;
 use paravane_spec::vhost_user::Inflight;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 
 /// Alignment of each queue's region in bytes.
 const ALIGN: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// In-flight region of all queues.
+/// In-flight region of all queues, with what the client said about it.
 #[derive(Debug)]
 pub(crate) struct InflightMemory {
-    layout: Inflight,
-    /// The region is at address 0.
-    memory: Memory,
-    region: Arc<Region>,
-}
-
-/// Distance in bytes between the regions of two queues, which have equal shares.
-fn stride(layout: Inflight) -> u64 {
-    let share = layout.size / u64::from(layout.queues.max(1));
-    share - share % ALIGN
+    pub(crate) layout: Inflight,
+    pub(crate) memory: InFlightMemory,
 }
 
 /// Makes an in-flight region for `wanted` queues, to be sent to the client.
@@ -87,51 +79,7 @@ impl InflightMemory {
         let range = FileRange { gpa: 0, size, offset: layout.offset, writable: true };
         let refused = crate::memory::TableError::Memory;
         let region = Region::guarded(range, file, client.alarm(), client.quota()).map_err(refused)?;
-        Ok(Self { layout, memory: Memory::new(vec![Arc::clone(&region)]).map_err(refused)?, region })
-    }
-
-    /// What the client said about the region.
-    pub(crate) fn layout(&self) -> Inflight {
-        self.layout
-    }
-
-    /// The file of the region.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.region.fd()
-    }
-
-    /// Makes the region of a queue new.
-    ///
-    /// # Errors
-    /// The host refuses.
-    pub(crate) fn clear(&self, queue: u16) -> std::io::Result<()> {
-        let stride = stride(self.layout);
-        let at = self.layout.offset + stride * u64::from(queue);
-        let zeroes = vec![0; stride as usize];
-        let mut written = 0;
-        while written < zeroes.len() {
-            written += rustix::io::pwrite(self.file(), &zeroes[written..], at + written as u64)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the client truncated the file.
-    pub(crate) fn lost(&self) -> bool {
-        self.region.lost()
-    }
-
-    /// Maps the region of a queue with `size` descriptors.
-    pub(crate) fn region(&self, queue: u16, size: u16, is_packed: bool) -> Result<Mapping, SessionError> {
-        let (stride, needed) = (stride(self.layout), tracking_bytes(size, is_packed) as u64);
-        if queue >= self.layout.queues || needed > stride {
-            return Err(SessionError::Inflight("too small for this queue"));
-        }
-        // Less than the size of the whole region, so it cannot overflow.
-        let at = stride * u64::from(queue);
-        let mut handle = self.memory.handle();
-        let guard = handle.enter();
-        guard
-            .map(at, needed as usize, Access::READ | Access::WRITE | Access::RELAXED)
-            .map_err(|_| SessionError::Inflight("smaller than its size field"))
+        let memory = InFlightMemory::of(region, layout.size, layout.queues.into()).map_err(refused)?;
+        Ok(Self { layout, memory })
     }
 }

@@ -1,6 +1,6 @@
 //! Serve virtio devices to other VMMs over vhost-user.
 //!
-//! [`Export`] does all of it: it listens on a socket (or connects to one), speaks the protocol on
+//! [`Export`](paravane_export::Export) does all of it: it listens on a socket (or connects to one), speaks the protocol on
 //! one thread, and serves the queues on I/O threads. What it does for any protocol is in the crate
 //! `paravane-export`, which this one re-exports; [`VhostUser`] makes the sessions. [`message`] and
 //! [`session`] use no socket, so that they can be tested and fuzzed alone.
@@ -28,7 +28,8 @@
 //!
 //! ```
 //! use paravane_device::rng::Rng;
-//! use paravane_vhost::{Endpoint, Export, ExportConfig};
+//! use paravane_export::{Endpoint, Export};
+//! use paravane_vhost::ExportConfig;
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("rng.sock");
 //!
@@ -59,11 +60,4 @@ mod protocol;
 pub mod session;
 mod vring;
 
-pub use paravane_dma::{MappingLimits, MappingPool, MappingQuota};
-pub use paravane_export::{
-    Endpoint, Exchanged, Export, ExportError, ExportStatus, Handover, HandoverError, Inspector, Keeper, Kept,
-    KeptError, Noter, ProtocolThreads, QueueStatus, SharedStatus, keeper, record_file, socket,
-};
-pub use paravane_io::{IoPool, caught};
-pub use paravane_notify::Notifier;
 pub use protocol::{ExportConfig, KnownToDriver, RecordedSession, VhostUser};

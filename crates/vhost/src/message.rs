@@ -199,18 +199,23 @@ impl Parts<'_> {
         }
     }
 
+    /// Takes the one descriptor of a message with which some clients send an unused number.
+    fn only_fd(&mut self) -> Result<OwnedFd, MessageError> {
+        if matches!(self.payload.len(), 0 | 8) { self.fd() } else { Err(self.wrong_size()) }
+    }
+
     /// Reads a queue index, and takes its descriptor if the payload announces one.
-    fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
+    fn vring_fd(&mut self, make: fn(u8, Option<OwnedFd>) -> Request) -> Result<Request, MessageError> {
         let value: u64 = self.only()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
             return Err(self.wrong_value(value));
         }
         let index = (value & VRING_INDEX_MASK) as u8;
         if value & VRING_NO_FD == 0 {
-            return Ok((index, Some(self.fd()?)));
+            return Ok(make(index, Some(self.fd()?)));
         }
         self.no_fds()?;
-        Ok((index, None))
+        Ok(make(index, None))
     }
 
     fn no_fds(&self) -> Result<(), MessageError> {
@@ -274,29 +279,14 @@ impl Request {
             request::RESET_OWNER => parts.empty(Self::ResetOwner)?,
             request::SET_MEM_TABLE => Self::SetMemTable(parts.table()?),
             request::SET_LOG_BASE => Self::SetLogBase(parts.only()?, parts.fd()?),
-            request::SET_LOG_FD => {
-                // Some clients send an unused number with it.
-                if !matches!(payload.len(), 0 | 8) {
-                    return Err(parts.wrong_size());
-                }
-                Self::SetLogFd(parts.fd()?)
-            }
+            request::SET_LOG_FD => Self::SetLogFd(parts.only_fd()?),
             request::SET_VRING_NUM => Self::SetVringNum(parts.only()?),
             request::SET_VRING_ADDR => Self::SetVringAddr(parts.only()?),
             request::SET_VRING_BASE => Self::SetVringBase(parts.only()?),
             request::GET_VRING_BASE => Self::GetVringBase(parts.only()?),
-            request::SET_VRING_KICK => {
-                let (index, fd) = parts.vring_fd()?;
-                Self::SetVringKick(index, fd)
-            }
-            request::SET_VRING_CALL => {
-                let (index, fd) = parts.vring_fd()?;
-                Self::SetVringCall(index, fd)
-            }
-            request::SET_VRING_ERR => {
-                let (index, fd) = parts.vring_fd()?;
-                Self::SetVringErr(index, fd)
-            }
+            request::SET_VRING_KICK => parts.vring_fd(Self::SetVringKick)?,
+            request::SET_VRING_CALL => parts.vring_fd(Self::SetVringCall)?,
+            request::SET_VRING_ERR => parts.vring_fd(Self::SetVringErr)?,
             request::GET_PROTOCOL_FEATURES => parts.empty(Self::GetProtocolFeatures)?,
             request::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(parts.only()?),
             request::GET_QUEUE_NUM => parts.empty(Self::GetQueueNum)?,
@@ -306,12 +296,7 @@ impl Request {
                 let [a, b, c, d, e, f, _, _] = parts.only()?;
                 Self::SendRarp([a, b, c, d, e, f])
             }
-            request::SET_BACKEND_REQ_FD => {
-                if !matches!(payload.len(), 0 | 8) {
-                    return Err(parts.wrong_size());
-                }
-                Self::SetBackendReqFd(parts.fd()?)
-            }
+            request::SET_BACKEND_REQ_FD => Self::SetBackendReqFd(parts.only_fd()?),
             request::IOTLB_MSG => Self::IotlbMsg(parts.only()?),
             request::GET_CONFIG => Self::GetConfig(parts.config()?.0),
             request::SET_CONFIG => {

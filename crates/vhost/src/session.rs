@@ -26,7 +26,7 @@ pub use paravane_export::protocol::{Answer, Offer};
 pub(crate) use saved::{check, seen_by_driver};
 
 use crate::back_channel::BackChannel;
-use crate::device_state::{DeviceState, Transfer};
+use crate::device_state::{self, DeviceState, Transfer};
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
@@ -37,17 +37,17 @@ use paravane_device::Device;
 use paravane_dma::{DirtyLog, headroom};
 use paravane_export::SharedStatus;
 use paravane_export::notifiers::Signal;
-use paravane_io::DeviceThreads;
+use paravane_io::{DeviceThreads, QueueSet};
 use paravane_notify::Notifier;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
-    ConfigAccess, F_LOG_ALL, Header, LogArea, MAX_CONFIG, VRING_NO_FD, VringState, flags, protocol_feature,
+    ConfigAccess, F_LOG_ALL, Header, Inflight, LogArea, MAX_CONFIG, StateTransfer, VRING_NO_FD, VringState,
+    flags, protocol_feature,
 };
 use paravane_spec::{device_id, feature};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use translation::Handled;
 
 /// Interval between looks at a queue whose client sends no kicks.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
@@ -65,7 +65,7 @@ const BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Session of one client, for [`VhostUser`](crate::VhostUser).
 pub struct VhostSession {
     device: Box<dyn Device>,
-    threads: Arc<DeviceThreads>,
+    queues: QueueSet,
     shared_status: Arc<SharedStatus>,
     features: Features,
     memory: ClientMemory,
@@ -116,7 +116,7 @@ impl VhostSession {
         let mut session = Self {
             features: Features::new(device.device_id(), device.features(), offer),
             device,
-            threads,
+            queues: QueueSet::new(threads, queues),
             shared_status,
             memory,
             vrings: std::iter::repeat_with(Vring::default).take(queues).collect(),
@@ -167,10 +167,10 @@ impl VhostSession {
         for (queue, vring) in (0..).zip(&mut self.vrings) {
             if let Some(own) = own
                 && vring.is_tracked
-                && !vring.is_live()
+                && !self.queues.is_live(queue)
             {
                 let request = "in-flight region";
-                own.clear(queue).map_err(|source| SessionError::Fd { request, source })?;
+                own.memory.clear(queue).map_err(|source| SessionError::Fd { request, source })?;
                 vring.is_tracked = false;
             }
         }
@@ -214,23 +214,13 @@ impl VhostSession {
             Request::GetFeatures => return number(self.features.offered()),
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::GetProtocolFeatures => return number(self.features.offered_protocol()),
-            Request::SetProtocolFeatures(features) => {
-                self.features.accept_protocol(features)?;
-                if !self.memory.use_guest_physical(features & protocol_feature::GPA_ADDRESSES != 0) {
-                    return Err(SessionError::Addresses);
-                }
-                self.shared_status.write().protocol_features = features;
-                self.follow_carrier();
-            }
+            Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
             Request::SetOwner => self.begin_negotiation(),
             Request::ResetOwner => {
                 self.disable_all();
                 self.forget_driver();
             }
-            Request::ResetDevice => {
-                self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
-                self.reset();
-            }
+            Request::ResetDevice => self.reset_device()?,
             Request::GetQueueNum => return number(self.queue_num()),
             Request::SetMemTable(regions) => self.change_memory(self.memory.with_all(regions)?)?,
             Request::AddMemReg(region) => self.change_memory(self.memory.with(region)?)?,
@@ -243,33 +233,14 @@ impl VhostSession {
             }
             Request::GetVringBase(VringState { index, .. }) => return self.get_vring_base(index),
             Request::SetVringKick(index, fd) => self.set_vring_kick(index, fd)?,
-            Request::SetVringCall(index, fd) => {
-                let queue = self.queue(index.into())?;
-                let call = signal(fd, "SET_VRING_CALL")?;
-                self.shared_status.notifiers.set_call(queue, call);
-                // An interrupt through the old descriptor may have been missed.
-                if self.vrings[usize::from(queue)].is_live() {
-                    self.interrupt(queue);
-                }
-            }
+            Request::SetVringCall(index, fd) => self.set_vring_call(index, fd)?,
             Request::SetVringErr(index, fd) => {
                 let queue = self.queue(index.into())?;
                 self.shared_status.notifiers.set_err(queue, signal(fd, "SET_VRING_ERR")?);
             }
             Request::SetVringEnable(state) => self.set_vring_enable(state)?,
-            Request::SendRarp(mac) => {
-                self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
-                if let Some(net) = self.device.net() {
-                    net.announce(mac);
-                }
-            }
-            Request::SetBackendReqFd(fd) => {
-                self.features.need_protocol(protocol_feature::BACKEND_REQ, "SET_BACKEND_REQ_FD")?;
-                let request = "SET_BACKEND_REQ_FD";
-                paravane_export::pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
-                self.back_channel.connect(fd);
-                self.follow_carrier();
-            }
+            Request::SendRarp(mac) => self.send_rarp(mac)?,
+            Request::SetBackendReqFd(fd) => self.set_backend_req_fd(fd)?,
             Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
             Request::SetConfig(access, bytes) => {
                 if access.flags == 0 {
@@ -285,57 +256,100 @@ impl VhostSession {
             // This descriptor would announce changes of the log. Clients poll the log, so nothing
             // uses it.
             Request::SetLogFd(_) => {}
-            Request::GetInflightFd(wanted) => {
-                self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
-                let (inflight, fd) = {
-                    let most = self.device.queue_sizes().iter().copied().max().unwrap_or(0);
-                    inflight::make(wanted, most, self.features.has(feature::RING_PACKED))?
-                };
-                return Ok(Some(Reply::Inflight(inflight, fd)));
-            }
-            Request::SetInflightFd(inflight, fd) => {
-                self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "SET_INFLIGHT_FD")?;
-                if let Some(queue) = self.live_queue() {
-                    return Err(SessionError::Live { queue, request: "SET_INFLIGHT_FD" });
-                }
-                self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
-                self.shared_status.write().tracked = true;
-            }
-            Request::SetDeviceStateFd(said, pipe) => {
-                self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
-                if let Some(queue) = self.live_queue() {
-                    return Err(SessionError::Live { queue, request: "SET_DEVICE_STATE_FD" });
-                }
-                let state = self.device_state();
-                self.transfer = Transfer::begin(said, pipe, state)?;
-                // The state travels through the client's pipe; the reply carries no descriptor.
-                return number(VRING_NO_FD);
-            }
-            Request::CheckDeviceState => {
-                let own = self.device_state();
-                let loaded = self.transfer.check(own);
-                if let Ok(Some(pairs)) = loaded {
-                    self.paused_pairs = pairs;
-                }
-                return number(loaded.is_err().into());
-            }
-            Request::IotlbMsg(said) => {
-                if self.iotlb(&said)? == Handled::Refused {
-                    return Ok(Some(Reply::Refused));
-                }
-            }
+            Request::GetInflightFd(wanted) => return self.get_inflight_fd(wanted).map(Some),
+            Request::SetInflightFd(inflight, fd) => self.set_inflight_fd(inflight, fd)?,
+            Request::SetDeviceStateFd(said, pipe) => return self.set_device_state_fd(said, pipe),
+            Request::CheckDeviceState => return self.check_device_state(),
+            Request::IotlbMsg(said) => return self.iotlb(&said),
         }
         Ok(None)
     }
 
+    fn set_protocol_features(&mut self, features: u64) -> Result<(), SessionError> {
+        self.features.accept_protocol(features)?;
+        if !self.memory.use_guest_physical(features & protocol_feature::GPA_ADDRESSES != 0) {
+            return Err(SessionError::Addresses);
+        }
+        self.shared_status.write().protocol_features = features;
+        self.follow_carrier();
+        Ok(())
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<OwnedFd>) -> Result<(), SessionError> {
+        let queue = self.queue(index.into())?;
+        let call = signal(fd, "SET_VRING_CALL")?;
+        self.shared_status.notifiers.set_call(queue, call);
+        // An interrupt through the old descriptor may have been missed.
+        if self.queues.is_live(queue) {
+            self.interrupt(queue);
+        }
+        Ok(())
+    }
+
+    fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), SessionError> {
+        self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
+        self.device.announce(mac);
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&mut self, fd: OwnedFd) -> Result<(), SessionError> {
+        let request = "SET_BACKEND_REQ_FD";
+        self.features.need_protocol(protocol_feature::BACKEND_REQ, request)?;
+        paravane_export::pair::check(&fd).map_err(|source| SessionError::Fd { request, source })?;
+        self.back_channel.connect(fd);
+        self.follow_carrier();
+        Ok(())
+    }
+
+    fn get_inflight_fd(&self, wanted: Inflight) -> Result<Reply, SessionError> {
+        self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
+        let most = self.device.queue_sizes().iter().copied().max().unwrap_or(0);
+        let (inflight, fd) = inflight::make(wanted, most, self.features.has(feature::RING_PACKED))?;
+        Ok(Reply::Inflight(inflight, fd))
+    }
+
+    fn set_inflight_fd(&mut self, inflight: Inflight, fd: OwnedFd) -> Result<(), SessionError> {
+        self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "SET_INFLIGHT_FD")?;
+        self.expect_idle("SET_INFLIGHT_FD")?;
+        self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
+        self.shared_status.write().tracked = true;
+        Ok(())
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        said: StateTransfer,
+        pipe: OwnedFd,
+    ) -> Result<Option<Reply>, SessionError> {
+        self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
+        self.expect_idle("SET_DEVICE_STATE_FD")?;
+        let state = self.device_state();
+        self.transfer = Transfer::begin(said, pipe, state)?;
+        // The state travels through the client's pipe; the reply carries no descriptor.
+        number(VRING_NO_FD)
+    }
+
+    fn check_device_state(&mut self) -> Result<Option<Reply>, SessionError> {
+        let own = self.device_state();
+        let loaded = self.transfer.check(own);
+        if let Ok(Some(pairs)) = loaded {
+            self.paused_pairs = pairs;
+        }
+        number(loaded.is_err().into())
+    }
+
+    /// Refuses a request that comes while a queue is live.
+    fn expect_idle(&self, request: &'static str) -> Result<(), SessionError> {
+        match self.live_queue() {
+            Some(queue) => Err(SessionError::Live { queue, request }),
+            None => Ok(()),
+        }
+    }
+
     fn set_features(&mut self, features: u64) -> Result<(), SessionError> {
         let changed = self.features.accepted() ^ features;
-        if changed & !F_LOG_ALL != 0
-            && let Some(queue) = self.live_queue()
-        {
-            return Err(SessionError::Live { queue, request: "SET_FEATURES" });
-        }
         if changed & !F_LOG_ALL != 0 {
+            self.expect_idle("SET_FEATURES")?;
             self.begin_negotiation();
         }
         self.features.accept(features)?;
@@ -350,7 +364,7 @@ impl VhostSession {
 
     /// Index of the first live queue, if any.
     fn live_queue(&self) -> Option<u32> {
-        self.vrings.iter().position(Vring::is_live).map(|index| index as u32)
+        self.queues.first_live().map(u32::from)
     }
 
     /// Number of queues; of queue pairs for a network device, if counted so.
@@ -403,8 +417,8 @@ impl VhostSession {
     }
 
     /// Queue pairs that the driver has set through the control queue; 0: none.
-    fn commanded_pairs(&mut self) -> u16 {
-        match self.device.net().map_or(0, |net| net.commanded_pairs()) {
+    fn commanded_pairs(&self) -> u16 {
+        match device_state::pairs_of(&self.device.state()) {
             0 => self.paused_pairs,
             pairs => pairs,
         }
@@ -427,9 +441,10 @@ impl VhostSession {
     }
 
     /// Resets the device to its state at connection. Memory and protocol features stay.
-    fn reset(&mut self) {
-        for queue in 0..self.vrings.len() as u16 {
-            self.abandon(queue);
+    fn reset_device(&mut self) -> Result<(), SessionError> {
+        self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
+        self.queues.stop(self.queues.all(), false);
+        for queue in self.queues.all() {
             self.shared_status.notifiers.forget_failure(queue);
         }
         for vring in &mut self.vrings {
@@ -441,6 +456,7 @@ impl VhostSession {
         for (queue, vring) in (0..).zip(&self.vrings) {
             self.publish_status(queue, vring);
         }
+        Ok(())
     }
 
     /// Tells the client that the configuration space changed, if it accepted CONFIG.
@@ -454,9 +470,7 @@ impl VhostSession {
     fn follow_carrier(&mut self) {
         let is_told =
             self.features.has_protocol(protocol_feature::CONFIG) && self.back_channel.socket().is_some();
-        if let Some(net) = self.device.net() {
-            net.follow_carrier(is_told);
-        }
+        self.device.follow_carrier(is_told);
     }
 
     /// Socket for requests to the client, if there is one.
@@ -493,15 +507,17 @@ impl VhostSession {
     pub fn check_memory(&self) -> Result<(), SessionError> {
         let _ = self.memory.alarm().take();
         let log = self.log.as_ref().is_some_and(|(_, log)| log.lost());
-        let inflight = self.inflight.as_ref().is_some_and(InflightMemory::lost);
+        let inflight = self.inflight.as_ref().is_some_and(|inflight| inflight.memory.is_lost());
         if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
     }
 
     /// Time until the next call of [`VhostSession::tick`] is due, if nothing else happens.
     #[must_use]
     pub fn next_tick(&self) -> Option<Duration> {
-        let polls = |vring: &Vring| vring.is_live() && matches!(vring.kick, Some(Kick::Poll));
-        if self.vrings.iter().any(polls) {
+        let polls = |(queue, vring): (u16, &Vring)| {
+            matches!(vring.kick, Some(Kick::Poll)) && self.queues.is_live(queue)
+        };
+        if (0..).zip(&self.vrings).any(polls) {
             return Some(POLL_INTERVAL);
         }
         (self.translations.is_some() && self.back_channel.has_unreported()).then_some(REPORT_RETRY)

@@ -14,7 +14,6 @@
 //! While a queue is live, only its descriptors and the logging of its ring can change.
 use paravane_ring::device::{State, StateError};
 use paravane_spec::feature;
-use paravane_spec::queue::QueueAddresses;
 use paravane_spec::vhost_user::VringAddr;
 use std::os::fd::OwnedFd;
 
@@ -27,16 +26,6 @@ pub(crate) enum Kick {
     Poll,
 }
 
-/// State of a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Not served.
-    #[default]
-    Stopped,
-    /// On an I/O thread, with its ring at these addresses.
-    Live(QueueAddresses),
-}
-
 /// Configuration of one queue, as the client sent it.
 #[derive(Debug, Default)]
 pub(crate) struct Vring {
@@ -47,16 +36,11 @@ pub(crate) struct Vring {
     pub(crate) base: u32,
     pub(crate) kick: Option<Kick>,
     pub(crate) enabled: bool,
-    pub(crate) stage: Stage,
     /// Its part of the session's own in-flight region is not new.
     pub(crate) is_tracked: bool,
 }
 
 impl Vring {
-    pub(crate) fn is_live(&self) -> bool {
-        matches!(self.stage, Stage::Live(_))
-    }
-
     /// Whether the queue has all that it needs to start.
     pub(crate) fn is_complete(&self, needs_enable: bool) -> bool {
         self.size > 0 && self.addr.is_some() && self.kick.is_some() && (self.enabled || !needs_enable)

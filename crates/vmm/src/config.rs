@@ -114,18 +114,6 @@ pub enum BlockOrder {
     Sequential,
 }
 
-/// What serves queues.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ServingMode {
-    /// I/O threads.
-    #[default]
-    IoThreads,
-    /// The vCPU's thread, in the exit of a kick: for comparison.
-    ///
-    /// Works without ioeventfds only.
-    Vcpu,
-}
-
 /// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
@@ -177,8 +165,6 @@ pub struct RunConfig {
     pub rebalance: bool,
     /// Longest poll of a queue before its I/O thread waits for a kick [0: no polling].
     pub longest_poll: Duration,
-    /// What serves queues.
-    pub serving_mode: ServingMode,
     /// Takes the queues from the I/O threads, for comparisons.
     pub server: Option<Arc<dyn QueueServer>>,
     /// Have the guest time its kicks.
@@ -229,7 +215,6 @@ impl Default for RunConfig {
             io_threads: None,
             rebalance: false,
             longest_poll: Duration::ZERO,
-            serving_mode: ServingMode::IoThreads,
             server: None,
             time_kicks: false,
             vcpu_cpu: None,

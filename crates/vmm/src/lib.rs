@@ -30,7 +30,7 @@ pub mod injection;
 pub use arch::LoadError;
 pub use config::{
     AccelChoice, BlockOrder, Completion, DirtyLogging, Inject, MsiDelivery, RingLayout, RunConfig,
-    ServingMode, TransportChoice,
+    TransportChoice,
 };
 pub use error::RunError;
 pub use job::{DiskJob, DiskWork, Job, NetJob, Traffic};

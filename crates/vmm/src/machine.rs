@@ -1,7 +1,7 @@
 //! The machine: memory, bus, devices with threads, and a vCPU or a host thread.
 //!
 //! ```text
-//! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> Placement (I/O threads)
+//! RunConfig, devices --> Machine: Bus -> AttachedDevice (paravane-attach) -> IoPool (I/O threads)
 //!                           |      '---> console, PCI root, a Linux guest's system devices
 //!                           '----------> Accelerator (KVM, or a host thread): interrupts, ioeventfds, runs the guest
 //! ```
@@ -31,7 +31,7 @@ pub(crate) mod thread;
 mod vhost_net;
 
 use crate::arch::SystemDevices;
-use crate::config::{RunConfig, ServingMode, TransportChoice};
+use crate::config::{RunConfig, TransportChoice};
 use crate::error::RunError;
 use crate::lock::lock;
 use accel::Accelerator;
@@ -41,14 +41,13 @@ use console::Console;
 use counters::RunCounters;
 use devices::NamedDevice;
 use domain::domain;
-use paravane_attach::{AttachedDevice, Placement, QueueBackend, Spread};
+use paravane_attach::AttachedDevice;
 use paravane_dma::{Backing, Domain, Memory, Region, RegionConfig};
-use paravane_io::IoThreadFigures;
+use paravane_io::{IoPool, IoThreadFigures, QueueBackend, Spread};
 use paravane_notify::LimitedIoEventFds;
 use paravane_transport::pci::root::Root;
 use rebalance::Rebalancer;
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vhost_net::VhostNet;
@@ -75,7 +74,7 @@ pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError>
 pub(crate) struct Machine {
     /// What the guest reaches.
     pub(crate) bus: Arc<Bus>,
-    placement: Placement,
+    pool: Arc<IoPool>,
     rebalancer: Option<Mutex<Rebalancer>>,
     domains: Vec<Domain>,
     /// Of each device: its name, and whether vhost-net serves it.
@@ -100,8 +99,9 @@ impl Machine {
         devices: Vec<NamedDevice>,
         system: Option<SystemDevices>,
     ) -> Result<Self, RunError> {
-        let placement = placement(config, devices.len())
+        let pool = io_pool(config, devices.len())
             .map_err(|source| RunError::Os { what: "start an I/O thread", source })?;
+        let pool = Arc::new(pool);
         let fds = match config.max_ioeventfds {
             None => accelerator.ioeventfds(),
             Some(limit) => Arc::new(LimitedIoEventFds::new(accelerator.ioeventfds(), limit)),
@@ -114,7 +114,7 @@ impl Machine {
             let domain = domain(config, memory, number)?;
             domains.extend(domain.clone());
             let mut builder = AttachedDevice::builder(device, memory)
-                .placement(&placement)
+                .io_pool(&pool)
                 .rings(config.ring_features())
                 .counters(Arc::clone(&counters.devices));
             if let Some(domain) = domain {
@@ -140,29 +140,27 @@ impl Machine {
         };
         let bus = Arc::new(bus);
         let rebalancer = config.rebalance.then(Mutex::default);
-        Ok(Self { bus, placement, rebalancer, domains, names })
+        Ok(Self { bus, pool, rebalancer, domains, names })
     }
 
     /// Moves a queue to an idle thread, if that is wanted and worth it. To be called every [`PERIOD`].
     pub(crate) fn rebalance(&self) {
         if let Some(rebalancer) = &self.rebalancer {
-            lock(rebalancer).step(self.bus.devices(), self.placement.thread_count());
+            lock(rebalancer).step(self.bus.devices(), self.pool.figures().len());
         }
     }
 
     /// What each I/O thread has counted.
     pub(crate) fn figures(&self) -> Vec<IoThreadFigures> {
-        self.placement.figures()
+        self.pool.figures()
     }
 
-    /// Stops queues and threads, and returns the devices, which hold the images' locks.
+    /// Stops queues, and returns the devices, which hold the images' locks.
     pub(crate) fn stop(&self) -> Vec<NamedDevice> {
         let stop = |(device, (name, vhost)): (&AttachedDevice, &(Arc<str>, bool))| {
             Some(NamedDevice { name: Arc::clone(name), device: device.stop()?, vhost: *vhost, job: None })
         };
-        let devices = self.bus.devices().iter().zip(&self.names).filter_map(stop).collect();
-        self.placement.quit();
-        devices
+        self.bus.devices().iter().zip(&self.names).filter_map(stop).collect()
     }
 
     /// The devices, with their names.
@@ -179,16 +177,13 @@ impl Machine {
     }
 }
 
-/// Where the queues of `devices` devices are served.
-fn placement(config: &RunConfig, devices: usize) -> io::Result<Placement> {
-    if config.serving_mode == ServingMode::Vcpu {
-        return Placement::inline();
-    }
+/// Threads for the queues of `devices` devices.
+fn io_pool(config: &RunConfig, devices: usize) -> io::Result<IoPool> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let few = devices.min(cpus).min(DEVICES_THREADS);
-    let count = NonZeroUsize::new(config.io_threads.map_or(few, usize::from)).unwrap_or(NonZeroUsize::MIN);
+    let count = config.io_threads.map_or(few, usize::from);
     let spread = if config.io_threads.is_some() { Spread::Queues } else { Spread::Devices };
-    Placement::spawn(count, spread, config.longest_poll)
+    IoPool::fixed(count, config.longest_poll, spread)
 }
 
 impl Drop for Machine {

@@ -19,8 +19,8 @@ pub(crate) use child::child_main;
 
 use crate::guest::{Card, OneDevice, Peer};
 use message::{Answer, Request, kind};
-use paravane_attach::{Loan, QueueBackend};
 use paravane_device::net::Totals;
+use paravane_io::{Loan, QueueBackend};
 use paravane_vmm::{QueueServer, ServerFigures};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -95,9 +95,9 @@ impl QueueServer for Process {
         ServerFigures { kicks, interrupts, cpu_s: cpu_ns as f64 * 1e-9 }
     }
 
-    fn totals(&self, _device: usize) -> Totals {
+    fn totals(&self, _device: usize) -> Option<Totals> {
         let Answer { transmitted, received, .. } = self.0.figures();
-        Totals { transmitted, received, ..Totals::default() }
+        Some(Totals { transmitted, received, ..Totals::default() })
     }
 }
 

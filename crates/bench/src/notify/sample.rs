@@ -1,9 +1,11 @@
 //! One sample: a run of the microVM, and the figures of its measured phase.
 use super::case::{Case, SampleSize, Subject};
+use super::inline::Inline;
 use super::process::Process;
 use crate::figures::{Figure, by};
 use crate::guest::{self, Image, Sample};
-use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, ServingMode, TransportChoice};
+use paravane_vmm::{AccelChoice, MsiDelivery, RunConfig, TransportChoice};
+use std::sync::Arc;
 
 /// Runs the machine once, with the guest on `cpu`.
 ///
@@ -27,14 +29,13 @@ pub(super) fn sample(
         // Another process can interrupt the guest only by a file descriptor.
         msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
-        serving_mode: match subject {
-            Subject::Inline => ServingMode::Vcpu,
-            Subject::Exit | Subject::IoEventFd | Subject::Process => ServingMode::IoThreads,
-        },
         time_kicks: true,
         vcpu_cpu: cpu,
         ..case.machine(size, device)
     };
+    if subject == Subject::Inline {
+        config.server = Some(Arc::new(Inline));
+    }
     if subject != Subject::Process {
         return Ok(figures(case, &guest::run(&config, device)?, real_time));
     }

@@ -57,7 +57,7 @@ use crate::kinds::opening::{Earlier, LinkEnds, Opening};
 use failed::{failed_by, log_failed};
 use group::{Group, Leaving, State, groups};
 use paravane_device::blk::Snapshot;
-use paravane_vhost::Notifier;
+use paravane_notify::Notifier;
 use plan::Reload;
 use served::{ServedDevice, Sessions};
 use state::{Inner, Shared};

@@ -1,7 +1,7 @@
 //! Limits on resources that VMMs take from this process.
 use super::args::DaemonArgs;
 use anyhow::{Error, bail};
-use paravane_vhost::MappingLimits;
+use paravane_dma::MappingLimits;
 
 /// Limits on memory that VMMs share: options, else defaults from the host.
 ///

@@ -9,7 +9,8 @@ use crate::serve::sandbox::paths::AllowedPaths;
 use anyhow::anyhow;
 use paravane_device::LogDevice;
 use paravane_device::blk::FileId;
-use paravane_vhost::{Endpoint, ExportConfig};
+use paravane_export::Endpoint;
+use paravane_vhost::ExportConfig;
 
 /// Opens a device. An error names the sandbox if that may be the cause.
 ///

@@ -295,7 +295,7 @@ fn kill_at_each_step(client: &mut Client, name: &'static str, mut daemon: Daemon
         }
         is_loaded = true;
         let message = client.message(name);
-        let mut traced = Traced::stop(&daemon, "vhost").unwrap();
+        let mut traced = Traced::stop(&daemon, "protocol").unwrap();
         let fds: Vec<BorrowedFd<'_>> = message.fds.iter().map(AsFd::as_fd).collect();
         client.raw.send(message.request, &message.payload, &fds).unwrap();
         let Some(mut call) = traced.first_call(&client.raw) else {
@@ -355,7 +355,7 @@ fn at_each_step(test: &str, features: u64) {
         return skip(test, format!("without io_uring a message and its answer are two steps: {why}"));
     }
     let (mut client, mut daemon) = Client::new(features);
-    match Traced::stop(&daemon, "vhost") {
+    match Traced::stop(&daemon, "protocol") {
         Ok(traced) => drop(traced),
         Err(error) => return skip(test, format!("cannot trace a process: {error}")),
     }

@@ -49,19 +49,19 @@ impl HostState {
     ) -> Look {
         let now = Instant::now();
         let is_due = is_asked || self.due.is_some_and(|due| due <= now);
-        let Some(net) = device.net() else { return Look::default() };
         if is_due {
-            let side = net.look();
+            let side = device.look();
             self.due = matches!(side, HostSide::Gone(_)).then(|| now + INTERVAL);
             note(shared_status, name, side);
         }
-        let is_up = net.link_is_up();
+        let again = self.due.map(|due| due.saturating_duration_since(now));
+        let Some(is_up) = device.link_is_up() else { return Look { again, changed: false } };
         let before = self.link_is_up.replace(is_up);
         if before == Some(!is_up) {
             tracing::info!(device = name, "the guest's link is {}", if is_up { "up" } else { "down" });
         }
         shared_status.write().link_is_up = Some(is_up);
-        Look { again: self.due.map(|due| due.saturating_duration_since(now)), changed: before != Some(is_up) }
+        Look { again, changed: before != Some(is_up) }
     }
 }
 

@@ -213,10 +213,10 @@ impl Talk {
         if self.session.translates() {
             return;
         }
-        let is_card = self.session.device().net().is_some();
+        let device = self.session.device();
         let status = || self.shared.shared_status.read();
         // A driver kicks for receive buffers long before frames arrive.
-        if let Some(found) = self.unseen.look(status, |queue| !is_card || queue % 2 == 1) {
+        if let Some(found) = self.unseen.look(status, |queue| !device.waits_for_host(queue)) {
             tracing::warn!(device = &*self.device, session = self.number, "{found}");
             self.shared.shared_status.write().last_error = Some(found);
         }

@@ -124,19 +124,17 @@ impl ExportTask {
 
     /// Before the first client: continues a session of another process.
     fn begin(&mut self) {
-        if let Some(net) = self.device.as_mut().and_then(|device| device.net()) {
+        if let Some(device) = &mut self.device {
             let shared = Arc::clone(&self.shared);
-            net.tell_change(Box::new(move || {
+            device.tell_change(Box::new(move || {
                 shared.orders.give(&[Order::Look]);
             }));
-        }
-        if self.keeping.is_some()
-            && let Some(net) = self.device.as_mut().and_then(|device| device.net())
-        {
-            let shared = Arc::clone(&self.shared);
-            net.tell_commands(Box::new(move || {
-                shared.orders.give(&[Order::Record]);
-            }));
+            if self.keeping.is_some() {
+                let shared = Arc::clone(&self.shared);
+                device.tell_state(Box::new(move || {
+                    shared.orders.give(&[Order::Record]);
+                }));
+            }
         }
         match self.resumed.take() {
             None => self.restoring = None,

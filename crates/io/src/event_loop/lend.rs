@@ -11,8 +11,12 @@
 //! rest of the loop is offered ([`Baton`]): a queue, and its thread, are all that a client can hold up.
 //!
 //! Until the queue is back, no other queue of its device is served: each would cost a thread.
-use super::{Entry, EventLoop, State};
-use crate::{Activity, Counters, HostQueue, Message, Task, caught, lock};
+use super::parts::{Entry, EventLoop, Lent, Message, Returned, Setting, State, Task, Tenure};
+use crate::activity::Activity;
+use crate::caught;
+use crate::counters::Counters;
+use crate::host_queue::HostQueue;
+use crate::lock::lock;
 use paravane_device::{LogDevice, ServeError};
 use paravane_notify::{Baton, Notifier};
 use std::mem::ManuallyDrop;
@@ -21,30 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// What the threads of an event loop share, with those who have work for it.
-pub(crate) struct Setting {
-    /// Sends messages to the loop.
-    pub(crate) sender: Mutex<Sender<Message>>,
-    /// Signalled after each message.
-    pub(crate) control: Notifier,
-    /// Longest poll of a queue before the thread waits for its kick; 0: no polling.
-    pub(super) longest_poll: Duration,
-    /// Counters.
-    pub(crate) counters: Counters,
-    /// Told when the thread wakes; `None`: nobody watches it.
-    ///
-    /// A watched thread measures how long it serves each queue, and can lose the loop.
-    pub(super) activity: Option<Arc<Activity>>,
-    pub(super) epoll: Arc<OwnedFd>,
-    /// Where the thread that has the loop offers it.
-    baton: Mutex<Arc<Baton<EventLoop>>>,
-    /// Devices that block threads which have lost the loop; once for each.
-    blocked: Mutex<Vec<usize>>,
-    /// Kernel's number of the thread that has the loop.
-    thread: AtomicI32,
-    ended: AtomicBool,
-}
 
 impl Setting {
     pub(super) fn new(
@@ -134,27 +114,6 @@ impl std::fmt::Debug for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Setting").field("thread", &self.thread()).finish_non_exhaustive()
     }
-}
-
-/// A thread's time with an event loop.
-pub(super) struct Tenure<'a> {
-    pub(super) setting: &'a Setting,
-    /// Where this thread offers the loop; `None`: nobody would take it.
-    baton: Option<Arc<Baton<EventLoop>>>,
-}
-
-/// What a thread does while it offers the loop.
-pub(super) struct Lent {
-    /// Index of the queue; `None`: a task.
-    number: Option<usize>,
-    device: usize,
-}
-
-/// What a thread sends back that has lost the loop.
-pub(crate) struct Returned {
-    lent: Lent,
-    /// `None`: a task, or the queue has ended.
-    queue: Option<Box<HostQueue>>,
 }
 
 impl Tenure<'_> {

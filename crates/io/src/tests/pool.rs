@@ -165,7 +165,7 @@ fn two_busy_queues_leave_each_other() {
     for (device, served) in devices.iter().zip(&served) {
         let (queue, _) = on(device, 0, Busy { served: Arc::clone(served) }, &events);
         assert!(device.put_on(queue).is_ok());
-        pool.shared.move_to(device.key(0), 0);
+        let _ = pool.shared.move_to(device.key(0), 0);
     }
     wait_until("the moves", || devices[0].ids(0..1) != devices[1].ids(0..1));
     let before = served.each_ref().map(|served| served.load(Ordering::Relaxed));
@@ -188,7 +188,7 @@ fn a_queue_that_moves_is_taken_off_all_the_same() {
             let mut to = 0;
             while !ended.load(Ordering::Relaxed) {
                 to = 1 - to;
-                pool.shared.move_to(key, to);
+                let _ = pool.shared.move_to(key, to);
             }
         })
     };

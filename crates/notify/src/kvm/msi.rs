@@ -13,7 +13,7 @@
 //! applies a new table as a unit, and returns when nothing is sent by the old one any more.
 use crate::msi::{MsiController, MsiMessage, MsiSink};
 use crate::{Notifier, NotifyError};
-use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KvmIrqRouting, kvm_irq_routing_entry, kvm_msi};
+use kvm_bindings::{KVM_IRQ_ROUTING_MSI, KVM_MSI_VALID_DEVID, KvmIrqRouting, kvm_irq_routing_entry, kvm_msi};
 use kvm_ioctls::VmFd;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// 1024 before Linux 4.18, where KVM refuses a larger table.
 const MAX_GSIS: u32 = 4096;
+
+/// Whether the interrupt controller takes the device of a message (ITS).
+const NEEDS_DEVICE: bool = cfg!(target_arch = "aarch64");
 
 /// Delivery of messages through KVM.
 ///
@@ -41,6 +44,8 @@ pub struct KvmRoutes {
     vm: Arc<VmFd>,
     /// Wired routes, from GSI 0 on.
     wired: Vec<kvm_irq_routing_entry>,
+    /// Whether a message is an interrupt on this machine.
+    is_interrupt: fn(MsiMessage) -> bool,
     /// Allocated GSIs above them, and their messages.
     messages: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
 }
@@ -48,12 +53,17 @@ pub struct KvmRoutes {
 impl KvmRoutes {
     /// Takes over the routes of `vm`, and sets the `wired` ones.
     ///
-    /// Set routes only through this from now on.
+    /// Messages of which `is_interrupt` does not hold are refused. Set routes only through this from
+    /// now on.
     ///
     /// # Errors
     /// The host refuses.
-    pub fn new(vm: Arc<VmFd>, wired: Vec<kvm_irq_routing_entry>) -> Result<Self, NotifyError> {
-        let routes = Self { vm, wired, messages: Mutex::default() };
+    pub fn new(
+        vm: Arc<VmFd>,
+        wired: Vec<kvm_irq_routing_entry>,
+        is_interrupt: fn(MsiMessage) -> bool,
+    ) -> Result<Self, NotifyError> {
+        let routes = Self { vm, wired, is_interrupt, messages: Mutex::default() };
         routes.set(&routes.lock())?;
         Ok(routes)
     }
@@ -69,6 +79,11 @@ impl KvmRoutes {
         })?;
         messages.insert(gsi, None);
         Ok(gsi)
+    }
+
+    /// Checks that a message is an interrupt.
+    fn check(&self, message: MsiMessage) -> Result<(), NotifyError> {
+        if (self.is_interrupt)(message) { Ok(()) } else { Err(message.refused()) }
     }
 
     /// Routes `gsi` to `message`.
@@ -98,6 +113,10 @@ impl KvmRoutes {
                 entry.u.msi.address_lo = message.address as u32;
                 entry.u.msi.address_hi = (message.address >> 32) as u32;
                 entry.u.msi.data = message.data;
+                if NEEDS_DEVICE {
+                    entry.flags = KVM_MSI_VALID_DEVID;
+                    entry.u.msi.__bindgen_anon_1.devid = message.device;
+                }
                 entries.push(entry);
             }
         }
@@ -131,7 +150,7 @@ impl MsiController for KvmMsi {
     fn sink(&self) -> Result<Box<dyn MsiSink>, NotifyError> {
         Ok(match self.delivery {
             KvmMsiDelivery::Irqfd => Box::new(RoutedIrqfd::new(Arc::clone(&self.routes))?),
-            KvmMsiDelivery::Signal => Box::new(SignalMsi { vm: Arc::clone(&self.routes.vm) }),
+            KvmMsiDelivery::Signal => Box::new(SignalMsi { routes: Arc::clone(&self.routes) }),
         })
     }
 }
@@ -158,7 +177,7 @@ impl RoutedIrqfd {
 
 impl MsiSink for RoutedIrqfd {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic()?;
+        self.routes.check(message)?;
         self.routes.route(self.gsi, message)
     }
 
@@ -182,12 +201,12 @@ impl Drop for RoutedIrqfd {
 
 /// One system call per interrupt, and nothing to set up.
 struct SignalMsi {
-    vm: Arc<VmFd>,
+    routes: Arc<KvmRoutes>,
 }
 
 impl MsiSink for SignalMsi {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
+        self.routes.check(message)
     }
 
     fn fire(&self, message: MsiMessage) {
@@ -195,10 +214,12 @@ impl MsiSink for SignalMsi {
             address_lo: message.address as u32,
             address_hi: (message.address >> 32) as u32,
             data: message.data,
+            flags: if NEEDS_DEVICE { KVM_MSI_VALID_DEVID } else { 0 },
+            devid: message.device,
             ..Default::default()
         };
         // The result says whether a local APIC took the message; a message to none goes nowhere, as
         // on hardware.
-        let _ = self.vm.signal_msi(msi);
+        let _ = self.routes.vm.signal_msi(msi);
     }
 }

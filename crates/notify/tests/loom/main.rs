@@ -122,7 +122,7 @@ impl MsiSink for Wire {
 }
 
 fn to(data: u32) -> MsiMessage {
-    MsiMessage { address: u64::from(data), data }
+    MsiMessage { address: u64::from(data), data, device: 0 }
 }
 
 /// A table with one vector, message 1, for one queue.

@@ -62,6 +62,18 @@ impl QueueConfig {
         Ok(config)
     }
 
+    /// Addresses and size that the driver has set.
+    #[must_use]
+    pub fn addresses(&self) -> QueueAddresses {
+        self.addresses
+    }
+
+    /// Negotiated features.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
     /// Number of descriptors.
     pub(crate) fn size(&self) -> u16 {
         self.addresses.size

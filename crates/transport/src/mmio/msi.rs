@@ -13,7 +13,8 @@
 //! three registers, which all sources share, and takes effect as a unit at CONFIGURE. Each source
 //! has one vector of [`paravane_notify::msi`], the configuration change the last; that module
 //! states the promises about mask, pending and concurrent changes.
-use crate::state::Violation;
+use crate::saved::{Reader, RestoreError, possible};
+use crate::violation::Violation;
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable};
 use paravane_spec::mmio_msi::{self as reg, command, state};
@@ -109,6 +110,75 @@ impl MsiRegisters {
         }
         Ok(true)
     }
+}
+
+/// Bits of a saved vector.
+mod saved {
+    pub(super) const MESSAGE: u8 = 1;
+    pub(super) const MASKED: u8 = 2;
+    pub(super) const PENDING: u8 = 4;
+}
+
+impl MsiRegisters {
+    /// Writes the registers, and the vectors if there are any.
+    pub(super) fn save(&self, interrupts: &Interrupts, into: &mut Vec<u8>) {
+        into.push(self.refused.into());
+        write_message(self.staged, into);
+        into.push(interrupts.msi_on().into());
+        let Some(table) = interrupts.msi().filter(|_| interrupts.msi_on()) else { return };
+        for vector in 0..table.len() {
+            let message = table.message(vector);
+            let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+            into.push(
+                bit(message.is_some(), saved::MESSAGE)
+                    | bit(table.masked(vector), saved::MASKED)
+                    | bit(table.pending(vector), saved::PENDING),
+            );
+            write_message(message.unwrap_or_default(), into);
+        }
+    }
+
+    /// Takes up registers, and vectors if MSI is on. It can be if the driver has `negotiated` it.
+    pub(super) fn restore(
+        &mut self,
+        interrupts: &Interrupts,
+        negotiated: bool,
+        from: &mut Reader<'_>,
+    ) -> Result<(), RestoreError> {
+        self.refused = from.flag("MSI_STATE")?;
+        self.staged = read_message(from)?;
+        if !from.flag("MSI_STATE")? {
+            return Ok(());
+        }
+        let table = interrupts.msi().filter(|_| negotiated).ok_or(RestoreError::Value("MSI is on"))?;
+        turn_on(interrupts, table);
+        for vector in 0..table.len() {
+            let (bits, message) = (from.u8()?, read_message(from)?);
+            let [has_message, masked, pending] =
+                [saved::MESSAGE, saved::MASKED, saved::PENDING].map(|bit| bits & bit != 0);
+            // What is pending was sent if nothing masks it.
+            possible(bits < 8 && (masked || !pending), "state of a vector")?;
+            if has_message {
+                table.set_message(vector, message)?;
+            }
+            if masked {
+                table.mask(vector);
+            }
+            if pending {
+                table.set_pending(vector);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_message(message: MsiMessage, into: &mut Vec<u8>) {
+    into.extend(message.address.to_le_bytes());
+    into.extend(message.data.to_le_bytes());
+}
+
+fn read_message(from: &mut Reader<'_>) -> Result<MsiMessage, RestoreError> {
+    Ok(MsiMessage { address: from.u64()?, data: from.u32()?, device: 0 })
 }
 
 /// Maps each source to its vector; the status register stays 0 from here on.

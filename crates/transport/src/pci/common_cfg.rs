@@ -3,7 +3,8 @@
 //! The fields of the device state with their widths.
 use super::Pci;
 use crate::Effect;
-use crate::state::{Part, Violation};
+use crate::state::Part;
+use crate::violation::Violation;
 use paravane_notify::msi::MsiTable;
 use paravane_spec::feature;
 use paravane_spec::pci::{NO_VECTOR, common as reg};

@@ -3,6 +3,7 @@
 //! Unimplemented registers are read-only and 0, as PCI requires. A memory BAR announces its size by
 //! the address bits that cannot be written: the driver writes ones and reads back the mask. The
 //! list of capabilities ends at the last one added.
+use crate::saved::{Reader, RestoreError, same};
 use paravane_spec::pci::{bar, command, ecam, header};
 
 /// First 256 bytes of a function's configuration space.
@@ -113,6 +114,21 @@ impl ConfigSpace {
         for ((byte, &mask), &value) in own.zip(data) {
             *byte = *byte & !mask | value & mask;
         }
+    }
+
+    /// Writes all registers.
+    pub(super) fn save(&self, into: &mut Vec<u8>) {
+        into.extend(self.bytes);
+    }
+
+    /// Takes up what the driver has written. The other bits must be those of this function.
+    pub(super) fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), RestoreError> {
+        let bytes: [u8; header::SIZE as usize] = from.bytes()?;
+        let own = self.bytes.iter().zip(&self.writable);
+        let is_same = bytes.iter().zip(own).all(|(byte, (own, writable))| (byte ^ own) & !writable == 0);
+        same(is_same, true, "configuration space")?;
+        self.bytes = bytes;
+        Ok(())
     }
 
     /// Command register.

@@ -13,7 +13,8 @@
 //! unmasked, and with every write while it is. So a driver that masks first, as it should, changes
 //! message and destination as a unit. If the platform does not treat the message as an interrupt,
 //! the vector sends nothing.
-use crate::state::Violation;
+use crate::saved::{Reader, RestoreError, possible, same};
+use crate::violation::Violation;
 use paravane_notify::Interrupts;
 use paravane_notify::msi::{MsiMessage, MsiTable, NO_VECTOR};
 use paravane_spec::pci::msix;
@@ -50,6 +51,41 @@ impl Msix {
     /// Number of vectors: 0 without MSI-X.
     pub(super) fn vectors(&self) -> u16 {
         self.entries.len() as u16 // At most `msix::MOST`.
+    }
+
+    /// Writes the table, the pending bits, and the vectors of the sources.
+    pub(super) fn save(&self, queues: u16, into: &mut Vec<u8>) {
+        into.extend(self.vectors().to_le_bytes());
+        let Some(msi) = self.interrupts.msi() else { return };
+        for (vector, Entry { address, data, masked }) in (0..).zip(&self.entries) {
+            into.extend(address.to_le_bytes());
+            into.extend(data.to_le_bytes());
+            into.extend([*masked, msi.pending(vector)].map(u8::from));
+        }
+        into.extend(msi.configuration_vector().to_le_bytes());
+        (0..queues).for_each(|queue| into.extend(msi.queue_vector(queue).to_le_bytes()));
+    }
+
+    /// Takes up the table, the pending bits, and the vectors. All vectors are masked by their function.
+    pub(super) fn restore(&mut self, queues: u16, from: &mut Reader<'_>) -> Result<(), RestoreError> {
+        same(from.u16()?, self.vectors(), "number of vectors")?;
+        let Some(msi) = self.interrupts.msi() else { return Ok(()) };
+        for vector in 0..self.vectors() {
+            let (address, data, masked) = (from.u64()?, from.u32()?, from.flag("mask of a vector")?);
+            possible(address & 3 == 0, "address of a message")?;
+            self.entries[usize::from(vector)] = Entry { address, data, masked };
+            self.apply(vector);
+            if from.flag("pending bit")? {
+                msi.set_pending(vector);
+            }
+        }
+        let configuration = from.u16()?;
+        possible(msi.map_configuration(configuration) == configuration, "vector of the configuration")?;
+        for queue in 0..queues {
+            let vector = from.u16()?;
+            possible(msi.map_queue(queue, vector) == vector, "vector of a queue")?;
+        }
+        Ok(())
     }
 
     /// Applies message control; `bus_master` is the bit of the command register.
@@ -91,7 +127,7 @@ impl Msix {
             msi.mask(vector);
             return;
         }
-        let message = MsiMessage { address: entry.address, data: entry.data };
+        let message = MsiMessage { address: entry.address, data: entry.data, device: 0 };
         match msi.set_message(vector, message) {
             Ok(()) => msi.unmask(vector),
             // The old message is as invalid as this one.

@@ -4,6 +4,7 @@
 //! writes to them is kept, so that it reads back and can be taken back; a set with one of these bits
 //! is refused as any other that was not offered. Words from 4 on do not exist: they read 0, and
 //! writes have no effect.
+use crate::saved::{Reader, RestoreError, same};
 use paravane_spec::feature;
 
 /// Offered and accepted features, and the two selectors.
@@ -24,6 +25,23 @@ impl Features {
 
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.offered);
+    }
+
+    /// Writes what was offered, and what the driver has set.
+    pub(super) fn save(&self, into: &mut Vec<u8>) {
+        for bits in [self.offered, self.accepted, self.extended] {
+            into.extend(bits.to_le_bytes());
+        }
+        into.extend(self.offered_sel.to_le_bytes());
+        into.extend(self.accepted_sel.to_le_bytes());
+    }
+
+    /// Takes up what the driver has set.
+    pub(super) fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), RestoreError> {
+        same(from.u64()?, self.offered, "offered features")?;
+        (self.accepted, self.extended) = (from.u64()?, from.u64()?);
+        (self.offered_sel, self.accepted_sel) = (from.u32()?, from.u32()?);
+        Ok(())
     }
 
     pub(crate) fn select_offered(&mut self, word: u32) {

@@ -1,6 +1,16 @@
 //! Registers of one queue. The front page of the crate draws the states.
-use super::{SizeAtReset, Violation};
+use crate::saved::{Reader, RestoreError, possible, same};
+use crate::violation::Violation;
 use paravane_spec::queue::QueueAddresses;
+
+/// Size of a queue before the driver sets one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SizeAtReset {
+    /// No size (section 4.2.2).
+    None,
+    /// The maximum (section 4.1.4.3).
+    Largest,
+}
 
 /// One of the three areas of a queue.
 #[derive(Clone, Copy)]
@@ -16,7 +26,7 @@ pub(crate) enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not in use: the registers may be written.
-    Idle,
+    Idle = 0,
     /// Enabled before DRIVER_OK.
     Ready,
     /// Served by the device.
@@ -211,5 +221,32 @@ impl QueueRegisters {
             State::Idle | State::Ready | State::Live => {}
         }
         false
+    }
+
+    /// Writes the registers.
+    pub(super) fn save(&self, into: &mut Vec<u8>) {
+        into.extend(self.max.to_le_bytes());
+        into.push(self.state as u8);
+        into.extend(self.size.to_le_bytes());
+        for area in [self.desc, self.driver, self.device] {
+            into.extend(area.to_le_bytes());
+        }
+    }
+
+    /// Takes up registers. Returns the configuration of a live queue.
+    pub(super) fn restore(
+        &mut self,
+        from: &mut Reader<'_>,
+        packed: bool,
+    ) -> Result<Option<QueueAddresses>, RestoreError> {
+        same(from.u16()?, self.max, "size of a queue")?;
+        let state = [State::Idle, State::Ready, State::Live];
+        let state = state.get(usize::from(from.u8()?)).ok_or(RestoreError::Value("state of a queue"))?;
+        self.state = *state;
+        self.size = from.u32()?;
+        (self.desc, self.driver, self.device) = (from.u64()?, from.u64()?, from.u64()?);
+        let addresses = self.addresses(packed);
+        possible(!self.enabled() || addresses.is_some(), "size of an enabled queue")?;
+        Ok(addresses.filter(|_| self.live()))
     }
 }

@@ -1,5 +1,6 @@
 //! Device status register (section 2.1), and what each of its states permits.
-use super::Violation;
+use crate::saved::{RestoreError, possible};
+use crate::violation::Violation;
 use paravane_spec::status::{
     ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, SUSPEND,
 };
@@ -45,6 +46,29 @@ pub(crate) enum StatusWrite {
 impl Status {
     pub(crate) fn bits(&self) -> u32 {
         self.bits
+    }
+
+    /// Whether the owner is carrying out a change.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.change != Change::None
+    }
+
+    /// The status with these bits, which a driver and a device can have set.
+    ///
+    /// `acceptable` and `suspendable` are as for [`Status::write`].
+    pub(crate) fn restored(bits: u32, acceptable: bool, suspendable: bool) -> Result<Self, RestoreError> {
+        let this = Self { bits, change: Change::None };
+        let follows = |bit, needed| !this.has(bit) || this.has(needed);
+        let is_possible = bits & !(DRIVERS | DEVICE_NEEDS_RESET | SUSPEND) == 0
+            && bits != DEVICE_NEEDS_RESET
+            && follows(DRIVER, ACKNOWLEDGE)
+            && follows(FEATURES_OK, DRIVER)
+            && follows(DRIVER_OK, FEATURES_OK)
+            && follows(SUSPEND, FEATURES_OK)
+            && (!this.has(FEATURES_OK) || acceptable)
+            && (!this.has(SUSPEND) || suspendable && !this.has(DRIVER_OK));
+        possible(is_possible, "device status")?;
+        Ok(this)
     }
 
     pub(crate) fn resetting(&self) -> bool {

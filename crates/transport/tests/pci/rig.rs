@@ -35,7 +35,7 @@ struct Sink(Arc<Wires>);
 
 impl MsiSink for Sink {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
+        paravane_test_support::apic_vector(message).map(|_| ()).ok_or(message.refused())
     }
 
     fn fire(&self, message: MsiMessage) {

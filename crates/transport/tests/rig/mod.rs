@@ -5,6 +5,7 @@ use paravane_notify::{Interrupts, NotifyError};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{feature, mmio as reg, status};
 use paravane_test_support::NoInterrupt;
+use paravane_transport::Transport as _;
 use paravane_transport::mmio::Mmio;
 use paravane_transport::{DeviceDescription, Effect};
 use std::sync::{Arc, Mutex};
@@ -36,7 +37,7 @@ impl MsiController for Platform {
 
 impl MsiSink for Platform {
     fn route(&self, message: MsiMessage) -> Result<(), NotifyError> {
-        message.check_apic().map(|_| ())
+        paravane_test_support::apic_vector(message).map(|_| ()).ok_or(message.refused())
     }
 
     fn fire(&self, message: MsiMessage) {

@@ -4,6 +4,7 @@ use crate::message::MessageError;
 use paravane_device::{StartError, StateError};
 use paravane_dma::LogError;
 use paravane_export::HandoverError;
+use paravane_io::InFlightError;
 use paravane_notify::NotifyError;
 use paravane_spec::queue::MAX_SIZE;
 use std::io;
@@ -139,6 +140,9 @@ pub enum SessionError {
     /// In-flight region that cannot be used.
     #[error("in-flight region: {0}")]
     Inflight(&'static str),
+    /// In-flight region without room for a queue.
+    #[error("in-flight region: {0}")]
+    InflightRoom(#[from] InFlightError),
     /// Handover whose counts of memory regions do not fit its messages.
     #[error("handover record: the counts of memory regions do not fit the regions")]
     RegionTimes,

@@ -1,5 +1,6 @@
 //! Features offered to a client, and those that it accepted.
-use super::{Offer, SessionError};
+use super::error::SessionError;
+use paravane_export::protocol::Offer;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 use paravane_spec::{device_id, feature};

@@ -9,6 +9,7 @@
 //! first one starts.
 use super::saved::{self, Facts, SavedSession};
 use super::{SessionError, VhostSession};
+use crate::device_state::state_of;
 use crate::inflight::InflightMemory;
 use crate::message::{self, MessageError, Request};
 use crate::vring::Kick;
@@ -76,7 +77,7 @@ impl VhostSession {
         if self.transfer.is_open() {
             return Err(HandoverError::Transfer("device state (SET_DEVICE_STATE_FD)"));
         }
-        let queues = 0..self.vrings.len() as u16;
+        let queues = self.queues.all();
         let notifiers = &self.shared_status.notifiers;
         let failed = queues.filter_map(|queue| Some((queue, notifiers.failure(queue)?))).collect();
         let mut config = vec![0; MAX_CONFIG as usize];
@@ -88,7 +89,7 @@ impl VhostSession {
         self.push_queues(&mut Messages(into))?;
         facts.write(into)?;
         match self.own_inflight.as_ref().filter(|_| successor != Successor::Present) {
-            Some(own) => saved::write_own_inflight(into, own.layout(), own.file()),
+            Some(own) => saved::write_own_inflight(into, own.layout, own.memory.file()),
             None => Ok(()),
         }
     }
@@ -113,7 +114,7 @@ impl VhostSession {
             messages.push(request::SET_LOG_BASE, area, Some(log.fd()))?;
         }
         if let Some(inflight) = &self.inflight {
-            messages.push(request::SET_INFLIGHT_FD, &inflight.layout(), Some(inflight.file()))?;
+            messages.push(request::SET_INFLIGHT_FD, &inflight.layout, Some(inflight.memory.file()))?;
         }
         if successor != Successor::Later {
             for update in self.translations.iter().flat_map(|translations| translations.updates()) {
@@ -211,8 +212,8 @@ impl VhostSession {
         }
         if self.live_queue().is_none() {
             self.paused_pairs = pairs;
-        } else if let Some(net) = self.device.net() {
-            net.restore_pairs(pairs);
+        } else {
+            self.device.restore_state(&state_of(pairs));
         }
         for (queue, vring) in (0..).zip(&self.vrings) {
             self.publish_status(queue, vring);

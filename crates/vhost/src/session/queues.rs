@@ -1,13 +1,15 @@
 //! Queues of a session: their configuration, start and stop.
 use super::{BATCH_TIMEOUT, HEADROOM, SessionError, VhostSession};
+use crate::device_state::state_of;
 use crate::memory::ClientRegions;
 use crate::message::Reply;
-use crate::vring::{Kick, Stage, Vring};
+use crate::vring::{Kick, Vring};
 use paravane_device::{StartError, State};
 use paravane_dma::{Access, headroom};
+use paravane_export::SharedStatus;
 use paravane_export::notifiers::Relay;
 use paravane_io::{
-    ForeignKicks, HostQueue, Kicks, NotPutOn, QueueEvents, QueueKey, QueueStart, QueueStartError,
+    DeviceThreads, ForeignKicks, Kicks, NotPutOn, QueueEvents, QueueStart, QueueStartError, Retired,
 };
 use paravane_spec::feature;
 use paravane_spec::net::PAIR;
@@ -35,8 +37,9 @@ impl VhostSession {
         index: u32,
         request: &'static str,
     ) -> Result<&mut Vring, SessionError> {
+        let is_live = u16::try_from(index).is_ok_and(|queue| self.queues.is_live(queue));
         let vring = self.vring(index)?;
-        if vring.is_live() { Err(SessionError::Live { queue: index, request }) } else { Ok(vring) }
+        if is_live { Err(SessionError::Live { queue: index, request }) } else { Ok(vring) }
     }
 
     pub(super) fn set_vring_num(&mut self, state: VringState) -> Result<(), SessionError> {
@@ -51,10 +54,11 @@ impl VhostSession {
 
     pub(super) fn set_vring_addr(&mut self, addr: VringAddr) -> Result<(), SessionError> {
         let queue = self.queue(addr.index)?;
+        let is_live = self.queues.is_live(queue);
         let vring = self.vring(addr.index)?;
         // Whether the ring is logged may change at any time: while a log is on, it always is.
         let areas = |addr: VringAddr| (addr.desc, addr.driver, addr.device);
-        if vring.is_live() && vring.addr.map(areas) != Some(areas(addr)) {
+        if is_live && vring.addr.map(areas) != Some(areas(addr)) {
             return Err(SessionError::Live { queue: addr.index, request: "SET_VRING_ADDR" });
         }
         vring.addr = Some(addr);
@@ -69,12 +73,12 @@ impl VhostSession {
         };
         let kicks = self.kicks(&kick)?;
         self.vrings[usize::from(queue)].kick = Some(kick);
-        let Some(mut host_queue) = self.take_off(queue) else {
-            return self.start_if_complete(queue);
-        };
-        // The queue continues, with kicks from the new descriptor.
-        host_queue.kick_by(kicks);
-        self.put_on(queue, host_queue)
+        // A live queue continues, with kicks from the new descriptor.
+        match self.queues.change(queue, |host_queue| host_queue.kick_by(kicks)) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.start_if_complete(queue),
+            Err(refused) => Err(self.refused(queue, refused)),
+        }
     }
 
     pub(super) fn set_vring_enable(&mut self, state: VringState) -> Result<(), SessionError> {
@@ -92,12 +96,10 @@ impl VhostSession {
         self.start_if_complete(queue)
     }
 
-    /// Tells a network device how many queues are enabled.
+    /// Tells the device how many queues are enabled.
     pub(super) fn tell_enabled(&mut self) {
         let enabled = self.vrings.iter().take_while(|vring| vring.enabled).count();
-        if let Some(net) = self.device.net() {
-            net.enable_queues(enabled as u16);
-        }
+        self.device.enable_queues(enabled as u16);
     }
 
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
@@ -141,7 +143,7 @@ impl VhostSession {
             let vring = &self.vrings[usize::from(queue)];
             let moves = !translated
                 && ring_placement(vring, &regions) != ring_placement(vring, self.memory.regions());
-            if vring.is_live() && moves {
+            if moves && self.queues.is_live(queue) {
                 self.stop(queue);
             }
         }
@@ -163,7 +165,7 @@ impl VhostSession {
     pub(super) fn start_if_complete(&mut self, queue: u16) -> Result<(), SessionError> {
         let vring = &self.vrings[usize::from(queue)];
         if self.is_held
-            || vring.is_live()
+            || self.queues.is_live(queue)
             || !vring.is_complete(self.needs_enable())
             || self.shared_status.notifiers.failure(queue).is_some()
         {
@@ -191,48 +193,8 @@ impl VhostSession {
             // The translations start it when they arrive.
             return Ok(());
         }
-        let handle = match &self.translations {
-            Some(translations) => translations.handle(),
-            None => self.memory.memory().handle(),
-        };
-        let mut handle = handle.named(format!("queue {queue}"));
-        // An IOVA can be any number. A ring that wraps is refused below.
-        let last = (u64::from(vring.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
-        let last = addresses.desc.checked_add(last);
-        let used_idx = addresses.device.checked_add(USED_IDX as u64);
-        // Missing memory is refused below.
-        let guard = handle.enter();
-        let word = |at: Option<u64>| {
-            at.and_then(|at| guard.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
-        };
-        // With IN_ORDER the ring itself says what is in flight: everything from its used position
-        // on.
-        let inflight = self.inflight.as_ref().filter(|_| features & feature::IN_ORDER == 0);
-        // Of ours, which counts only from the second start on: then it has the position.
-        let own =
-            self.own_inflight.as_ref().filter(|_| inflight.is_none() && features & feature::IN_ORDER == 0);
-        let state = vring
-            .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
-            .map_err(|source| SessionError::Position { queue: index, source })?;
-        drop(guard);
-        // The position that counts is then in a region.
-        let is_recovered = inflight.is_some() || vring.is_tracked && own.is_some();
-        let is_new = !is_recovered && is_first_position(state);
+        let (start, state, is_new) = self.begin(queue, addresses, features)?;
         self.warn_of_short_queue(index, vring.size, features);
-        let mut start = QueueStart::new(self.key(queue), addresses, features, handle)
-            .counted_by(Arc::clone(&self.shared_status.work[usize::from(queue)]))
-            .cut_by(Arc::clone(&self.shared_status.cut));
-        start = match inflight.or(own) {
-            Some(inflight) => {
-                let tracking =
-                    inflight.region(queue, addresses.size, features & feature::RING_PACKED != 0)?;
-                start.tracked(state, tracking)
-            }
-            None => start.at(state),
-        };
-        if let Some(translations) = &self.translations {
-            start = start.behind(translations.invalidation_lock());
-        }
         let events: Arc<dyn QueueEvents> =
             Arc::<paravane_export::notifiers::ClientNotifiers>::clone(&self.shared_status.notifiers);
         let host_queue = match (start.build(&mut *self.device, kicks, events), &self.translations) {
@@ -250,8 +212,7 @@ impl VhostSession {
             (Err(_), _) => return Err(SessionError::Queue(index)),
         };
         self.vrings[usize::from(queue)].is_tracked = true;
-        self.put_on(queue, host_queue)?;
-        self.vrings[usize::from(queue)].stage = Stage::Live(addresses);
+        self.queues.start(host_queue).map_err(|refused| self.refused(queue, refused))?;
         self.restore_pairs(queue, is_new);
         // Buffers used before this start may have caused no interrupt: an earlier server may have
         // died between the two.
@@ -261,18 +222,66 @@ impl VhostSession {
         Ok(())
     }
 
+    /// A queue with its memory and its position, which is returned, and whether nothing has passed it yet.
+    fn begin(
+        &self,
+        queue: u16,
+        addresses: QueueAddresses,
+        features: u64,
+    ) -> Result<(QueueStart, State, bool), SessionError> {
+        let vring = &self.vrings[usize::from(queue)];
+        let handle = match &self.translations {
+            Some(translations) => translations.handle(),
+            None => self.memory.memory().handle(),
+        };
+        let mut handle = handle.named(format!("queue {queue}"));
+        // An IOVA can be any number. A ring that wraps is refused when the queue is built.
+        let last = (u64::from(addresses.size) - 1) * DESC_SIZE as u64 + DESC_FLAGS as u64;
+        let last = addresses.desc.checked_add(last);
+        let used_idx = addresses.device.checked_add(USED_IDX as u64);
+        // So is missing memory.
+        let guard = handle.enter();
+        let word = |at: Option<u64>| {
+            at.and_then(|at| guard.read_obj(at, Access::RELAXED).ok()).map_or(0, u16::from_le)
+        };
+        // With IN_ORDER the ring itself says what is in flight: everything from its used position
+        // on.
+        let is_tracked = features & feature::IN_ORDER == 0;
+        let inflight = self.inflight.as_ref().filter(|_| is_tracked);
+        // Of ours, which counts only from the second start on: then it has the position.
+        let own = self.own_inflight.as_ref().filter(|_| is_tracked && inflight.is_none());
+        let state = vring
+            .position(features, || word(last), inflight.is_none().then_some(|| word(used_idx)))
+            .map_err(|source| SessionError::Position { queue: queue.into(), source })?;
+        drop(guard);
+        // The position that counts is then in a region.
+        let is_recovered = inflight.is_some() || vring.is_tracked && own.is_some();
+        let mut start = QueueStart::new(self.queues.threads().key(queue), addresses, features, handle)
+            .counted_by(Arc::clone(&self.shared_status.work[usize::from(queue)]))
+            .cut_by(Arc::clone(&self.shared_status.cut));
+        start = match inflight.or(own) {
+            Some(inflight) => {
+                let is_packed = features & feature::RING_PACKED != 0;
+                start.tracked(state, inflight.memory.mapping(queue, addresses.size, is_packed)?)
+            }
+            None => start.at(state),
+        };
+        if let Some(translations) = &self.translations {
+            start = start.behind(translations.invalidation_lock());
+        }
+        Ok((start, state, !is_recovered && is_first_position(state)))
+    }
+
     /// Sets the number of queue pairs that the driver set before it paused, or moved here.
     ///
     /// The control queue tells a driver that continues from a new one, which starts with one pair.
     fn restore_pairs(&mut self, queue: u16, is_new: bool) {
         let is_control = usize::from(queue) + 1 == self.vrings.len() && queue.is_multiple_of(PAIR);
-        if let Some(net) = self.device.net()
-            && is_control
-        {
+        if is_control {
             let paused = std::mem::take(&mut self.paused_pairs);
             match is_new {
-                true => net.restore_pairs(0),
-                false if paused > 0 => net.restore_pairs(paused),
+                true => self.device.restore_state(&[]),
+                false if paused > 0 => self.device.restore_state(&state_of(paused)),
                 false => {}
             }
         }
@@ -323,53 +332,35 @@ impl VhostSession {
 
     /// Signals the client from an I/O thread: this thread must never block on it.
     pub(super) fn relay(&self, queue: u16) -> Arc<dyn QueueEvents> {
-        Arc::new(Relay {
-            notifiers: Arc::clone(&self.shared_status.notifiers),
-            tasks: self.threads.tasks(queue),
-        })
+        relay(&self.shared_status, self.queues.threads(), queue)
     }
 
     /// Interrupts the driver, perhaps once too often.
     pub(super) fn interrupt(&self, queue: u16) {
         self.relay(queue).used_buffer(queue);
-        self.threads.finish_tasks(queue);
+        self.queues.threads().finish_tasks(queue);
     }
 
-    fn key(&self, queue: u16) -> QueueKey {
-        self.threads.key(queue)
-    }
-
-    fn put_on(&self, queue: u16, host_queue: Box<HostQueue>) -> Result<(), SessionError> {
-        self.threads.put_on(host_queue).map_err(|NotPutOn { queue: unserved, source }| {
-            // Nothing of the queue is in flight: it has not started, or everything is completed.
-            if let Some(mut unserved) = unserved {
-                unserved.tell(self.relay(queue));
-                unserved.stop(true);
-            }
-            SessionError::Handler { queue: queue.into(), source }
-        })
-    }
-
-    /// Takes a queue off its thread. `None` if it is not live or has failed.
-    fn take_off(&self, queue: u16) -> Option<Box<HostQueue>> {
-        if !self.vrings[usize::from(queue)].is_live() {
-            return None;
+    /// Ends a queue that no thread takes.
+    fn refused(&self, queue: u16, NotPutOn { queue: unserved, source }: NotPutOn) -> SessionError {
+        // Nothing of the queue is in flight: it has not started, or everything is completed.
+        if let Some(mut unserved) = unserved {
+            unserved.tell(self.relay(queue));
+            unserved.stop(true);
         }
-        self.threads.take_off(self.key(queue))
+        SessionError::Handler { queue: queue.into(), source }
     }
 
     /// Stops a queue, and keeps its position.
     ///
     /// Completes what is in flight; with GET_VRING_BASE_INFLIGHT, leaves it to the in-flight region.
+    /// QEMU stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every
+    /// stop leaves it. If the queue starts again, here or elsewhere, it comes first.
     pub(super) fn stop(&mut self, queue: u16) {
-        // Misses that were not reported occur again when the queue continues.
-        self.back_channel.forget();
-        if let Some(host_queue) = self.take_off(queue) {
-            let leave = self.inflight.is_some()
-                && self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT);
-            self.put_away(queue, host_queue, leave);
-        }
-        self.set_stopped(queue);
+        let leave =
+            self.inflight.is_some() && self.features.has_protocol(protocol_feature::GET_VRING_BASE_INFLIGHT);
+        self.retire(queue..queue + 1, leave);
+        self.publish_status(queue, &self.vrings[usize::from(queue)]);
     }
 
     /// Stops all queues.
@@ -378,69 +369,44 @@ impl VhostSession {
     ///
     /// Returns the queues whose position is not known: those that have failed.
     pub(super) fn stop_every(&mut self) -> Vec<u16> {
-        let mut unknown = Vec::new();
+        self.retire(self.queues.all(), false)
+    }
+
+    /// Stops queues, and keeps their positions. Returns those whose position is not known.
+    fn retire(&mut self, queues: std::ops::Range<u16>, leave: bool) -> Vec<u16> {
+        // Misses that were not reported occur again when the queue continues.
         self.back_channel.forget();
-        let live = (0..).zip(&self.vrings).filter(|(_, vring)| vring.is_live());
-        let taking_off: Vec<_> =
-            live.map(|(queue, _)| (queue, self.threads.begin_take_off(self.key(queue)))).collect();
-        for (queue, taking_off) in taking_off {
-            let taken = taking_off.and_then(|leaving| self.threads.taken_off(leaving));
-            if !taken.is_some_and(|host_queue| self.put_away(queue, host_queue, false)) {
-                unknown.push(queue);
+        let (status, threads) = (&self.shared_status, Arc::clone(self.queues.threads()));
+        let mut unknown = Vec::new();
+        for Retired { queue, position, in_flight } in
+            self.queues.retire(queues, leave, |queue| relay(status, &threads, queue))
+        {
+            match position {
+                Some(position) => self.vrings[usize::from(queue)].base = position.vring_base(),
+                None => unknown.push(queue),
             }
-            self.set_stopped(queue);
+            if in_flight > 0 {
+                tracing::info!(queue, in_flight, "queue stopped; its next server does what is in flight");
+            }
+            threads.finish_tasks(queue);
+            self.publish_status(queue, &self.vrings[usize::from(queue)]);
         }
         unknown
     }
 
-    /// Ends a queue that has left its thread, and keeps its position.
-    ///
-    /// With `leave`, requests in flight stay in the tracking region; else they are completed. QEMU
-    /// stops a queue by SET_STATUS or SET_VRING_ENABLE before it sends GET_VRING_BASE, so every stop
-    /// leaves them. If the queue starts again, here or elsewhere, they come first.
-    ///
-    /// Returns whether the position is known.
-    fn put_away(&mut self, queue: u16, mut host_queue: Box<HostQueue>, leave: bool) -> bool {
-        host_queue.tell(self.relay(queue));
-        let ended = match leave {
-            true => host_queue.leave(),
-            false => host_queue.park().map(|resting| (resting.position(), 0)),
-        };
-        let is_known = ended.is_ok();
-        match ended {
-            Ok((position, in_flight)) => {
-                self.vrings[usize::from(queue)].base = position.vring_base();
-                if in_flight > 0 {
-                    tracing::info!(queue, in_flight, "queue stopped; its next server does what is in flight");
-                }
-            }
-            Err(error) => tracing::warn!(queue, "cannot save the queue's position: {error}"),
-        }
-        self.threads.finish_tasks(queue);
-        is_known
-    }
-
-    /// Stops a queue whose driver has been reset.
-    pub(super) fn abandon(&mut self, queue: u16) {
-        if let Some(host_queue) = self.take_off(queue) {
-            host_queue.stop(false);
-        }
-        self.set_stopped(queue);
-    }
-
-    fn set_stopped(&mut self, queue: u16) {
-        self.vrings[usize::from(queue)].stage = Stage::Stopped;
-        self.publish_status(queue, &self.vrings[usize::from(queue)]);
-    }
-
     pub(super) fn publish_status(&self, queue: u16, vring: &Vring) {
         if let Some(shown) = self.shared_status.write().queues.get_mut(usize::from(queue)) {
-            shown.live = vring.is_live();
+            shown.live = self.queues.is_live(queue);
             shown.enabled = vring.enabled;
             shown.size = vring.size;
             shown.position = vring.base;
         }
     }
+}
+
+/// See [`VhostSession::relay`].
+fn relay(status: &SharedStatus, threads: &DeviceThreads, queue: u16) -> Arc<dyn QueueEvents> {
+    Arc::new(Relay { notifiers: Arc::clone(&status.notifiers), tasks: threads.tasks(queue) })
 }
 
 /// Whether nothing has passed the queue yet.

@@ -15,24 +15,18 @@
 //! again.
 use super::{SessionError, VhostSession};
 use crate::iotlb::{Piece, Refused, Translations, touched_pages};
-use crate::vring::Stage;
+use crate::message::Reply;
+use crate::vring::Vring;
 use paravane_device::{ServeError, StartError};
 use paravane_dma::{Access, Busy};
 use paravane_ring::QueueAddresses;
 use paravane_ring::device::QueueConfig;
 use paravane_spec::feature;
-use paravane_spec::vhost_user::{Iotlb, iotlb};
+use paravane_spec::vhost_user::{Iotlb, VringAddr, iotlb};
 use std::sync::Arc;
 
-/// Outcome of a message whose refusal does not end the session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Handled {
-    Done,
-    Refused,
-}
-
 impl VhostSession {
-    pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
+    pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Option<Reply>, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
         }
@@ -42,14 +36,14 @@ impl VhostSession {
                 let (first, last) = touched_pages(msg);
                 self.invalidate(first, last)?;
                 self.start_all()?;
-                Ok(Handled::Done)
+                Ok(None)
             }
             kind => Err(SessionError::Iotlb(kind)),
         }
     }
 
-    fn update(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
-        let Some(piece) = Piece::new(msg) else { return Ok(self.refuse(msg)) };
+    fn update(&mut self, msg: &Iotlb) -> Result<Option<Reply>, SessionError> {
+        let Some(piece) = Piece::new(msg) else { return Ok(Some(self.refuse(msg))) };
         if self.translations.as_ref().is_some_and(|translations| translations.contradicts(piece)) {
             self.invalidate(piece.first, piece.last)?;
         }
@@ -61,13 +55,13 @@ impl VhostSession {
         }
         if inserted.is_err() {
             self.start_all()?;
-            return Ok(self.refuse(msg));
+            return Ok(Some(self.refuse(msg)));
         }
         if self.back_channel.answered(piece.first, piece.last) {
             self.look_again();
         }
         self.start_all()?;
-        Ok(Handled::Done)
+        Ok(None)
     }
 
     fn insert(&mut self, piece: Piece) -> Result<(), Refused> {
@@ -79,7 +73,7 @@ impl VhostSession {
     /// Refuses an update; the queue that misses the translation waits for a better one.
     ///
     /// A guest can cause this with an IOVA that maps to no memory, so the session continues.
-    fn refuse(&self, msg: &Iotlb) -> Handled {
+    fn refuse(&self, msg: &Iotlb) -> Reply {
         let refused = {
             let mut status = self.shared_status.write();
             status.refused_translations += 1;
@@ -88,15 +82,14 @@ impl VhostSession {
         if refused == 1 {
             tracing::warn!(?msg, "translation refused: it does not map whole pages of the client's memory");
         }
-        Handled::Refused
+        Reply::Refused
     }
 
     /// Drops translations. Queues whose rings are in the range are stopped.
     fn invalidate(&mut self, first: u64, last: u64) -> Result<(), SessionError> {
         for queue in 0..self.vrings.len() as u16 {
-            let Stage::Live(addresses) = self.vrings[usize::from(queue)].stage else { continue };
             let overlaps = |(start, end): (u64, u64)| start <= last && first <= end;
-            if self.areas(queue, addresses).into_iter().any(overlaps) {
+            if self.queues.is_live(queue) && self.areas(queue).into_iter().any(overlaps) {
                 self.stop(queue);
             }
         }
@@ -119,8 +112,14 @@ impl VhostSession {
         Ok(())
     }
 
-    /// First and last address of each area of a ring.
-    fn areas(&self, queue: u16, addresses: QueueAddresses) -> Vec<(u64, u64)> {
+    /// First and last address of each area of a live ring.
+    fn areas(&self, queue: u16) -> Vec<(u64, u64)> {
+        let Vring { size, addr: Some(VringAddr { desc, driver, device, .. }), .. } =
+            self.vrings[usize::from(queue)]
+        else {
+            return Vec::new();
+        };
+        let addresses = QueueAddresses { size, desc, driver, device };
         let max = self.device.queue_sizes()[usize::from(queue)];
         let config = QueueConfig::new(addresses, max, self.features.of_driver());
         // The queue is live, so its configuration is valid, and no area is empty or wraps.
@@ -179,14 +178,12 @@ impl VhostSession {
     /// Whether the driver may start over: no queue is live or ready to start.
     pub(super) fn is_idle(&self) -> bool {
         let needs_enable = self.needs_enable();
-        !self.vrings.iter().any(|vring| vring.is_live() || vring.is_complete(needs_enable))
+        self.queues.first_live().is_none() && !self.vrings.iter().any(|vring| vring.is_complete(needs_enable))
     }
 
     fn stop_all(&mut self) {
-        for queue in 0..self.vrings.len() as u16 {
-            if self.vrings[usize::from(queue)].is_live() {
-                self.stop(queue);
-            }
+        for queue in self.queues.all().filter(|&queue| self.queues.is_live(queue)).collect::<Vec<_>>() {
+            self.stop(queue);
         }
     }
 
@@ -197,7 +194,7 @@ impl VhostSession {
 
     /// Has the threads serve queues again that wait for translations or hold memory.
     pub(super) fn look_again(&self) {
-        self.threads.look_again(0..self.vrings.len() as u16);
+        self.queues.threads().look_again(self.queues.all());
     }
 
     /// Has queues miss again what could not be reported.

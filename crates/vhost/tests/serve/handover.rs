@@ -4,12 +4,14 @@ use crate::iotlb::Iommu;
 use crate::raw::{Ask, GPA, MOST, Machine, Raw};
 use crate::rig::DISK;
 use paravane_device::blk::{Blk, BlkConfig};
+use paravane_export::{Endpoint, Export, ExportError, Handover, HandoverError};
+use paravane_notify::Notifier;
 use paravane_spec::feature::{ACCESS_PLATFORM, EVENT_IDX, IN_ORDER, INDIRECT_DESC, RING_PACKED};
 use paravane_spec::vhost_user::{
     F_LOG_ALL, F_PROTOCOL_FEATURES, LOG_PAGE, LogArea, SingleRegion, StateTransfer, VRING_NO_FD, VringState,
     flags, request,
 };
-use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError, Handover, HandoverError, Notifier};
+use paravane_vhost::ExportConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;

@@ -5,8 +5,9 @@ use crate::rig::{DISK, Rig};
 use paravane_device::blk::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
 use paravane_device::latency::{LatencySnapshot, Stage};
 use paravane_device::rng::Rng;
+use paravane_export::{Endpoint, Export};
 use paravane_ring::Segment;
-use paravane_vhost::{Endpoint, Export, ExportConfig};
+use paravane_vhost::ExportConfig;
 
 /// Number of requests of all operations.
 fn count(latencies: &LatencySnapshot) -> u64 {

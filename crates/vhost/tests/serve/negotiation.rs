@@ -1,12 +1,13 @@
 //! A new negotiation begins from nothing, however it is announced.
 use crate::raw::{Machine, Raw};
 use paravane_device::net::{BackEnd, LinkEnd, Net, NetConfig};
+use paravane_export::{Endpoint, Export};
 use paravane_ring::Segment;
 use paravane_spec::feature;
 use paravane_spec::net::{CTRL_OK, F_CTRL_VQ, F_GUEST_CSUM, F_GUEST_TSO4, F_MQ};
 use paravane_spec::vhost_user::{StateTransfer, VringState, protocol_feature, request};
 use paravane_test_support::patience;
-use paravane_vhost::{Endpoint, Export, ExportConfig};
+use paravane_vhost::ExportConfig;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};

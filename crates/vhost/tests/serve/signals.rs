@@ -101,7 +101,7 @@ fn a_pipe_without_a_reader_ends_no_process() {
         let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let name = field("Name:").unwrap_or_default();
-        if name.starts_with("vhost") || name.starts_with("io0") {
+        if name.starts_with("protocol") || name.starts_with("io0") {
             let blocked = u64::from_str_radix(field("SigBlk:").unwrap(), 16).unwrap();
             assert_ne!(blocked & pipe, 0, "{name} has to block it");
             threads += 1;

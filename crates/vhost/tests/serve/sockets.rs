@@ -1,6 +1,7 @@
 //! The socket that an export listens on.
 use crate::rig::Rig;
-use paravane_vhost::{Endpoint, Export, ExportConfig, ExportError};
+use paravane_export::{Endpoint, Export, ExportError};
+use paravane_vhost::ExportConfig;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 

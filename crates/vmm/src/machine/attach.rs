@@ -46,7 +46,9 @@ pub(crate) fn attach(
         TransportChoice::MmioMsi => builder.mmio_msi(base, line, &*accelerator.msi()),
         TransportChoice::Pci => {
             let bar = PCI_WINDOW.start + u64::from(number) * PCI_BAR_STEP;
-            let place = PciPlace { bar, interrupt_line: gsi as u8 };
+            // Device 0 on the bus is the bridge; each has one function.
+            let requester = (number as u16 + 1) * ecam::FUNCTIONS as u16;
+            let place = PciPlace { bar, requester, interrupt_line: gsi as u8 };
             builder.pci(place, line, Some(&*accelerator.msi()))
         }
     };

@@ -101,8 +101,8 @@ impl KvmMachine {
         unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
         let vcpu = arch::new_vcpu(&kvm, &vm)?;
         let vm = Arc::new(vm);
-        let routes =
-            KvmRoutes::new(Arc::clone(&vm), arch::wired_routes()).map_err(|error| error.to_string())?;
+        let routes = KvmRoutes::new(Arc::clone(&vm), arch::wired_routes(), arch::is_interrupt)
+            .map_err(|error| error.to_string())?;
         Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, log })
     }
 

@@ -8,17 +8,16 @@ mod moving;
 mod tap;
 mod vhost_net;
 
-use paravane_attach::{AttachedDevice, LocalIoEventFds, Placement, RingFeatures, Spread};
+use paravane_attach::{AttachedDevice, LocalIoEventFds, RingFeatures};
 use paravane_device::net::{BackEnd, Counters, Net as Card, NetConfig, Totals};
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::mmio::{Mmio as Driven, Registers};
 use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::{Area, DmaArea, Pool};
-use paravane_io::IoThread;
+use paravane_io::{IoPool, Spread};
 use paravane_notify::{InterruptSink, IoEventFds};
 use paravane_spec::mmio::QUEUE_NOTIFY;
 use paravane_test_support::patience;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -61,17 +60,14 @@ struct Guest {
     fds: Arc<LocalIoEventFds>,
     line: Arc<Line>,
     counters: Arc<Counters>,
-    placement: Placement,
+    pool: Arc<IoPool>,
     region: Arc<Region>,
     memory: Memory,
-    /// Of the first I/O thread.
-    number: usize,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         self.device.stop();
-        self.placement.quit();
     }
 }
 
@@ -128,23 +124,19 @@ impl Guest {
         let config = RegionConfig { gpa: RAM, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let fds = Arc::new(LocalIoEventFds::default());
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(threads, Ordering::Relaxed);
-        let threads =
-            (number..number + threads).map(|number| IoThread::spawn(format!("io{number}"), longest_poll));
-        let placement = Placement::pool(threads.collect::<Result<_, _>>().unwrap(), Spread::Queues).unwrap();
+        let pool = Arc::new(IoPool::fixed(threads, longest_poll, Spread::Queues).unwrap());
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let config = NetConfig { mtu: Some(mtu), ..NetConfig::new([2, 0, 0, 0, 0, 1]) };
         let card = Box::new(Card::new(config, back_end).unwrap());
         let counters = card.counters();
         let line = Arc::new(Line::default());
         let device = AttachedDevice::builder(card, &memory)
-            .placement(&placement)
+            .io_pool(&pool)
             .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
             .rings(rings)
             .mmio(BASE, Arc::clone(&line) as Arc<dyn InterruptSink>)
             .unwrap();
-        Self { device: Arc::new(device), fds, line, counters, placement, region, memory, number }
+        Self { device: Arc::new(device), fds, line, counters, pool, region, memory }
     }
 
     /// Starts the driver; the card is reset by that.

@@ -3,7 +3,7 @@ use crate::machine::addresses::Addresses;
 use crate::machine::bus::Bus;
 use crate::machine::console::Console;
 use crate::machine::counters::RunCounters;
-use paravane_attach::{AttachedDevice, InterruptFn, LocalIoEventFds, PciPlace, Placement, Spread};
+use paravane_attach::{AttachedDevice, InterruptFn, LocalIoEventFds, PciPlace};
 use paravane_device::rng::Rng as Source;
 use paravane_dma::{Backing, Memory, Region, RegionConfig};
 use paravane_driver::pci::{Ecam, Pci as Driven, Space};
@@ -14,7 +14,6 @@ use paravane_spec::builtin::{PCI_ECAM, PCI_WINDOW};
 use paravane_spec::pci::{cap, command, ecam, header};
 use paravane_transport::pci::Pci;
 use paravane_transport::pci::root::Root;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,7 +46,6 @@ impl Machine {
 struct Guest {
     machine: Machine,
     rng: Rng<Driven<Addresses>>,
-    placement: Placement,
     /// Outlives the driver.
     _region: Arc<Region>,
 }
@@ -55,7 +53,6 @@ struct Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.device().stop();
-        self.placement.quit();
     }
 }
 
@@ -65,11 +62,9 @@ impl Guest {
         let region = Region::new(config).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
         let fds = Arc::new(LocalIoEventFds::default());
-        let placement = Placement::spawn(NonZeroUsize::MIN, Spread::Devices, Duration::ZERO).unwrap();
         let device = AttachedDevice::builder(Box::new(Source::new()), &memory)
-            .placement(&placement)
             .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
-            .pci(PciPlace { bar: HOME, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
+            .pci(PciPlace { bar: HOME, requester: 8, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
             .unwrap();
         let console = Console::new(&memory, Arc::new(RunCounters::default()));
         let bus = Arc::new(Bus::new(vec![device], Some(Root::new()), console));
@@ -84,7 +79,7 @@ impl Guest {
         assert_eq!(found.len(), 2, "the bridge and the device");
         let function = found.into_iter().find(|function| function.virtio().is_some()).unwrap();
         let rng = Rng::new(Driven::open(function).unwrap(), 64, &mut pool).unwrap();
-        Self { machine, rng, placement, _region: region }
+        Self { machine, rng, _region: region }
     }
 
     fn device(&self) -> &AttachedDevice {

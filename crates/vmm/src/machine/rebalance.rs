@@ -2,8 +2,8 @@
 //!
 //! `paravane_io` decides, as for a daemon's threads. Work is the number of chains that a queue took and
 //! completed since the last step; the busiest thread counts as fully busy.
-use paravane_attach::{AttachedDevice, MoveError};
-use paravane_io::{Load, Move, QueueKey, best_move};
+use paravane_attach::AttachedDevice;
+use paravane_io::{Load, Move, MoveError, QueueKey, best_move};
 use std::collections::HashMap;
 
 /// Work of each queue at the last step.

@@ -1,6 +1,6 @@
 //! Queues that somebody else serves, for comparisons.
-use paravane_attach::QueueBackend;
 use paravane_device::net::Totals;
+use paravane_io::QueueBackend;
 
 /// Serves the queues of a machine in place of its I/O threads.
 ///
@@ -10,8 +10,11 @@ pub trait QueueServer: std::fmt::Debug + Send + Sync {
     fn backend(&self, device: usize, queue: u16) -> Box<dyn QueueBackend>;
     /// Counters so far.
     fn figures(&self) -> ServerFigures;
-    /// Frames of network card `device` so far.
-    fn totals(&self, device: usize) -> Totals;
+    /// Frames of network card `device` so far \[`None`: the machine's card counts them\].
+    fn totals(&self, device: usize) -> Option<Totals> {
+        let _ = device;
+        None
+    }
 }
 
 /// Counters of a [`QueueServer`].

@@ -6,8 +6,8 @@
 //! ```
 //! Each queue has its own vhost-net descriptor and kernel thread. This is the only module that
 //! names the crate vhost.
-use paravane_attach::{Loan, QueueBackend};
 use paravane_dma::interop::View;
+use paravane_io::{Loan, QueueBackend};
 use paravane_spec::{feature, net};
 use std::fs::File;
 use std::io;

@@ -43,10 +43,8 @@ impl Over<'_> {
         let (mut outcome, disks, mut moved) = self.judge(verdict);
         let finished = !matches!(outcome, Outcome::GuestFailed(_) | Outcome::Cancelled);
         let nets = work.cards.iter().map(|card| {
-            let totals = match &config.server {
-                Some(server) => server.totals(card.number),
-                None => card.totals(&mut self.devices),
-            };
+            let of_server = config.server.as_ref().and_then(|server| server.totals(card.number));
+            let totals = of_server.unwrap_or_else(|| card.totals(&self.devices));
             self.judge_net(card, &totals, finished)
         });
         let nets: Vec<_> = nets.collect();

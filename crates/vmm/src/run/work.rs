@@ -30,9 +30,8 @@ pub(super) struct Card {
 
 impl Card {
     /// Frames so far, by the stopped `devices`.
-    pub(super) fn totals(&self, devices: &mut [NamedDevice]) -> Totals {
-        let card = devices.get_mut(self.number).and_then(|device| device.device.net());
-        card.map(|card| card.totals()).unwrap_or_default()
+    pub(super) fn totals(&self, devices: &[NamedDevice]) -> Totals {
+        devices.get(self.number).and_then(|device| device.device.frames()).unwrap_or_default()
     }
 }
 

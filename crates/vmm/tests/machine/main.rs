@@ -58,7 +58,6 @@ both!(
     an_answer_may_be_longer_or_shorter,
     an_echo_peer_answers_from_its_own_thread,
     frames_stream_one_way,
-    the_vcpu_itself_serves_its_queues,
     two_cards_on_a_link,
     the_measured_phase_is_counted_apart,
     several_cards_with_several_queues_beside_a_disk,

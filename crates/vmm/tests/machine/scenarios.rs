@@ -5,7 +5,7 @@ use paravane_device::blk::EngineChoice;
 use paravane_test_support::patience;
 use paravane_vmm::{
     AccelChoice, Completion, DirtyLogging, DiskWork, ExitFigures, Inject, IoThreadFigures, KickPath,
-    MsiDelivery, Outcome, Progress, QueueResult, Report, RingLayout, ServingMode, TransportChoice,
+    MsiDelivery, Outcome, Progress, QueueResult, Report, RingLayout, TransportChoice,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -460,22 +460,6 @@ pub(crate) fn an_echo_peer_answers_from_its_own_thread(accel: AccelChoice) {
         let stops = report.kick_stops.unwrap();
         // Those at the end may be left in a descriptor.
         assert!(stops.count >= report.kicks && stops.mean_ns > 0.0 && stops.median_ns > 0.0, "{stops:?}");
-    }
-}
-
-pub(crate) fn the_vcpu_itself_serves_its_queues(accel: AccelChoice) {
-    let image = image(2048);
-    let go_inline = |machine: Machine| {
-        go(machine.with(|config| (config.serving_mode, config.ioeventfd) = (ServingMode::Vcpu, false)))
-    };
-    let report = go_inline(with_disk(accel, image.path(), DiskWork::WriteTest));
-    assert_eq!(report.outcome, Outcome::Verified);
-    assert!(report.exits_by_kind.notify > 0 && report.kicks >= report.exits_by_kind.notify);
-    for network in [Network::Echo, Network::EchoPeer, Network::Sink, Network::Source] {
-        let net = Card { network, size: 1000, frames: 500, queues: 1, ..Card::default() };
-        let report = go_inline(with_nets(accel, &[net]));
-        assert_eq!(report.outcome, Outcome::Verified);
-        assert_eq!((report.nets[0].frames, report.nets[0].problem.clone()), (500, None));
     }
 }
 

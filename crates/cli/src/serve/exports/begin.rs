@@ -21,7 +21,8 @@ use crate::failure::one_line;
 use crate::kinds::opening::{Earlier, LinkEnds, Opened, Opening};
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
-use paravane_vhost::{MappingQuota, RecordedSession as _};
+use paravane_dma::MappingQuota;
+use paravane_vhost::RecordedSession as _;
 use std::collections::HashMap;
 use std::io;
 

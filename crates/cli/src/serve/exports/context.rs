@@ -4,7 +4,7 @@ use super::super::shelf::Shelf;
 use super::super::sockets::Sockets;
 use super::super::threads::Threads;
 use crate::kinds::opening::OpenContext;
-use paravane_vhost::MappingPool;
+use paravane_dma::MappingPool;
 use std::sync::Arc;
 use std::time::Duration;
 

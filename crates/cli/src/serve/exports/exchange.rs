@@ -25,8 +25,9 @@ use crate::failure::one_line;
 use crate::kinds::opening::{LinkEnds, Opening};
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
+use paravane_dma::MappingQuota;
 use paravane_export::Exchanged;
-use paravane_vhost::{MappingQuota, caught};
+use paravane_io::caught;
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
 

@@ -16,9 +16,11 @@ use crate::kinds::observe::Observe;
 use crate::kinds::opening::Opened;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::{FileId, Snapshot, Snapshots};
+use paravane_dma::MappingQuota;
 use paravane_export::{Exchanged, Export, ExportStatus, Handover, Kept, Noter};
+use paravane_notify::Notifier;
 use paravane_store::Location;
-use paravane_vhost::{MappingQuota, Notifier, RecordedSession as _};
+use paravane_vhost::RecordedSession as _;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -125,8 +127,8 @@ fn endpoint(
     spec: &DeviceSpec,
     sockets: &Sockets,
     has_session: bool,
-) -> Result<paravane_vhost::Endpoint, anyhow::Error> {
-    use paravane_vhost::Endpoint as Of;
+) -> Result<paravane_export::Endpoint, anyhow::Error> {
+    use paravane_export::Endpoint as Of;
     Ok(match &spec.endpoint {
         Endpoint::Listen(path) => Of::Listen(path.clone()),
         Endpoint::Connect(path) => Of::Connect(path.clone()),
@@ -464,7 +466,7 @@ impl ServedDevice {
 
     pub(super) fn report(&self) -> report::Device {
         let status: ExportStatus = self.export.status();
-        let queue = |(index, queue): (u16, &paravane_vhost::QueueStatus)| report::Queue {
+        let queue = |(index, queue): (u16, &paravane_export::QueueStatus)| report::Queue {
             index,
             enabled: queue.enabled,
             live: queue.live,

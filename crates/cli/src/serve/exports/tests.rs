@@ -7,7 +7,7 @@ use crate::serve::report::Report;
 use crate::serve::sockets::Sockets;
 use crate::serve::threads::Threads;
 use paravane_device::{Device, QueueHandler};
-use paravane_vhost::{MappingLimits, MappingPool};
+use paravane_dma::{MappingLimits, MappingPool};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use crate::serve::store::{Held, WaitingHolder};
 use crate::serve::systemd::Manager;
 use crate::serve::{limits, take_over};
 use anyhow::Context;
-use paravane_vhost::MappingPool;
+use paravane_dma::MappingPool;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

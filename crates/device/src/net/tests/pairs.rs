@@ -1,6 +1,6 @@
 //! Several pairs of queues, and the queue that controls them.
 use super::rig::{Card, DATA, HEADER, frame};
-use crate::net::{LinkEnd, Net, NetConfig, NetDevice};
+use crate::net::{LinkEnd, Net, NetConfig};
 use crate::rig::segment;
 use crate::{Device, ServeError};
 use paravane_ring::QueueError;

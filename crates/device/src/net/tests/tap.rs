@@ -2,7 +2,7 @@
 //!
 //! Needs root, /dev/net/tun and the program `ip`.
 use super::rig::{Card, DATA, HEADER, MAC};
-use crate::net::{BackEnd, EncodedHeader, NetDevice, Receiver, Tap, TapError};
+use crate::net::{BackEnd, EncodedHeader, Receiver, Tap, TapError};
 use crate::rig::{becomes_readable, segment};
 use crate::{Device, HostSide};
 use paravane_spec::net::{

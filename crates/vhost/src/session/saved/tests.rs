@@ -1,6 +1,7 @@
 use super::*;
 use crate::message::message;
-use crate::{Handover, KnownToDriver, RecordedSession};
+use crate::{KnownToDriver, RecordedSession};
+use paravane_export::Handover;
 use paravane_spec::vhost_user::flags;
 use proptest::prelude::*;
 use std::os::fd::AsFd;

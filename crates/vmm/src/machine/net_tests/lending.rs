@@ -4,13 +4,13 @@
 //! position, the memory and the eventfds that it is given, and has no I/O thread.
 use super::link::{Streams, use_pairs};
 use super::{BASE, Guest, RAM, Window, frame};
-use paravane_attach::{AttachedDevice, LendError, RingFeatures};
-use paravane_attach::{Loan, QueueBackend};
+use paravane_attach::{AttachedDevice, RingFeatures};
 use paravane_device::net::LinkEnd;
 use paravane_device::{MappedQueue, QueueHandler, Rest, ServeError, State, StateError, WakeSet};
 use paravane_dma::{Access, DirtyLog, LogError, Memory, Region};
 use paravane_driver::mmio::Registers;
 use paravane_driver::net::NetOptions;
+use paravane_io::{LendError, Loan, QueueBackend};
 use paravane_notify::Notifier;
 use paravane_spec::mmio::{QUEUE_NOTIFY, STATUS};
 use paravane_spec::status::DEVICE_NEEDS_RESET;

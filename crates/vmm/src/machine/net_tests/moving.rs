@@ -1,10 +1,9 @@
 //! Queues that change hands while frames go both ways.
+use super::Guest;
 use super::link::{Streams, use_pairs};
-use super::{Guest, frame};
-use paravane_attach::{MoveError, RingFeatures};
+use paravane_attach::RingFeatures;
 use paravane_device::net::LinkEnd;
 use paravane_driver::net::NetOptions;
-use paravane_test_support::patience;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -77,27 +76,4 @@ fn nor_with_several_packed_ones() {
 #[test]
 fn nor_while_they_are_polled() {
     streams_survive(2, RingFeatures::default(), Duration::from_micros(100));
-}
-
-#[test]
-fn a_queue_moves_only_while_it_runs_and_only_to_a_thread_that_runs() {
-    let guest =
-        Guest::with_threads(LinkEnd::echo(1).unwrap(), 1500, RingFeatures::default(), 2, Duration::ZERO);
-    assert!(matches!(guest.device.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
-    let mut driver = guest.driver(NetOptions::default());
-    assert!(matches!(guest.device.move_queue(0, 2), Err(MoveError::NoThread { thread: 2 })));
-    assert!(matches!(guest.device.move_queue(7, 0), Err(MoveError::NotLive { queue: 7 })));
-    // To where it is, and to a thread that has ended: the one before takes it back.
-    guest.device.move_queue(1, 1).unwrap();
-    guest.placement.thread(0).unwrap().quit();
-    assert!(matches!(guest.device.move_queue(1, 0), Err(MoveError::Refused { .. })));
-    // Queue 0 ended with its thread.
-    assert!(matches!(guest.device.move_queue(0, 1), Err(MoveError::NotLive { queue: 0 })));
-    assert!(driver.send(0, &frame(1, 0, 100)).unwrap());
-    driver.kick();
-    let start = std::time::Instant::now();
-    while guest.totals().transmitted + guest.totals().refused == 0 {
-        assert!(start.elapsed() < patience(), "the queue that was taken back is not served");
-        thread::yield_now();
-    }
 }

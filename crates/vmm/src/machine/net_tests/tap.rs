@@ -210,16 +210,14 @@ fn frames_for_a_driver_without_buffers_wait_and_do_not_keep_the_thread_busy() {
     });
 }
 
-/// Processor time of the guest's I/O thread, in seconds.
+/// Processor time of the guest's I/O threads, in seconds.
 fn seconds(guest: &Guest) -> f64 {
     let mut seconds = 0.0;
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        let Some((name, rest)) = stat.split_once(") ") else { continue };
-        if name.ends_with(&format!("(io{}", guest.number)) {
-            let ticks = |field: usize| rest.split(' ').nth(field).and_then(|n| n.parse::<f64>().ok());
-            seconds += (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0;
-        }
+    for thread in guest.pool.ids() {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        let (_, rest) = stat.split_once(") ").unwrap();
+        let ticks = |field: usize| rest.split(' ').nth(field).and_then(|n| n.parse::<f64>().ok());
+        seconds += (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0;
     }
     seconds
 }

@@ -4,9 +4,10 @@
 //! these where there is one.
 use super::tap::{IpHost, datagram, guest, payload, skipped};
 use crate::machine::vhost_net::VhostNet;
-use paravane_attach::{AttachedDevice, LendError, RingFeatures};
+use paravane_attach::{AttachedDevice, RingFeatures};
 use paravane_device::net::Totals;
 use paravane_driver::net::NetOptions;
+use paravane_io::LendError;
 use paravane_test_support::in_own_network;
 use paravane_test_support::patience;
 use std::fs::File;

@@ -162,7 +162,7 @@ mod tests {
     fn a_message_is_counted_by_its_vector() {
         let lines = Arc::new(Lines::default());
         let sink = Lines::messages(&lines).sink().unwrap();
-        let to = |vector: u8| MsiMessage { address: 0xfee0_0000, data: u32::from(vector) };
+        let to = |vector: u8| MsiMessage { address: 0xfee0_0000, data: u32::from(vector), device: 0 };
         for (vector, number) in [(IRQ_VECTOR_BASE + 30, 30), (IRQ_VECTOR_BASE + 24, 24)] {
             sink.route(to(vector)).unwrap();
             sink.fire(to(vector));
@@ -173,8 +173,8 @@ mod tests {
             sink.fire(to(nowhere));
         }
         assert_eq!(lines.taken(), 2);
-        assert!(sink.route(MsiMessage { address: 0x1000, data: 0x60 }).is_err());
-        assert!(sink.route(MsiMessage { address: 0x1_fee0_0000, data: 0x60 }).is_err());
+        assert!(sink.route(MsiMessage { address: 0x1000, data: 0x60, device: 0 }).is_err());
+        assert!(sink.route(MsiMessage { address: 0x1_fee0_0000, data: 0x60, device: 0 }).is_err());
     }
 
     #[test]

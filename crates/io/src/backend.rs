@@ -1,10 +1,11 @@
 //! Back ends that serve a queue in place of our threads, such as vhost-net.
 //!
 //! ```text
-//!             kick eventfd (the queue's notifier, grabbed)
-//!   driver ------------------------------------------------> QueueBackend
-//!      ^                                                        |
-//!      '--- Interrupts <--- Relay <--- call eventfd ------------'
+//!             kick eventfd (the queue's notifier, grabbed), or an exit
+//!   driver ------------------------------------------------------------> QueueBackend
+//!      ^                                                                    |
+//!      '--- QueueEvents <--- Relay <--- call eventfd -----------------------'
+//!                 '<------- a back end in this process --------------------'
 //! ```
 //! A back end serves one queue from the position that it is given until it is stopped, and then
 //! reports its position: what vhost calls SET_VRING_BASE and GET_VRING_BASE.
@@ -12,11 +13,13 @@ mod relay;
 
 pub(crate) use relay::Relay;
 
+use crate::QueueEvents;
 use paravane_device::{ParkedQueue, QueueHandler};
 use paravane_dma::Lent;
 use paravane_notify::Notifier;
 use paravane_spec::queue::QueueAddresses;
 use std::io;
+use std::sync::Arc;
 
 /// Serves one queue in place of our threads.
 pub trait QueueBackend: Send {
@@ -43,6 +46,11 @@ pub trait QueueBackend: Send {
     /// # Errors
     /// It does not know its position; the queue is lost.
     fn stop(&mut self) -> io::Result<u32>;
+
+    /// Serves a kick that has come as an exit, on the thread of the vCPU [`false`: the kick is signalled].
+    fn kick(&mut self) -> bool {
+        false
+    }
 
     /// Gives back the handler, if it took it from its loan.
     fn handler(&mut self) -> Option<Box<dyn QueueHandler>> {
@@ -77,4 +85,6 @@ pub struct Loan<'a> {
     pub message: Option<&'a Notifier>,
     /// To signal when the queue is broken.
     pub error: &'a Notifier,
+    /// Where a back end in this process reports, in place of `call` and `error`.
+    pub events: &'a Arc<dyn QueueEvents>,
 }

@@ -1,8 +1,10 @@
-//! Passes the calls of a back end on to the device's interrupts.
+//! Passes the calls of a back end on to the queue's events.
 //!
 //! A back end has an eventfd and knows nothing of status register, mask and pending bits, which
 //! stay the device's. The price is one wake-up of a thread an interrupt.
-use paravane_notify::{Interrupts, Notifier, NotifyError};
+use crate::QueueEvents;
+use paravane_device::ServeError;
+use paravane_notify::{Notifier, NotifyError};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::sync::Arc;
@@ -26,15 +28,11 @@ struct Ends {
 impl Relay {
     /// Starts a thread for `queue`.
     ///
-    /// It calls `broken` when the back end finds the queue broken, at most once.
+    /// A queue that the back end finds broken has failed, once.
     ///
     /// # Errors
     /// The host has no threads or descriptors left.
-    pub(crate) fn new(
-        queue: u16,
-        interrupts: Arc<Interrupts>,
-        broken: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(queue: u16, events: Arc<dyn QueueEvents>) -> io::Result<Self> {
         let refused = |error: NotifyError| io::Error::other(error);
         let ends = Arc::new(Ends {
             call: Notifier::new(false).map_err(refused)?,
@@ -43,7 +41,7 @@ impl Relay {
         });
         let thread = {
             let ends = Arc::clone(&ends);
-            let relay = move || ends.run(queue, &interrupts, broken);
+            let relay = move || ends.run(queue, &*events);
             std::thread::Builder::new().name(format!("calls{queue}")).stack_size(STACK).spawn(relay)?
         };
         Ok(Self { ends, thread: Some(thread) })
@@ -73,8 +71,8 @@ impl Drop for Relay {
 }
 
 impl Ends {
-    fn run(&self, queue: u16, interrupts: &Interrupts, broken: impl FnOnce()) {
-        let mut broken = Some(broken);
+    fn run(&self, queue: u16, events: &dyn QueueEvents) {
+        let mut is_broken = false;
         loop {
             let mut fds = [&self.call, &self.error, &self.stop].map(|end| PollFd::new(end, PollFlags::IN));
             match poll(&mut fds, None) {
@@ -85,12 +83,10 @@ impl Ends {
             // behind.
             let stopped = self.stop.take() > 0;
             if self.call.take() > 0 {
-                interrupts.used_buffer(queue);
+                events.used_buffer(queue);
             }
-            if self.error.take() > 0
-                && let Some(broken) = broken.take()
-            {
-                broken();
+            if self.error.take() > 0 && !std::mem::replace(&mut is_broken, true) {
+                events.failed(queue, &ServeError::Host(io::Error::other("its back end finds it broken")));
             }
             if stopped {
                 return;
