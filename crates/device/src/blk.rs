@@ -8,10 +8,9 @@
 //! Handler, one for each queue                                   handler.rs
 //!    parses a chain into a Request                              request.rs
 //!    takes it through its system calls by a RequestTable        in_flight.rs
-//!    makes them by an Engine: io_uring, threads, or at once;    engine/
+//!    makes them by a StoreQueue: io_uring, threads, or at once; engine/
 //!       an image that is no file has a store with its queues    source.rs
 //!       direct I/O: alignment and bounce buffers                direct.rs, whole_blocks.rs
-//!       registered buffers: the map of guest memory             engine/registered.rs
 //!
 //! StorageErrors: counts of failed requests, the last one        errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
@@ -34,7 +33,6 @@
 //! # Ok::<(), paravane_device::blk::OpenError>(())
 //! ```
 mod block_status;
-mod choice;
 mod current;
 mod direct;
 mod engine;
@@ -52,7 +50,6 @@ mod magic;
 mod mark;
 mod overlay;
 mod pieces;
-mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
@@ -64,9 +61,8 @@ mod tests;
 mod whole_blocks;
 
 use crate::{Device, Limiter, QueueHandler};
-use choice::{choose_engine, engine_name};
 use current::{Attached, Current};
-use engine::{Engine, EngineKind};
+use engine::Engine;
 use handler::Handler;
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
@@ -74,7 +70,7 @@ use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
 use paravane_store::Store;
-use present_pages::PresentPages;
+use paravane_store::file::{self, PresentPages};
 use qcow2::Qcow2;
 use serial::Serial;
 use std::any::Any;
@@ -609,7 +605,7 @@ impl UnlockedBlk {
 /// The kernel has no io_uring (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks an operation
 /// (EOPNOTSUPP).
 pub fn io_uring_available() -> io::Result<()> {
-    engine::probe().map(drop)
+    file::probe().map(drop)
 }
 
 /// Whether registered memory serves requests of several pieces, too (Linux 6.15).
@@ -617,7 +613,7 @@ pub fn io_uring_available() -> io::Result<()> {
 /// # Errors
 /// As [`io_uring_available`].
 pub fn io_uring_registers_vectors() -> io::Result<bool> {
-    engine::probe()
+    file::probe()
 }
 
 impl Blk {
@@ -691,14 +687,14 @@ impl Blk {
             Format::Raw if config.backing.is_empty() => Image::raw(file),
             Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
         });
-        let engine = choose_engine(&image, &config, present)?;
+        let engine = Engine::choose(&image, &config, present)?;
         let serial = Arc::new(Serial::new(&image, config.serial.as_deref()));
         // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name.clone(), queue_sizes.len()));
-        let is_ring = engine.is_ring();
+        let is_ring = engine.is_ring;
         let full = Full::new(name, config.on_full);
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
@@ -759,7 +755,7 @@ impl Blk {
     /// REASON)`; `io_uring, threads` for a qcow2 image, `threads, mapped` for one in memory.
     #[must_use]
     pub fn engine(&self) -> String {
-        engine_name(&self.current.attached())
+        self.current.attached().engine.name
     }
 
     /// A duplicate descriptor of the image's file, for verification by the host.
@@ -833,9 +829,7 @@ impl Device for Blk {
     /// Jobs of the immediate engine are done in `serve`: they wait for the disk if the image, or a
     /// backing file that a qcow2 image may have, is not in memory.
     fn may_block(&self) -> bool {
-        let Attached { image, engine } = self.current.attached();
-        let in_memory = image.in_memory && image.qcow2.is_none();
-        matches!(engine, EngineKind::Immediate { .. }) && !in_memory
+        self.current.attached().engine.blocks
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
@@ -863,26 +857,20 @@ impl Device for Blk {
             ));
         };
         let (follower, attached) = self.current.join(size)?;
-        let Attached { image, engine } = attached;
-        if let Some(file) = image.source.file() {
-            image.guards.check(file)?;
+        if let Some(file) = attached.image.source.file() {
+            attached.image.guards.check(file)?;
         }
-        let engine = Engine::new(&engine, &image, size, follower.event())?;
+        let engine = attached.engine.queue(size)?;
         let limiter = self.limiter.clone();
         let errors = (index, self.errors.clone());
-        let (follower, id) = ((follower, image), self.serial.get());
+        let (follower, id) = ((follower, attached), self.serial.get());
         Ok(Box::new(Handler::new(follower, id, engine, limiter, (size, features), errors)?))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.
     fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
         let Attached { image, engine } = self.current.attached();
-        match engine {
-            EngineKind::Immediate { mapped } if image.guards.maps_without_lock() => Some(Box::new(mapped?)),
-            EngineKind::Threads { pool, .. } if image.guards.maps_without_lock() => {
-                Some(Box::new(pool.mapped()?.clone()))
-            }
-            _ => None,
-        }
+        let mapped = engine.mapped.filter(|_| image.guards.maps_without_lock())?;
+        Some(Box::new(mapped))
     }
 }

@@ -1,8 +1,10 @@
 //! The cut between images and where their bytes lie.
 use crate::{Job, Outcome, Rest, WakeSet};
+use paravane_dma::Region;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
+use std::sync::Arc;
 
 /// An open store: bytes from 0 to its size.
 ///
@@ -103,6 +105,16 @@ pub trait StoreQueue: Debug + Send {
 
     /// Turns signals of events off until `rest(true)`, where that costs less than to let them come \[nothing\].
     fn quiet(&mut self) {}
+
+    /// Whether it keeps guest memory beyond that of jobs: see [`StoreQueue::register_memory`].
+    fn registers(&self) -> bool {
+        false
+    }
+
+    /// Registers the regions of the memory map with this generation, unless they are already \[nothing\].
+    fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
+        let _ = (generation, regions);
+    }
 
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///

@@ -11,9 +11,11 @@
 //!
 //! The switch is atomic for the driver: while a request is in flight no queue uses the other image,
 //! and once a queue uses it, none uses the old one.
-use super::engine::{Engine, EngineKind};
+use super::engine::Engine;
 use super::full::Full;
 use super::image::Image;
+use paravane_store::StoreQueue;
+use paravane_store::file::Mapped;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +26,14 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(super) struct Attached {
     pub(super) image: Arc<Image>,
-    pub(super) engine: EngineKind,
+    pub(super) engine: Engine,
+}
+
+impl Attached {
+    /// The image, if it is mapped and has the disk's layout.
+    pub(super) fn mapped_disk(&self) -> Option<Arc<Mapped>> {
+        self.engine.mapped.clone().filter(|_| self.image.qcow2.is_none())
+    }
 }
 
 /// The image in use.
@@ -51,7 +60,7 @@ struct State {
     pending: Option<Attached>,
     /// Images that were replaced, and their engines: to end one takes a while.
     replaced: Vec<Attached>,
-    retired: Vec<Engine>,
+    retired: Vec<Box<dyn StoreQueue>>,
 }
 
 /// A live queue.
@@ -61,8 +70,8 @@ struct Member {
     jobs: u16,
     event: Arc<OwnedFd>,
     progress: Progress,
-    /// Engine for an image that comes, and the number of that image.
-    prepared: Option<(u64, Engine)>,
+    /// Queue of an image that comes, and the number of that image.
+    prepared: Option<(u64, Box<dyn StoreQueue>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,17 +186,14 @@ impl Current {
         self.turn_gate(&self.state(), 2);
     }
 
-    /// Makes an engine for each live queue, for `attached` that will be in use.
+    /// Makes a queue of `attached`, which will be in use, for each live queue.
     ///
     /// # Errors
     /// The host refuses a resource.
     pub(super) fn prepare(&self, attached: &Attached) -> io::Result<()> {
-        let queues: Vec<_> = {
-            let state = self.state();
-            state.queues.iter().map(|queue| (queue.id, queue.jobs, queue.event.clone())).collect()
-        };
-        for (id, jobs, event) in queues {
-            let engine = Engine::new(&attached.engine, &attached.image, jobs, &event)?;
+        let queues: Vec<_> = self.state().queues.iter().map(|queue| (queue.id, queue.jobs)).collect();
+        for (id, jobs) in queues {
+            let engine = attached.engine.queue(jobs)?;
             let mut state = self.state();
             let next = state.generation + 1;
             // A queue that ends meanwhile needs none.
@@ -282,8 +288,8 @@ pub(super) struct Follower {
 #[derive(Debug)]
 pub(super) struct Replacement {
     pub(super) attached: Attached,
-    /// Its engine, if one was prepared.
-    pub(super) engine: Option<Engine>,
+    /// Its queue, if one was prepared.
+    pub(super) engine: Option<Box<dyn StoreQueue>>,
 }
 
 fn is_odd(gate: u64) -> bool {
@@ -294,7 +300,7 @@ fn is_odd(gate: u64) -> bool {
 const UNSEEN: u64 = u64::MAX;
 
 impl Follower {
-    /// Signalled when the gate has changed; engines use it, too.
+    /// Signalled when the gate has changed.
     pub(super) fn event(&self) -> &Arc<OwnedFd> {
         &self.event
     }
@@ -374,7 +380,7 @@ impl Follower {
     }
 
     /// Gives up an engine whose image was replaced. It ends when there is time.
-    pub(super) fn retire(&self, engine: Engine) {
+    pub(super) fn retire(&self, engine: Box<dyn StoreQueue>) {
         self.current.state().retired.push(engine);
     }
 }

@@ -18,8 +18,7 @@
 mod at_once;
 mod drain;
 
-use super::current::{Follower, Replacement};
-use super::engine::{Engine, EngineQueue, Outcome, StoreQueue};
+use super::current::{Attached, Follower, Replacement};
 use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
@@ -34,6 +33,8 @@ use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
+use paravane_store::file::Mapped;
+use paravane_store::{Outcome, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub(super) struct Handler {
     /// The image in use, as far as this queue knows.
     image: Arc<Image>,
     follower: Follower,
-    /// The set of its thread, with the follower's event, which engines signal too, and a limit's timer.
+    /// The set of its thread, with the follower's event, and a limit's timer.
     wakes: Option<(WakeSet, WakeSource, Option<WakeSource>)>,
     /// Heads of requests that wait for room, in order.
     waiting: VecDeque<u16>,
@@ -53,7 +54,11 @@ pub(super) struct Handler {
     limits: Limits,
     /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
     write_through: bool,
-    engine: Engine,
+    engine: Box<dyn StoreQueue>,
+    /// The image, if it is mapped and has the disk's layout.
+    mapped: Option<Arc<Mapped>>,
+    /// Jobs are done in the queue's thread.
+    copies: bool,
     /// `None`: no limit, so no clock is read.
     limit: Option<Limited>,
     /// Where a limit can be set.
@@ -93,13 +98,15 @@ impl Limited {
 impl Handler {
     /// Creates the handler of queue `queue`, with `size` descriptors.
     pub(super) fn new(
-        (follower, image): (Follower, Arc<Image>),
+        (follower, attached): (Follower, Attached),
         id: [u8; blk::ID_LEN],
-        engine: Engine,
+        engine: Box<dyn StoreQueue>,
         limiter: Option<Arc<Limiter>>,
         (size, features): (u16, u64),
         (queue, errors): (u16, Arc<StorageErrors>),
     ) -> io::Result<Self> {
+        let (mapped, copies) = (attached.mapped_disk(), attached.engine.copies);
+        let image = attached.image;
         let limits = Limits {
             capacity: image.sectors(),
             block: image.block() / blk::SECTOR,
@@ -117,6 +124,8 @@ impl Handler {
             limits,
             write_through: features & blk::F_FLUSH == 0,
             engine,
+            mapped,
+            copies,
             limit: None,
             limiter,
             requests: RequestTable::new(size),
@@ -237,7 +246,7 @@ impl Handler {
             self.waiting.push_back(ready.wait());
             return Ok(bytes);
         }
-        ready.push(&mut self.engine)?;
+        ready.push(&mut *self.engine)?;
         Ok(bytes)
     }
 
@@ -310,7 +319,7 @@ impl Handler {
             return Err(io::Error::other("the engine reports a request that is not in flight").into());
         };
         let (ended, code, written) = match reaped.advance() {
-            Next::Again(ready) if !last => return Ok(ready.push(&mut self.engine)?),
+            Next::Again(ready) if !last => return Ok(ready.push(&mut *self.engine)?),
             // What is left of it stays in flight for a successor.
             Next::Again(ready) if queue.is_tracked() => return leave(&ready.end(), &self.follower),
             Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
@@ -359,13 +368,14 @@ impl Handler {
             let jobs = self.requests.size();
             let mut engine = match engine {
                 Some(engine) => engine,
-                None => Engine::new(&attached.engine, &attached.image, jobs, self.follower.event())?,
+                None => attached.engine.queue(jobs)?,
             };
             if let Some((wakes, ..)) = &self.wakes {
                 self.engine.register(None)?;
                 engine.register(Some(wakes))?;
             }
             self.follower.retire(std::mem::replace(&mut self.engine, engine));
+            (self.mapped, self.copies) = (attached.mapped_disk(), attached.engine.copies);
             self.image = attached.image;
         }
         if !self.follower.is_held() {
@@ -379,7 +389,7 @@ impl Handler {
         // Each may come back.
         for head in std::mem::take(&mut self.waiting) {
             if let Some(ready) = self.requests.waiting(head) {
-                ready.push(&mut self.engine)?;
+                ready.push(&mut *self.engine)?;
             }
         }
         Ok(())
@@ -454,8 +464,11 @@ impl QueueHandler for Handler {
         }
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
-        self.engine.follow(queue);
-        let (shares, copies) = (queue.shares_thread(), self.engine.copies());
+        if self.engine.registers() {
+            let (generation, regions) = queue.regions();
+            self.engine.register_memory(generation, regions);
+        }
+        let (shares, copies) = (queue.shares_thread(), self.copies);
         let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {

@@ -218,6 +218,14 @@ impl Image {
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
     }
 
+    /// Bytes of the file to map: of a raw image, those of the disk.
+    pub(super) fn mapped_len(&self) -> io::Result<u64> {
+        match self.qcow2 {
+            None => Ok(self.sectors() * SECTOR),
+            Some(_) => Ok(self.source.size()? / SECTOR * SECTOR),
+        }
+    }
+
     /// Whether the image is a block device or a store that ends before `end`.
     ///
     /// A file becomes longer by writes.

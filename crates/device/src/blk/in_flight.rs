@@ -23,13 +23,13 @@
 //! An entry belongs to a descriptor head, so there are as many as the queue has descriptors. Their
 //! storage is reused.
 use super::direct::{Alignment, Bounce, Page};
-use super::engine::{Engine, Job, Outcome, Pieces, StoreQueue};
 use super::errors::{Cause, Missed, Operation};
 use super::request::{self, ByteRange, Command, Request};
 use crate::latency::{self, Taken};
 use paravane_dma::{Access, AccessGuard, DmaError, HostSlice, Mapping, MappingGuard};
 use paravane_ring::Segment;
 use paravane_spec::blk::SECTOR;
+use paravane_store::{Job, Outcome, Pieces, StoreQueue};
 use std::collections::TryReserveError;
 use std::io;
 use std::ptr::NonNull;
@@ -346,7 +346,7 @@ impl<'a> Ready<'a> {
     ///
     /// # Errors
     /// The host refuses work; the request has ended.
-    pub(super) fn push(self, engine: &mut Engine) -> io::Result<()> {
+    pub(super) fn push(self, engine: &mut dyn StoreQueue) -> io::Result<()> {
         let Self(claim) = self;
         let job = claim.entry.job();
         // SAFETY: the pieces lie in the entry, whose `mapping` keeps mapped what they name (or they

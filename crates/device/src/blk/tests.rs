@@ -6,6 +6,7 @@ mod data;
 mod direct;
 mod disk;
 mod full;
+mod held;
 mod images;
 mod in_flight;
 mod in_place;
@@ -22,13 +23,11 @@ mod resize;
 mod snapshot;
 mod stores;
 
-use super::current::Attached;
-use super::engine::Engine;
-use super::engine::held::{Held, Orders};
 use super::handler::Handler;
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;
 use crate::rig::{DATA, Rig, segment, skipped};
+use held::{Held, Orders};
 use paravane_dma::Segment;
 use paravane_ring::QueueError;
 use paravane_ring::driver::Used;
@@ -140,10 +139,10 @@ fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
 
 /// The handler of a queue, with a host that follows the test's orders.
 fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handler {
-    let (follower, Attached { image, .. }) = disk.current.join(256).unwrap();
-    let engine = Engine::Held(Held::new(image.clone(), orders));
+    let (follower, attached) = disk.current.join(256).unwrap();
+    let engine = Box::new(Held::new(attached.image.clone(), orders));
     let errors = (0, disk.errors());
-    Handler::new((follower, image), disk.serial.get(), engine, None, (256, features), errors).unwrap()
+    Handler::new((follower, attached), disk.serial.get(), engine, None, (256, features), errors).unwrap()
 }
 
 /// An answered request.

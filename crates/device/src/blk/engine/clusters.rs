@@ -9,16 +9,17 @@
 //! in flight; allocations, zeroes, flushes, backing files and tables are the workers'. A worker enters
 //! the clusters that it has come across into the map. A transfer that the map knows only in part is
 //! done in parts.
-use super::beside::Rule;
-use super::{Image, Job};
+use super::Image;
 use crate::blk::qcow2::QueueRanges;
 use paravane_dma::HostSlice;
+use paravane_store::Job;
+use paravane_store::file::Rule;
 use std::io;
 use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::blk) struct Clusters {
+pub(super) struct Clusters {
     image: Arc<Image>,
     /// What the transfers below use.
     ranges: Arc<QueueRanges>,

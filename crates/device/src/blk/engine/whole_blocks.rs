@@ -5,12 +5,12 @@
 //!                '------------------------ else ---------------------------------> reap
 //! ```
 //! To change a part of a block takes a read and a write, for which workers wait.
-use super::Job;
-use super::beside::Rule;
+use paravane_store::Job;
+use paravane_store::file::Rule;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(in crate::blk) struct WholeBlocks {
+pub(super) struct WholeBlocks {
     /// Transfers below, by head; as long as the greatest head so far needs.
     transfers: Vec<Option<Job>>,
 }

@@ -1,7 +1,8 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
-use super::{EngineQueue, Image, Job, Outcome, Pieces, StoreQueue, threads};
+use crate::blk::image::Image;
 use crate::{Rest, WakeSet, WakeSource};
 use paravane_dma::HostSlice;
+use paravane_store::{Job, Outcome, Pieces, StoreQueue};
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -11,21 +12,21 @@ use std::sync::{Arc, Mutex};
 
 /// Orders of the test, and the log for it.
 #[derive(Debug, Default)]
-pub(in crate::blk) struct Orders {
+pub(super) struct Orders {
     /// Do jobs when they are submitted; otherwise only in `wait`.
-    pub(in crate::blk) prompt: bool,
+    pub(super) prompt: bool,
     /// Most bytes that one transfer moves.
-    pub(in crate::blk) most: Option<usize>,
+    pub(super) most: Option<usize>,
     /// Results of the next jobs, which are then not done.
-    pub(in crate::blk) results: VecDeque<i32>,
+    pub(super) results: VecDeque<i32>,
     /// Most jobs that a cancellation does not reach, because the host has begun them.
-    pub(in crate::blk) begun: usize,
+    pub(super) begun: usize,
     /// Jobs in order, with their results.
-    pub(in crate::blk) log: Vec<(Job, i32)>,
+    pub(super) log: Vec<(Job, i32)>,
 }
 
 #[derive(Debug)]
-pub(in crate::blk) struct Held {
+pub(super) struct Held {
     image: Arc<Image>,
     orders: Arc<Mutex<Orders>>,
     jobs: VecDeque<(u16, Job)>,
@@ -35,13 +36,11 @@ pub(in crate::blk) struct Held {
 }
 
 impl Held {
-    pub(in crate::blk) fn new(image: Arc<Image>, orders: Arc<Mutex<Orders>>) -> Self {
+    pub(super) fn new(image: Arc<Image>, orders: Arc<Mutex<Orders>>) -> Self {
         let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event, wakes: None }
     }
 }
-
-impl EngineQueue for Held {}
 
 impl StoreQueue for Held {
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
@@ -97,6 +96,12 @@ impl StoreQueue for Held {
     }
 }
 
+/// Does a job.
+fn perform(image: &Image, job: Job) -> i32 {
+    // SAFETY: the memory is valid until the outcome is reaped (StoreQueue::push).
+    unsafe { image.perform(job) }
+}
+
 /// Does a job, but moves no more than `most` bytes.
 fn shortened(image: &Image, job: Job, most: Option<usize>) -> i32 {
     let mut left = most.unwrap_or(usize::MAX);
@@ -119,12 +124,12 @@ fn shortened(image: &Image, job: Job, most: Option<usize>) -> i32 {
     match job {
         Job::Read { pieces, offset } => {
             let mut list = cut(pieces);
-            threads::perform(image, Job::Read { pieces: again(&mut list), offset })
+            perform(image, Job::Read { pieces: again(&mut list), offset })
         }
         Job::Write { pieces, offset, durable } => {
             let mut list = cut(pieces);
-            threads::perform(image, Job::Write { pieces: again(&mut list), offset, durable })
+            perform(image, Job::Write { pieces: again(&mut list), offset, durable })
         }
-        other => threads::perform(image, other),
+        other => perform(image, other),
     }
 }
