@@ -9,7 +9,7 @@
 //!    parses a chain into a Request                              request.rs
 //!    takes it through its system calls by a RequestTable        in_flight.rs
 //!    makes them by a StoreQueue: io_uring, threads, or at once; engine/
-//!       an image that is no file has a store with its queues    source.rs
+//!       an image that is no file has a store with its queues
 //!       direct I/O: alignment and bounce buffers                direct.rs, whole_blocks.rs
 //!
 //! StorageErrors: counts of failed requests, the last one        errors.rs
@@ -55,7 +55,6 @@ mod request;
 mod resizer;
 mod serial;
 mod snapshot;
-mod source;
 #[cfg(test)]
 mod tests;
 mod whole_blocks;
@@ -699,7 +698,7 @@ impl Blk {
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
         full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
-        if current.image().source.store().is_some() {
+        if current.image().source.file().is_none() {
             let disk = Arc::downgrade(&current);
             full.asked_by(move || disk.upgrade().is_some_and(|disk| disk.image().ask_size()));
         }

@@ -126,9 +126,8 @@
 //!   `engine/whole_blocks` do not place there; `blk/qcow2/cluster_map` knows which clusters of a
 //!   qcow2 image may be read and written in place, and `blk/qcow2/in_use` lists those of transfers
 //!   in flight, which are not freed.
-//! * `blk/image_file` opens and locks the file; `blk/source` is a file or another store; its `lock`
-//!   tells requests of a dead process from a live one; `blk/block_status` asks a source which parts
-//!   are zeroes; `blk/image` is the disk in it.
+//! * `blk/image_file` opens and locks the file; its `lock` tells requests of a dead process from a
+//!   live one; `blk/block_status` asks a file or another store which parts are zeroes; `blk/image` is the disk in it.
 //! * `blk/images` is for programs without a guest: makes images, describes them, copies disks,
 //!   merges overlays.
 //! * `blk/current` is the image that the queues of a disk use, and holds them while it is replaced;

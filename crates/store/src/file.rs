@@ -7,6 +7,7 @@
 //!   beside           most jobs by one of these or by another store, the rest by threads
 //! ```
 mod beside;
+mod file_store;
 mod immediate;
 mod mapped;
 mod present_pages;
@@ -15,6 +16,7 @@ mod threads;
 mod uring;
 
 pub use beside::{Beside, Rule};
+pub use file_store::FileStore;
 pub use immediate::{Immediate, Perform};
 pub use mapped::Mapped;
 pub use present_pages::PresentPages;

@@ -19,7 +19,7 @@
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
-//! | [`mod@file`] | files: the system calls of jobs; rings of io_uring, threads and mappings for queues |
+//! | [`mod@file`] | files: `FileStore`, the system calls of jobs; rings of io_uring, threads and mappings for queues |
 //! | [`nbd`] | a store behind an NBD server |
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |

@@ -66,9 +66,7 @@ impl Engine {
     ) -> Result<Self, OpenError> {
         let is_qcow2 = image.qcow2.is_some();
         let mut engine = match (config.engine, file::probe()) {
-            _ if let Some(store) = image.source.store().cloned() => {
-                over(image, Self::new("queues of the store", move |jobs| store.queue(jobs)))
-            }
+            _ if image.source.file().is_none() => over(image, of_source(image, "queues of the store")),
             (EngineChoice::Threads, _) => threads("threads", image.clone()),
             (EngineChoice::Immediate, _) => immediate(image, present),
             (EngineChoice::Auto, _) if image.in_memory && is_qcow2 => in_memory(image),
@@ -90,10 +88,22 @@ impl Engine {
 
 /// A ring for each queue, with the image, and with guest memory if `registers`.
 fn rings(image: &Arc<Image>, registers: bool) -> Engine {
-    let name = if registers { "io_uring with registered buffers" } else { "io_uring" };
-    let image = image.clone();
-    let queue = move |jobs| Ok(Box::new(Uring::new(image.file()?, registers, jobs)?) as _);
-    Engine { is_ring: true, ..Engine::new(name, queue) }
+    let engine = match registers {
+        false => of_source(image, "io_uring"),
+        true => {
+            let image = image.clone();
+            Engine::new("io_uring with registered buffers", move |jobs| {
+                Ok(Box::new(Uring::new(image.file()?, true, jobs)?))
+            })
+        }
+    };
+    Engine { is_ring: true, ..engine }
+}
+
+/// The queues of the image's file or store.
+fn of_source(image: &Arc<Image>, name: &str) -> Engine {
+    let source = image.source.clone();
+    Engine::new(name, move |jobs| source.queue(jobs))
 }
 
 /// One pool for all queues.

@@ -1,7 +1,6 @@
 //! What a driver would be told of a disk that another process still serves.
 use super::image_file::{ImageFile, Look, Opening};
 use super::qcow2::Recorded;
-use super::source::Source;
 use super::{Format, HeaderError, OpenError};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
@@ -35,7 +34,7 @@ impl Geometry {
     }
 
     fn new(
-        (source, size, block): (&Source, u64, u64),
+        (source, size, block): (&Arc<dyn Store>, u64, u64),
         path: &Path,
         format: Format,
     ) -> Result<Self, OpenError> {

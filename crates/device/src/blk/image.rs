@@ -9,13 +9,12 @@ use super::OpenError;
 use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::{Base, Qcow2};
-use super::source::Source;
 use super::whole_blocks;
 use paravane_spec::blk::SECTOR;
-use paravane_store::Job;
+use paravane_store::file::FileStore;
+use paravane_store::{Job, Store};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct Image {
     /// Dropped before the source, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the disk in sectors, which requests are checked against.
@@ -133,7 +132,7 @@ impl Image {
             // Reads of an overlay have any alignment. The other description is not one for direct I/O.
             // A thread that reads by it keeps the process, and so does not betray that it is gone.
             None => match self.guards.process() {
-                Some(file) => Base::raw(&Source::File(file.try_clone()?)),
+                Some(file) => Base::raw(&FileStore::of(file.try_clone()?)),
                 None => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     "direct I/O on a file system without locks has no snapshots",
@@ -145,7 +144,7 @@ impl Image {
     /// Does a job and waits for it. Returns its result as io_uring would.
     ///
     /// # Safety
-    /// As [`Source::perform`].
+    /// As [`Store::perform`].
     pub(super) unsafe fn perform(&self, job: Job) -> i32 {
         if let (Job::Flush, Err(error)) = (job, self.sync_base()) {
             return -error.raw_os_error().unwrap_or(libc::EIO);
@@ -159,7 +158,7 @@ impl Image {
     }
 
     /// # Safety
-    /// As [`Source::perform`].
+    /// As [`Store::perform`].
     unsafe fn perform_on_source(&self, job: Job) -> i32 {
         // SAFETY: the caller promises what is asked for.
         let result = unsafe { self.source.perform(job) };
@@ -222,7 +221,7 @@ impl Image {
     pub(super) fn mapped_len(&self) -> io::Result<u64> {
         match self.qcow2 {
             None => Ok(self.sectors() * SECTOR),
-            Some(_) => Ok(self.source.size()? / SECTOR * SECTOR),
+            Some(_) => Ok(self.source.try_size()? / SECTOR * SECTOR),
         }
     }
 
@@ -230,11 +229,7 @@ impl Image {
     ///
     /// A file becomes longer by writes.
     pub(super) fn is_shorter(&self, end: u64) -> bool {
-        let is_device = |file: &File| file.metadata().is_ok_and(|file| file.file_type().is_block_device());
-        match &self.source {
-            Source::File(file) => is_device(file) && self.source.size().is_ok_and(|size| size < end),
-            Source::Store(store) => store.end() < end,
-        }
+        self.source.end() < end
     }
 
     /// Whether the image is shorter than when it was opened, as far as is known.
@@ -244,9 +239,7 @@ impl Image {
 
     /// Asks the server of a store for its size. May block. Returns [`Image::has_shrunk`].
     pub(super) fn ask_size(&self) -> bool {
-        if let Source::Store(store) = &self.source
-            && let Err(error) = store.refresh()
-        {
+        if let Err(error) = self.source.refresh() {
             tracing::debug!(path = %self.path.display(), %error, "the size of the image is unknown");
         }
         self.has_shrunk()
@@ -270,7 +263,7 @@ impl Image {
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors() * SECTOR),
-            None => self.source.size(),
+            None => self.source.try_size(),
         };
         let found = found.map(|end| end / self.block * (self.block / SECTOR));
         *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =

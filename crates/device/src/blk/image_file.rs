@@ -8,11 +8,11 @@ use super::direct::Alignment;
 use super::file_id::FileId;
 use super::magic;
 use super::mark;
-use super::source::Source;
-use super::{Format, OpenError};
+use super::{Format, LayerSource, OpenError};
 use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
+use paravane_store::file::FileStore;
 use paravane_store::file::PresentPages;
 use rustix::fs::OFlags;
 use std::cell::Cell;
@@ -36,7 +36,7 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 #[derive(Debug)]
 pub(super) struct ImageFile {
     /// Holds the lock.
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the file in bytes.
@@ -158,8 +158,8 @@ impl UnlockedFile {
     }
 
     /// Another handle of its bytes.
-    pub(super) fn source(&self) -> Option<Source> {
-        self.file.try_clone().ok().map(Source::File)
+    pub(super) fn source(&self) -> Option<Arc<dyn Store>> {
+        self.file.try_clone().ok().map(FileStore::of)
     }
 
     /// The file.
@@ -322,6 +322,35 @@ impl Opening {
 /// Blocks in bytes that drivers know.
 const BLOCKS: std::ops::RangeInclusive<u64> = SECTOR..=4096;
 
+impl LayerSource {
+    /// Path or location.
+    pub(super) fn path(&self) -> PathBuf {
+        match self {
+            Self::Path(path) => path.clone(),
+            Self::Store(store) => store.status().location.into(),
+        }
+    }
+
+    /// Opens the image, and locks it.
+    pub(super) fn image(&self, opening: Opening) -> Result<ImageFile, OpenError> {
+        match self {
+            Self::Path(path) => ImageFile::open(path, opening),
+            Self::Store(store) => ImageFile::over(store.clone(), opening),
+        }
+    }
+
+    /// The bytes, not locked.
+    pub(super) fn bytes(&self, writable: bool) -> Result<Arc<dyn Store>, OpenError> {
+        match self {
+            Self::Path(path) => {
+                let file = OpenOptions::new().read(true).write(writable).open(path);
+                Ok(FileStore::of(file.map_err(|source| OpenError::Os { path: path.clone(), source })?))
+            }
+            Self::Store(store) => Ok(store.clone()),
+        }
+    }
+}
+
 impl ImageFile {
     /// Opens the image at `path`, and locks it.
     pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
@@ -376,8 +405,7 @@ impl ImageFile {
         if limits.read_only && !opening.read_only {
             return Err(OpenError::ReadOnly { path });
         }
-        let source = Source::Store(store);
-        let resembles = || magic::resembles(opening.format, |into, at| source.read_at(into, at));
+        let resembles = || magic::resembles(opening.format, |into, at| store.read_at(into, at));
         // A format reads and writes whole blocks of the store, whatever its disk has.
         let least = match opening.format {
             Format::Raw => u64::from(limits.block).max(SECTOR),
@@ -399,7 +427,7 @@ impl ImageFile {
             magic::warn(&path, like);
         }
         Ok(Self {
-            source,
+            source: store,
             guards: FileGuards::default(),
             path,
             size,
@@ -434,7 +462,7 @@ impl ImageFile {
         let physical_block = 1 << metadata.blksize().clamp(least, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
-        let source = Source::File(file);
+        let source = FileStore::of(file);
         let discard_block = physical_block;
         Ok(Self {
             source,
@@ -454,7 +482,7 @@ impl ImageFile {
 /// A file that was looked at, and is not locked.
 #[derive(Debug)]
 pub(super) struct Look {
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) size: u64,
     pub(super) block: u64,
 }
@@ -475,7 +503,7 @@ impl Look {
     fn at(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let Sizes { size, block, .. } = Sizes::of(file, path, opening)?;
-        Ok(Self { source: Source::File(file.try_clone().map_err(os)?), size, block })
+        Ok(Self { source: FileStore::of(file.try_clone().map_err(os)?), size, block })
     }
 }
 

@@ -60,8 +60,7 @@ mod write;
 use self::io::Io;
 use super::image_file::{ImageFile, Opening};
 use super::pieces::{cut, gather, scatter};
-use super::source::Source;
-use super::{Format, Layer, LayerSource, OpenError};
+use super::{Format, Layer, OpenError};
 use cluster_map::ClusterMap;
 use counts::Counts;
 use entry::{Entry, Place, Shape};
@@ -71,7 +70,7 @@ use layer::{Below, Core};
 use map::Map;
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
-use paravane_store::{Job, Pieces};
+use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -160,7 +159,7 @@ impl Qcow2 {
             core: Arc::new(core),
             tables: RwLock::default(),
             reason: Mutex::default(),
-            is_in_store: image.source.store().is_some(),
+            is_in_store: image.source.file().is_none(),
             _layers: layers,
         }
     }
@@ -455,8 +454,8 @@ struct InPlace<'a> {
 ///
 /// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, [`Io`] reads and
 /// writes whole ones, which must not be written in place at the same time.
-fn has_small_blocks(source: &Source) -> bool {
-    source.store().is_none_or(|store| u64::from(store.limits().block) <= SECTOR)
+fn has_small_blocks(source: &Arc<dyn Store>) -> bool {
+    u64::from(source.limits().block) <= SECTOR
 }
 
 /// A transfer at another offset.
@@ -510,8 +509,8 @@ pub(super) struct Base(Below);
 
 impl Base {
     /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: &Source) -> Result<Self> {
-        Below::raw(source.try_clone()?).map(Self)
+    pub(super) fn raw(source: &Arc<dyn Store>) -> Result<Self> {
+        Below::raw(source.clone()).map(Self)
     }
 
     /// Size of the disk in bytes.
@@ -549,7 +548,7 @@ fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<String>), O
     if header.data_file {
         return Err(OpenError::DataFile { path: path.to_owned() });
     }
-    let io = image.source.try_clone().and_then(Io::new).map_err(failed)?;
+    let io = Io::new(image.source.clone()).map_err(failed)?;
     let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
     let counts = match is_writable {
         true => Some(prepare_writing(image, &header, &io)?),
@@ -590,16 +589,11 @@ fn open_backing(
     rest: &[Layer],
     files: &mut Vec<ImageFile>,
 ) -> std::result::Result<Below, OpenError> {
-    let opening = Opening::cached(layer.format, true);
-    let image = match &layer.source {
-        LayerSource::Path(path) => ImageFile::open(path, opening)?,
-        LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,
-    };
+    let image = layer.source.image(Opening::cached(layer.format, true))?;
     let below = match layer.format {
         Format::Qcow2 => Below::Qcow2(Arc::new(open(&image, Some(rest), files)?)),
         Format::Raw if rest.is_empty() => {
-            let raw = image.source.try_clone().and_then(Below::raw);
-            raw.map_err(|source| unusable(&image.path, source))?
+            Below::raw(image.source.clone()).map_err(|source| unusable(&image.path, source))?
         }
         Format::Raw => return Err(OpenError::NoBacking { path: image.path }),
     };

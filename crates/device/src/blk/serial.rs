@@ -35,11 +35,11 @@ pub(super) struct Serial {
 impl Serial {
     /// `given`: the operator's.
     pub(super) fn new(image: &Image, given: Option<&str>) -> Self {
-        let id = match (given, image.source.store()) {
+        let id = match (given, image.source.file()) {
             (Some(given), _) => padded(given.as_bytes()),
-            (None, None) => of_name(file_name(&image.path).as_bytes()),
-            (None, Some(store)) => {
-                let location = store.status().location;
+            (None, Some(_)) => of_name(file_name(&image.path).as_bytes()),
+            (None, None) => {
+                let location = image.source.status().location;
                 let name = location.parse().map_or_else(|_| location.clone(), |named: Location| named.name());
                 of_name(if name.is_empty() { location.as_bytes() } else { name.as_bytes() })
             }

@@ -2,9 +2,10 @@
 //!
 //! Every header is checked before anything else is read, including those of backing files, and a
 //! refused image is not changed. Fields are those of docs/interop/qcow2.rst of QEMU.
-use super::super::source::Source;
+use paravane_store::Store;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The header of a qcow2 image is refused. The image has not been changed.
@@ -152,7 +153,7 @@ impl Header {
     ///
     /// # Errors
     /// See [`HeaderError`].
-    pub(super) fn read(file: &Source) -> Result<Self, HeaderError> {
+    pub(super) fn read(file: &Arc<dyn Store>) -> Result<Self, HeaderError> {
         let mut fixed = [0; KNOWN_LEN];
         let len = read(file, &mut fixed, 0)?;
         let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| fixed[at + n]));
@@ -236,7 +237,12 @@ impl Header {
 }
 
 /// The name of the backing file, at `offset` with `len` bytes; 0: there is none.
-fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Option<String>, HeaderError> {
+fn backing_name(
+    file: &Arc<dyn Store>,
+    offset: u64,
+    len: u32,
+    cluster: u64,
+) -> Result<Option<String>, HeaderError> {
     if offset == 0 || len == 0 {
         return Ok(None);
     }
@@ -254,7 +260,7 @@ fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Op
 ///
 /// The format allows unknown ones to be ignored. Returns whether one may own clusters.
 fn check_extensions(
-    file: &Source,
+    file: &Arc<dyn Store>,
     (start, backing_name): (u64, u64),
     cluster: u64,
     autoclear: u64,
@@ -288,7 +294,7 @@ fn check_extensions(
 /// Reads up to the end of the file, and returns the number of bytes.
 ///
 /// The rest of `into` is unchanged.
-pub(super) fn read(file: &Source, into: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(super) fn read(file: &Arc<dyn Store>, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
         // An offset that no file can have is beyond the end.

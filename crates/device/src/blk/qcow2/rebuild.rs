@@ -12,16 +12,17 @@
 //! **A repair needs no sync.** What a crash loses of it is repaired again: the mark stays until the image
 //! is closed, and version 2 is checked again. A freed cluster is used only after the sync of `fill`,
 //! which makes its count durable.
-use super::super::source::Source;
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
 use super::header::{Header, MAX_ENTRIES, read};
 use super::io::Io;
 use super::map::read_table;
 use super::refcounts::{ClusterRole, RefcountError};
+use paravane_store::Store;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most bytes of L2 tables that are read at each start: those of 128 GiB in clusters of 64 KiB.
@@ -36,7 +37,7 @@ const MOST_SNAPSHOT_BYTES: u64 = 64 << 20;
 
 /// The image that is checked.
 struct Image<'a> {
-    source: &'a Source,
+    source: &'a Arc<dyn Store>,
     header: &'a Header,
     shape: Shape,
     path: &'a Path,
@@ -62,7 +63,7 @@ struct Repaired {
 }
 
 /// Whether the check takes no longer than a start may.
-pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
+pub(super) fn is_quick(source: &Arc<dyn Store>, header: &Header) -> io::Result<bool> {
     let (offset, entries) = header.l1_table;
     let tables =
         read_table(source, offset, entries)?.into_iter().filter(|raw| raw & OFFSET != 0).count() as u64;
@@ -75,13 +76,13 @@ pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
 /// # Errors
 /// See [`RefcountError`]; some counts may have been repaired.
 pub(super) fn rebuild(
-    source: &Source,
+    source: &Arc<dyn Store>,
     path: &Path,
     header: &Header,
     (io, counts): (&Io, &mut Counts),
 ) -> Result<(), RefcountError> {
     let shape = counts.shape;
-    let clusters = source.size()?.div_ceil(shape.cluster());
+    let clusters = source.try_size()?.div_ceil(shape.cluster());
     let mut image =
         Image { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
     if header.is_dirty() {

@@ -16,9 +16,10 @@
 //! name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
 //! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB. Data clusters are
 //! checked by [`super::rebuild`], if the last writer has not closed the image.
-use super::super::source::Source;
 use super::header::{Header, read};
+use paravane_store::Store;
 use std::io;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The refcounts of a qcow2 image are wrong, so that writing would corrupt it.
@@ -105,7 +106,7 @@ const L2_OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// The refcount structures of an image.
 struct Tables<'a> {
-    file: &'a Source,
+    file: &'a Arc<dyn Store>,
     /// log2 of the bytes of a cluster.
     cluster_bits: u32,
     /// log2 of the bits of a count.
@@ -120,7 +121,11 @@ struct Tables<'a> {
 ///
 /// # Errors
 /// See [`RefcountError`].
-pub(super) fn check_and_repair(file: &Source, size: u64, header: &Header) -> Result<(), RefcountError> {
+pub(super) fn check_and_repair(
+    file: &Arc<dyn Store>,
+    size: u64,
+    header: &Header,
+) -> Result<(), RefcountError> {
     let &Header { cluster_bits, refcount_order: count_bits, .. } = header;
     let (l1_offset, l1_entries) = header.l1_table;
     let (table_offset, table_entries) = header.refcount_table;
@@ -208,7 +213,7 @@ impl Tables<'_> {
 }
 
 /// The entries of a table, without their flags.
-fn table(file: &Source, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u64>> {
+fn table(file: &Arc<dyn Store>, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; entries as usize * 8];
     read(file, &mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();

@@ -113,8 +113,8 @@ impl Slices {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::source::Source;
     use super::*;
+    use paravane_store::file::FileStore;
     use std::os::unix::fs::FileExt;
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         for number in 0..64_u64 {
             file.write_all_at(&number.to_be_bytes(), number * 512).unwrap();
         }
-        let io = Io::new(Source::File(file.try_clone().unwrap())).unwrap();
+        let io = Io::new(FileStore::of(file.try_clone().unwrap())).unwrap();
         let mut slices = Slices::new(512, 8 * 512);
         for round in 0..3 {
             for number in 0..64 {

@@ -4,8 +4,9 @@ use super::*;
 use crate::blk::images::{Disk, Use};
 use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
-use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
-use paravane_store::{Rest, WakeSet, WakeSource};
+use paravane_store::{
+    Job, Outcome, Pieces, Rest, Store, StoreLimits, StoreQueue, StoreStatus, WakeSet, WakeSource,
+};
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
