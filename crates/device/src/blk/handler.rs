@@ -59,6 +59,8 @@ pub(super) struct Handler {
     mapped: Option<Arc<Mapped>>,
     /// Jobs are done in the queue's thread.
     copies: bool,
+    /// The engine keeps guest memory beyond that of jobs.
+    registers: bool,
     /// `None`: no limit, so no clock is read.
     limit: Option<Limited>,
     /// Where a limit can be set.
@@ -106,7 +108,7 @@ impl Handler {
         (queue, errors): (u16, Arc<StorageErrors>),
     ) -> io::Result<Self> {
         let (mapped, copies) = (attached.mapped_disk(), attached.engine.copies);
-        let image = attached.image;
+        let (image, registers) = (attached.image, engine.registers());
         let limits = Limits {
             capacity: image.sectors(),
             block: image.block() / blk::SECTOR,
@@ -126,6 +128,7 @@ impl Handler {
             engine,
             mapped,
             copies,
+            registers,
             limit: None,
             limiter,
             requests: RequestTable::new(size),
@@ -374,6 +377,7 @@ impl Handler {
                 self.engine.register(None)?;
                 engine.register(Some(wakes))?;
             }
+            self.registers = engine.registers();
             self.follower.retire(std::mem::replace(&mut self.engine, engine));
             (self.mapped, self.copies) = (attached.mapped_disk(), attached.engine.copies);
             self.image = attached.image;
@@ -464,7 +468,7 @@ impl QueueHandler for Handler {
         }
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
-        if self.engine.registers() {
+        if self.registers {
             let (generation, regions) = queue.regions();
             self.engine.register_memory(generation, regions);
         }
@@ -539,7 +543,7 @@ impl QueueHandler for Handler {
     }
 
     fn keeps_memory(&self) -> bool {
-        self.engine.registers()
+        self.registers
     }
 
     fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {
