@@ -49,7 +49,6 @@ mod layers;
 mod magic;
 mod mark;
 mod overlay;
-mod pieces;
 mod qcow2;
 mod request;
 mod resizer;

@@ -17,6 +17,7 @@
 //! | `store` | [`Store`] and [`StoreQueue`]: the cut |
 //! | `rest` | [`Rest`] and [`WakeSet`]: how a queue sleeps |
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
+//! | [`pieces`] | parts of the memory of jobs, and copies of it |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
 //! | [`mod@file`] | files: `FileStore`, the system calls of jobs; rings of io_uring, threads and mappings for queues |
@@ -59,6 +60,7 @@ pub mod nbd;
 #[cfg(feature = "http")]
 mod object;
 mod open;
+pub mod pieces;
 #[cfg(feature = "rbd")]
 pub mod rbd;
 mod rest;

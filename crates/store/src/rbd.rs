@@ -54,7 +54,6 @@ mod library;
 mod options;
 mod queue;
 mod session;
-mod transfer;
 mod watch;
 
 pub use error::{RbdError, RbdReason};

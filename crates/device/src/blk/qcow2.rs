@@ -59,7 +59,6 @@ mod write;
 
 use self::io::Io;
 use super::image_file::{ImageFile, Opening};
-use super::pieces::{cut, gather, scatter};
 use super::{Format, Layer, OpenError};
 use cluster_map::ClusterMap;
 use counts::Counts;
@@ -70,6 +69,7 @@ use layer::{Below, Core};
 use map::Map;
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
+use paravane_store::pieces::{gather, parts, scatter, total};
 use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
 use std::path::Path;
@@ -229,7 +229,8 @@ impl Qcow2 {
             let moved = match now == len {
                 true => file(moved_to(job, host)),
                 false => PART.with_borrow_mut(|part| {
-                    cut(slices, done, now, part);
+                    part.clear();
+                    part.extend(parts(slices, done, now));
                     file(moved_to(with_pieces(job, part), host))
                 }),
             };
@@ -268,7 +269,8 @@ impl Qcow2 {
         if now == len {
             return Some(moved_to(job, host));
         }
-        cut(slices, 0, now, part);
+        part.clear();
+        part.extend(parts(slices, 0, now));
         Some(moved_to(with_pieces(job, part), host))
     }
 
@@ -329,7 +331,7 @@ impl Qcow2 {
                 let _unchanged = self.shared();
                 self.core.read(buffer, offset)?;
                 // SAFETY: as above; they are mapped for writing, since it is a read.
-                unsafe { scatter(buffer, pieces) };
+                unsafe { scatter(pieces, 0, buffer) };
                 Ok(buffer.len() as i32)
             }),
             Job::Write { pieces, offset, durable } => BUFFER.with_borrow_mut(|buffer| {
@@ -337,7 +339,7 @@ impl Qcow2 {
                 let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
                 // SAFETY: as above.
-                unsafe { gather(pieces, buffer) };
+                unsafe { gather(pieces, 0, buffer) };
                 self.write_data(buffer, offset)?;
                 if durable {
                     self.sync()?;
@@ -487,11 +489,6 @@ fn transfer(job: Job) -> Option<(Pieces, u64)> {
         }
         _ => None,
     }
-}
-
-/// Bytes of the pieces.
-fn total(pieces: &[HostSlice]) -> u64 {
-    pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len as u64))
 }
 
 /// Buffer for the bytes of the pieces, at most [`AT_ONCE`].

@@ -10,9 +10,8 @@
 //! Writes to different parts of a block do not lose each other, as each has the lock for its read and
 //! write. A write of a whole block that overlaps one of a part is the driver's race, as on a disk.
 use super::direct::Page;
-use super::pieces::{gather, scatter};
-use paravane_dma::HostSlice;
 use paravane_store::Job;
+use paravane_store::pieces::{gather, scatter, total};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -88,10 +87,6 @@ impl Blocks {
     }
 }
 
-fn total(pieces: &[HostSlice]) -> u64 {
-    pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len as u64))
-}
-
 /// Does a transfer in blocks of `block` bytes, a power of two. Returns the bytes moved.
 ///
 /// Writes lock `alone`, which belongs to the file.
@@ -113,7 +108,7 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
             let part = blocks.part.start.min(found)..blocks.part.end.min(found);
             let data = &blocks.bytes()[part];
             // SAFETY: the caller's promise; they are mapped for writing, since it is a read.
-            unsafe { scatter(data, pieces) };
+            unsafe { scatter(pieces, 0, data) };
             Ok(data.len())
         }
         Job::Write { pieces, offset, durable } => {
@@ -125,7 +120,7 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
             let _alone = alone.lock().unwrap_or_else(PoisonError::into_inner);
             blocks.read_edges(file)?;
             // SAFETY: the caller's promise.
-            unsafe { gather(pieces, &mut blocks.bytes()[part.clone()]) };
+            unsafe { gather(pieces, 0, &mut blocks.bytes()[part.clone()]) };
             file.write_all_at(blocks.bytes(), start)?;
             if durable {
                 file.sync_data()?;
@@ -139,6 +134,7 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_dma::HostSlice;
     use paravane_store::Pieces;
     use std::ptr::NonNull;
 

@@ -13,7 +13,8 @@ use super::flag;
 use super::proto::*;
 use super::reply::{Asked, Expected, Owed};
 use super::zeroes::{self, HOLE};
-use crate::{Job, Pieces};
+use crate::Job;
+use crate::pieces::{parts, total};
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 
@@ -45,7 +46,7 @@ impl Work {
             Self::Job(Job::Flush) => None,
             Self::Job(Job::Read { pieces, offset } | Job::Write { pieces, offset, .. }) => {
                 // SAFETY: the memory of a job in flight, as `StoreQueue::push` demands.
-                let len = unsafe { pieces.slices() }.iter().map(|piece| piece.len as u64).sum();
+                let len = unsafe { pieces.bytes() };
                 Some((offset, len))
             }
             Self::Job(Job::Discard { offset, len } | Job::Zeroes { offset, len, .. })
@@ -349,7 +350,11 @@ impl Tasks {
         else {
             return 0;
         };
-        range(pieces, task.done + at, len, out, most)
+        // SAFETY: the list of a job in flight, as `StoreQueue::push` demands.
+        let pieces = unsafe { pieces.slices() };
+        let before = out.len();
+        out.extend(parts(pieces, task.done + at, len).take(most.saturating_sub(before)));
+        total(&out[before..])
     }
 
     /// Whether the request has a payload to send.
@@ -392,26 +397,6 @@ impl Owed for Tasks {
         let task = self.slots.get_mut(cookie as u32 as usize)?;
         (task.is_sent && task.request.cookie == cookie).then_some(&mut task.expected)
     }
-}
-
-/// Appends the parts of pieces that lie between `at` and `at + len`; returns their bytes.
-fn range(pieces: Pieces, mut at: u64, len: u64, out: &mut Vec<HostSlice>, most: usize) -> u64 {
-    let mut left = len;
-    // SAFETY: the list of a job in flight, as `StoreQueue::push` demands.
-    for piece in unsafe { pieces.slices() } {
-        if left == 0 || out.len() >= most {
-            break;
-        }
-        if at >= piece.len as u64 {
-            at -= piece.len as u64;
-            continue;
-        }
-        let part = left.min(piece.len as u64 - at);
-        // SAFETY: `at` is inside of the piece.
-        out.push(HostSlice { ptr: unsafe { piece.ptr.add(at as usize) }, len: part as usize });
-        (at, left) = (0, left - part);
-    }
-    len - left
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //!
 //! Whoever ends a job holds its lock, and so does whoever copies into its memory: when its outcome
 //! is made, nobody accesses its memory any more.
+use crate::pieces::scatter;
 use crate::{Outcome, Pieces};
-use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -163,7 +163,7 @@ impl PendingJob {
         if from < to {
             let data = &data[(from - start) as usize..(to - start) as usize];
             // SAFETY: the job has not ended, and its lock is held (the contract of `new`).
-            unsafe { copy(self.pieces.slices(), from - self.offset, data) };
+            unsafe { scatter(self.pieces.slices(), from - self.offset, data) };
         }
         *left -= 1;
         if *left == 0 {
@@ -194,31 +194,10 @@ impl PendingJob {
     }
 }
 
-/// Copies `data` to the place that is `skip` bytes into the pieces.
-///
-/// # Safety
-/// The memory of the pieces is valid.
-unsafe fn copy(pieces: &[HostSlice], mut skip: u64, mut data: &[u8]) {
-    for piece in pieces {
-        if skip >= piece.len as u64 {
-            skip -= piece.len as u64;
-            continue;
-        }
-        let now = data.len().min(piece.len - skip as usize);
-        let part = HostSlice { ptr: piece.ptr.wrapping_add(skip as usize), len: now };
-        // SAFETY: a part of the piece, which the caller promises to be valid.
-        unsafe { part.write(&data[..now]) };
-        data = &data[now..];
-        skip = 0;
-        if data.is_empty() {
-            return;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_dma::HostSlice;
     use std::ptr::NonNull;
 
     #[test]

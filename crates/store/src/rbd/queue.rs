@@ -11,7 +11,7 @@
 use super::ended::Ended;
 use super::flight::{Flight, Request};
 use super::session::Session;
-use super::transfer::{gather, scatter, total};
+use crate::pieces::{gather, scatter, total};
 use crate::{Job, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;

@@ -1,5 +1,6 @@
 //! Plans of requests, and what is done with replies.
 use super::*;
+use crate::Pieces;
 use crate::nbd::reply::ReplyStyle;
 use std::ptr::NonNull;
 
