@@ -69,7 +69,6 @@ use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
 use paravane_store::Store;
 use paravane_store::file::{self, PresentPages};
-use qcow2::Qcow2;
 use serial::Serial;
 use std::any::Any;
 use std::fs::File;
@@ -677,14 +676,7 @@ impl Blk {
         if !config.force_layers {
             layers::check(&file.source, &file.path, config.format, &config.backing)?;
         }
-        let image = Arc::new(match config.format {
-            Format::Qcow2 => {
-                let qcow2 = Qcow2::open(&file, &config.backing)?;
-                Image::through(file, qcow2)?
-            }
-            Format::Raw if config.backing.is_empty() => Image::raw(file),
-            Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
-        });
+        let image = Arc::new(Image::open(file, config.format, &config.backing)?);
         let engine = Engine::choose(&image, &config, present)?;
         let serial = Arc::new(Serial::new(&image, config.serial.as_deref()));
         // A read or write takes at least three descriptors.

@@ -93,7 +93,7 @@ pub trait Store: Debug + Send + Sync {
     fn close(&self) {}
 }
 
-impl dyn Store {
+impl dyn Store + '_ {
     /// Reads some bytes; 0 at the end.
     ///
     /// # Errors
@@ -103,6 +103,28 @@ impl dyn Store {
         let pieces = Pieces { first: NonNull::from(&piece), count: 1 };
         // SAFETY: the piece is `into`, which is borrowed for the call.
         moved(unsafe { self.perform(Job::Read { pieces, offset }) })
+    }
+
+    /// Reads up to the end of the store, and returns the number of bytes.
+    ///
+    /// The rest of `into` is unchanged.
+    ///
+    /// # Errors
+    /// The store refuses.
+    pub fn read_up_to(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            // An offset that no file can have is beyond the end.
+            let at = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok());
+            let Some(at) = at else { break };
+            match self.read_at(&mut into[done..], at) {
+                Ok(0) => break,
+                Ok(len) => done += len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
     }
 
     /// Writes all bytes.

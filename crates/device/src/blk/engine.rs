@@ -154,7 +154,7 @@ fn over(image: &Arc<Image>, below: Engine) -> Engine {
     }
     if image.larger_block().is_some() {
         let queue = move |jobs| {
-            let rule = whole_blocks::WholeBlocks::default();
+            let rule = whole_blocks::WholeBlocks;
             Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
         };
         return Engine { is_ring, ..Engine::new(name, queue) };

@@ -5,11 +5,11 @@
 //!     '--> ImageFile ------------------ raw --> Image
 //!             '-----> Qcow2::open --- qcow2 -----^
 //! ```
-use super::OpenError;
 use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::{Base, Qcow2};
 use super::whole_blocks;
+use super::{Format, Layer, OpenError};
 use paravane_spec::blk::SECTOR;
 use paravane_store::file::FileStore;
 use paravane_store::{Job, Store};
@@ -62,12 +62,6 @@ struct Frozen {
 }
 
 impl Image {
-    /// Serves the bytes of the file.
-    pub(super) fn raw(file: ImageFile) -> Self {
-        let sectors = file.size / SECTOR;
-        Self::new(file, None, sectors)
-    }
-
     /// Serves the disk that `qcow2` finds in the file.
     pub(super) fn through(file: ImageFile, qcow2: Qcow2) -> Result<Self, OpenError> {
         let (sectors, block) = (qcow2.sectors(), file.block);
@@ -76,6 +70,21 @@ impl Image {
             0 => Err(OpenError::Empty { path: file.path }),
             _ if !size.is_multiple_of(block) => Err(OpenError::DiskSize { path: file.path, size, block }),
             sectors => Ok(Self::new(file, Some(qcow2), sectors)),
+        }
+    }
+
+    /// Serves the disk in an image of this format.
+    pub(super) fn open(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
+        match format {
+            Format::Qcow2 => {
+                let qcow2 = Qcow2::open(&file, backing)?;
+                Self::through(file, qcow2)
+            }
+            Format::Raw if backing.is_empty() => {
+                let sectors = file.size / SECTOR;
+                Ok(Self::new(file, None, sectors))
+            }
+            Format::Raw => Err(OpenError::NoBacking { path: file.path }),
         }
     }
 
@@ -162,18 +171,14 @@ impl Image {
     unsafe fn perform_on_source(&self, job: Job) -> i32 {
         // SAFETY: the caller promises what is asked for.
         let result = unsafe { self.source.perform(job) };
-        match (result, self.larger_block(), self.source.file()) {
-            (result, Some(block), Some(file))
-                if result == -libc::EINVAL && matches!(job, Job::Read { .. } | Job::Write { .. }) =>
-            {
-                // SAFETY: the same.
-                let moved = unsafe { whole_blocks::perform(file, block, &self.part_of_block, job) };
-                match moved {
-                    Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
-                    Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
-                }
-            }
-            (result, ..) => result,
+        let is_transfer = matches!(job, Job::Read { .. } | Job::Write { .. });
+        let Some(block) = self.larger_block().filter(|_| result == -libc::EINVAL && is_transfer) else {
+            return result;
+        };
+        // SAFETY: the same.
+        match unsafe { whole_blocks::perform(&*self.source, block, &self.part_of_block, job) } {
+            Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
         }
     }
 

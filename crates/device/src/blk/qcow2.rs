@@ -260,7 +260,8 @@ impl Qcow2 {
     pub(super) fn place(
         &self,
         job: Job,
-        (head, ranges): (u16, &QueueRanges),
+        head: u16,
+        ranges: &QueueRanges,
         part: &mut Vec<HostSlice>,
     ) -> Option<Job> {
         let InPlace { clusters, slices, offset, len, _unchanged } = self.may_be_in_place(job)?;

@@ -22,11 +22,10 @@ pub unsafe trait Rule: Debug + Send {
     /// What the engine below does for a job. `None`: a worker does the job.
     fn place(&mut self, head: u16, job: Job) -> Option<Job>;
 
-    /// The engine below has done with what was placed. Returns the job if a worker must do it.
-    fn done(&mut self, head: u16, result: i32) -> Option<Job>;
-
-    /// The engine below has refused what was placed.
-    fn refused(&mut self, head: u16);
+    /// The engine below has done what was placed for a job, or has refused it \[`None`\].
+    ///
+    /// Returns whether a worker must do the job.
+    fn done(&mut self, head: u16, job: Job, result: Option<i32>) -> bool;
 }
 
 /// See the module.
@@ -35,7 +34,9 @@ pub struct Beside<R> {
     below: Box<dyn StoreQueue>,
     workers: Threads,
     rule: R,
-    /// Number of jobs below.
+    /// Jobs below, by head; as long as the greatest head so far needs.
+    placed: Vec<Option<Job>>,
+    /// Number of them.
     below_in_flight: usize,
     /// Empty between calls.
     outcomes: VecDeque<Outcome>,
@@ -44,7 +45,7 @@ pub struct Beside<R> {
 impl<R: Rule> Beside<R> {
     /// An engine for the jobs that `rule` places in `below`, and for others, which `workers` do.
     pub fn new(rule: R, below: Box<dyn StoreQueue>, workers: Threads) -> Self {
-        Self { below, workers, rule, below_in_flight: 0, outcomes: VecDeque::new() }
+        Self { below, workers, rule, placed: Vec::new(), below_in_flight: 0, outcomes: VecDeque::new() }
     }
 }
 
@@ -81,9 +82,13 @@ impl<R: Rule> StoreQueue for Beside<R> {
         // reaped, which is that of this one, or comes after it. The rule promises the same for the
         // list of pieces.
         if let Err(error) = unsafe { self.below.push(head, placed) } {
-            self.rule.refused(head);
+            self.rule.done(head, job, None);
             return Err(error);
         }
+        if self.placed.len() <= usize::from(head) {
+            self.placed.resize(usize::from(head) + 1, None);
+        }
+        self.placed[usize::from(head)] = Some(job);
         self.below_in_flight += 1;
         Ok(())
     }
@@ -108,7 +113,8 @@ impl<R: Rule> StoreQueue for Beside<R> {
         for outcome in self.outcomes.drain(..) {
             let head = outcome.head();
             self.below_in_flight -= 1;
-            match self.rule.done(head, outcome.result()) {
+            let job = self.placed.get_mut(usize::from(head)).and_then(Option::take);
+            match job.filter(|job| self.rule.done(head, *job, Some(outcome.result()))) {
                 Some(job) => {
                     self.workers.add(head, job);
                     again = true;

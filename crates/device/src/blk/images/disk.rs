@@ -105,14 +105,7 @@ impl Disk {
     }
 
     fn of(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
-        let image = match format {
-            Format::Qcow2 => {
-                let qcow2 = Qcow2::open(&file, backing)?;
-                Image::through(file, qcow2)?
-            }
-            Format::Raw if backing.is_empty() => Image::raw(file),
-            Format::Raw => return Err(OpenError::NoBacking { path: file.path }),
-        };
+        let image = Image::open(file, format, backing)?;
         Ok(Self { image, has_backing: !backing.is_empty(), status: BlockStatus::default() })
     }
 
@@ -207,7 +200,10 @@ impl Disk {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Result<(), ImageError> {
         let done = match &self.image.qcow2 {
             Some(qcow2) => qcow2.read_at(into, offset),
-            None => read_all(&self.image.source, into, offset),
+            None => match self.image.source.read_up_to(into, offset) {
+                Ok(len) if len < into.len() => Err(io::ErrorKind::UnexpectedEof.into()),
+                done => done.map(drop),
+            },
         };
         self.named("read", done)
     }
@@ -286,21 +282,6 @@ impl Disk {
 
 fn is_regular(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file())
-}
-
-fn read_all(source: &Arc<dyn Store>, mut into: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !into.is_empty() {
-        match source.read_at(into, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => {
-                into = &mut into[len..];
-                offset += len as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Makes a range read as zeroes, by writes if nothing else makes zeroes.

@@ -106,18 +106,7 @@ impl Io {
             Some(_) => into.len(),
             None => self.source.size().saturating_sub(offset).min(into.len() as u64) as usize,
         };
-        let mut done = 0;
-        while done < known {
-            let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else {
-                break;
-            };
-            match self.source.read_at(&mut into[done..known], at) {
-                Ok(0) => break,
-                Ok(len) => done += len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let done = self.source.read_up_to(&mut into[..known], offset)?;
         into[done..].fill(0);
         Ok(())
     }

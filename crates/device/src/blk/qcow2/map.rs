@@ -1,6 +1,6 @@
 //! Where the clusters of the disk are: the L1 table, in memory, and the L2 tables, cached.
 use super::entry::{COPIED, Entry, OFFSET, Shape, corrupt};
-use super::header::{Header, read};
+use super::header::Header;
 use super::io::Io;
 use super::slices::Slices;
 use paravane_store::Store;
@@ -199,7 +199,7 @@ fn follows(first: Entry, past: u64) -> Entry {
 pub(super) fn read_table(source: &Arc<dyn Store>, offset: u64, entries: u64) -> io::Result<Vec<u64>> {
     // At most 32 MiB: `Header::read` has checked that.
     let mut bytes = vec![0; entries as usize * 8];
-    read(source, &mut bytes, offset)?;
+    source.read_up_to(&mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();
     Ok(entries.iter().map(|entry| u64::from_be_bytes(*entry)).collect())
 }

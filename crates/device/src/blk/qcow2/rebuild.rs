@@ -14,7 +14,7 @@
 //! which makes its count durable.
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
-use super::header::{Header, MAX_ENTRIES, read};
+use super::header::{Header, MAX_ENTRIES};
 use super::io::Io;
 use super::map::read_table;
 use super::refcounts::{ClusterRole, RefcountError};
@@ -136,7 +136,7 @@ impl Image<'_> {
         let mut at = table;
         for _ in 0..number {
             let mut head = [0; 40];
-            read(self.source, &mut head, at)?;
+            self.source.read_up_to(&mut head, at)?;
             let word = |at: usize, len: usize| {
                 head[at..at + len].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
             };
@@ -190,7 +190,7 @@ impl Image<'_> {
             }
             window.add(table >> bits..(table >> bits) + 1);
             bytes.fill(0);
-            read(self.source, &mut bytes, *table)?;
+            self.source.read_up_to(&mut bytes, *table)?;
             for raw in bytes.as_chunks().0 {
                 let used = match Entry::decode(u64::from_be_bytes(*raw), self.shape)? {
                     Entry::Data(Place { host, .. }) | Entry::Zero { kept: Some(Place { host, .. }) } => {

@@ -16,7 +16,7 @@
 //! name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
 //! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB. Data clusters are
 //! checked by [`super::rebuild`], if the last writer has not closed the image.
-use super::header::{Header, read};
+use super::header::Header;
 use paravane_store::Store;
 use std::io;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ impl Tables<'_> {
         let Some((offset, bytes, bit)) = self.place(cluster) else { return Ok(false) };
         let mut count = [0; 8];
         let count = &mut count[..bytes];
-        read(self.file, count, offset)?;
+        self.file.read_up_to(count, offset)?;
         let mask = if self.count_bits < 3 { (1 << (1 << self.count_bits)) - 1 } else { 0xff };
         Ok(count.iter().any(|byte| byte >> bit & mask != 0))
     }
@@ -205,7 +205,7 @@ impl Tables<'_> {
         let Some((offset, bytes, bit)) = self.place(cluster) else { return Ok(false) };
         let lowest = offset + bytes as u64 - 1;
         let mut byte = [0];
-        read(self.file, &mut byte, lowest)?;
+        self.file.read_up_to(&mut byte, lowest)?;
         byte[0] |= 1 << bit;
         self.file.write_all_at(&byte, lowest)?;
         Ok(true)
@@ -215,7 +215,7 @@ impl Tables<'_> {
 /// The entries of a table, without their flags.
 fn table(file: &Arc<dyn Store>, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; entries as usize * 8];
-    read(file, &mut bytes, offset)?;
+    file.read_up_to(&mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();
     Ok(entries.iter().map(|entry| u64::from_be_bytes(*entry) & mask).collect())
 }
