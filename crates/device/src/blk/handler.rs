@@ -186,58 +186,46 @@ impl Handler {
         };
         let command = request.command;
         let request = free.begin(request, &mut self.ranges, taken);
-        // Ends a request without a job for the engine: its latency has no host stage.
-        let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
-            let measured = ended.measured();
-            let request = || observed(measured, head, status);
-            finish(queue, memory, ended, (head, status, written), served)?;
-            latency.answer_request(measured.operation, measured.taken, request);
-            Ok::<_, ServeError>(0)
-        };
+        // The data is lost, or the host has no memory for a buffer.
+        let failed = |ended| (ended, blk::S_IOERR, 0);
         let mut bytes = 0;
         let ready = match command {
             Command::Read { offset, len } => {
                 bytes = len.into();
-                let data = request.read_into(memory, writable, (offset, len))?;
-                data.begin(self.image.direct, false)
+                let data = request.read_into(memory, writable, offset, len)?;
+                data.begin(self.image.direct, false).map_err(failed)
             }
             Command::Write { offset, len } => {
-                let data = request.write_from(memory, readable, (offset, len))?;
-                if data.is_lost() {
-                    // The zeroes that lie there are not the driver's data.
-                    Err(data.end())
-                } else {
-                    bytes = len.into();
-                    data.begin(self.image.direct, self.write_through)
-                }
+                bytes = len.into();
+                let data = request.write_from(memory, readable, offset, len)?;
+                data.begin(self.image.direct, self.write_through).map_err(failed)
             }
             Command::Flush => Ok(request.flush()),
             Command::Discard | Command::WriteZeroes => {
                 let discard = command == Command::Discard;
-                match request.allocate(discard, self.write_through && !discard) {
-                    Ok(ready) => Ok(ready),
-                    Err(ended) => {
-                        return answer(queue, ended, (chain.head, blk::S_OK, 0));
-                    }
-                }
+                let ready = request.allocate(discard, self.write_through && !discard);
+                ready.map_err(|ended| (ended, blk::S_OK, 0))
             }
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE)?;
-                let written = blk::ID_LEN as u32;
-                return answer(queue, request.end(), (chain.head, blk::S_OK, written));
+                Err((request.end(), blk::S_OK, blk::ID_LEN as u32))
             }
             Command::Answer(code) => {
                 if code != blk::S_OK {
                     self.errors.reject();
                 }
-                return answer(queue, request.end(), (chain.head, code, 0));
+                Err((request.end(), code, 0))
             }
         };
         let mut ready = match ready {
             Ok(ready) => ready,
-            // The data is lost, or the host has no memory for a buffer.
-            Err(ended) => {
-                return answer(queue, ended, (chain.head, blk::S_IOERR, 0));
+            // Without a job for the engine: its latency has no host stage.
+            Err((ended, status, written)) => {
+                let measured = ended.measured();
+                finish(queue, memory, ended, (chain.head, status, written), served)?;
+                let request = || observed(measured, chain.head, status);
+                latency.answer_request(measured.operation, measured.taken, request);
+                return Ok(0);
             }
         };
         if memory.is_translated() {

@@ -8,7 +8,7 @@ use super::direct::Alignment;
 use super::file_id::FileId;
 use super::magic;
 use super::mark;
-use super::{Format, LayerSource, OpenError};
+use super::{Format, OpenError};
 use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
@@ -321,35 +321,6 @@ impl Opening {
 
 /// Blocks in bytes that drivers know.
 const BLOCKS: std::ops::RangeInclusive<u64> = SECTOR..=4096;
-
-impl LayerSource {
-    /// Path or location.
-    pub(super) fn path(&self) -> PathBuf {
-        match self {
-            Self::Path(path) => path.clone(),
-            Self::Store(store) => store.status().location.into(),
-        }
-    }
-
-    /// Opens the image, and locks it.
-    pub(super) fn image(&self, opening: Opening) -> Result<ImageFile, OpenError> {
-        match self {
-            Self::Path(path) => ImageFile::open(path, opening),
-            Self::Store(store) => ImageFile::over(store.clone(), opening),
-        }
-    }
-
-    /// The bytes, not locked.
-    pub(super) fn bytes(&self, writable: bool) -> Result<Arc<dyn Store>, OpenError> {
-        match self {
-            Self::Path(path) => {
-                let file = OpenOptions::new().read(true).write(writable).open(path);
-                Ok(FileStore::of(file.map_err(|source| OpenError::Os { path: path.clone(), source })?))
-            }
-            Self::Store(store) => Ok(store.clone()),
-        }
-    }
-}
 
 impl ImageFile {
     /// Opens the image at `path`, and locks it.
