@@ -50,7 +50,7 @@ use crate::{Connector, Job, Location, Store, StoreLimits, StoreQueue, StoreStatu
 use origin::Origin;
 use pending::{End, PendingJob, Waiter};
 use queue::{Lane, MOST_BYTES, ObjectQueue};
-use shared::Shared;
+use shared::ObjectShared;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -58,7 +58,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// An object of an HTTP or S3 server, for reading.
 #[derive(Debug)]
 pub struct Object {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectShared>,
     closed: Arc<AtomicBool>,
     users: Mutex<Users>,
     /// Bytes that were here, of calls of `perform` and of queues that are gone.

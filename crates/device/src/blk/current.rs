@@ -41,7 +41,7 @@ impl Attached {
 pub(super) struct Current {
     /// Odd: queues are held. It changes when they have to look.
     gate: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<CurrentState>,
     /// A queue has become idle, has gone on or has ended.
     changed: Condvar,
     /// Locked while the size of the disk must stay.
@@ -50,11 +50,11 @@ pub(super) struct Current {
 }
 
 #[derive(Debug)]
-struct State {
+struct CurrentState {
     attached: Attached,
     /// Number of replacements.
     generation: u64,
-    queues: Vec<Member>,
+    queues: Vec<LiveQueue>,
     next: u64,
     /// What to replace it with, while queues are held.
     pending: Option<Attached>,
@@ -65,7 +65,7 @@ struct State {
 
 /// A live queue.
 #[derive(Debug)]
-struct Member {
+struct LiveQueue {
     id: u64,
     jobs: u16,
     event: Arc<OwnedFd>,
@@ -85,7 +85,7 @@ enum Progress {
 
 impl Current {
     pub(super) fn new(attached: Attached, full: Arc<Full>) -> Arc<Self> {
-        let state = State {
+        let state = CurrentState {
             attached,
             generation: 0,
             queues: Vec::new(),
@@ -103,7 +103,7 @@ impl Current {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CurrentState> {
         // No change can be left half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,7 +163,7 @@ impl Current {
         let gate = self.gate.load(Ordering::Acquire);
         let held = is_odd(gate);
         let progress = if held { Progress::Idle } else { Progress::Running };
-        state.queues.push(Member { id, jobs, event: event.clone(), progress, prepared: None });
+        state.queues.push(LiveQueue { id, jobs, event: event.clone(), progress, prepared: None });
         let (generation, attached) = (state.generation, state.attached.clone());
         drop(state);
         let follower = Follower { current: self.clone(), id, event, gate, generation, held, is_idle: held };
@@ -171,7 +171,7 @@ impl Current {
     }
 
     /// Changes the gate by `step`, and has all queues look at it.
-    fn turn_gate(&self, state: &State, step: u64) {
+    fn turn_gate(&self, state: &CurrentState, step: u64) {
         // Release: for what the queue reads without the lock, which is nothing; it pairs with the
         // acquire in `Follower::has_changed` all the same.
         self.gate.fetch_add(step, Ordering::Release);
@@ -243,7 +243,7 @@ impl Current {
     }
 
     /// Replaces the image, if that is wanted and nothing is in flight.
-    fn replace_if_idle(&self, state: &mut State) {
+    fn replace_if_idle(&self, state: &mut CurrentState) {
         if state.queues.iter().any(|queue| queue.progress == Progress::Running) {
             return;
         }

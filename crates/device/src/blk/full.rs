@@ -58,7 +58,7 @@ pub struct Full {
     device: String,
     /// Whether requests wait ([`OnFull::Wait`]).
     waits: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<FullState>,
     ended: Condvar,
     disk: OnceLock<Retry>,
     /// Asks the store of the image for its size. `true`: it has shrunk.
@@ -75,7 +75,7 @@ impl fmt::Debug for Retry {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FullState {
     now: Option<(FullStatus, Instant)>,
     /// Number of times that the disk began to wait.
     times: u64,
@@ -113,7 +113,7 @@ impl Full {
         self.disk.get().is_some_and(|Retry(retry)| retry())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FullState> {
         // Each change leaves it whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,7 +176,7 @@ impl Full {
     }
 
     /// Logs that the disk is full, once.
-    fn log(&self, mut state: MutexGuard<'_, State>) {
+    fn log(&self, mut state: MutexGuard<'_, FullState>) {
         let Some(error) = state.now.as_ref().map(|(status, _)| status.error.clone()) else { return };
         if !std::mem::replace(&mut state.is_logged, true) {
             drop(state);

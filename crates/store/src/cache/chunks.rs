@@ -1,6 +1,6 @@
 //! Chunks of one object in one file, with their states.
 use super::Layout;
-use super::map::Map;
+use super::map::ChunkMap;
 use crate::Pieces;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::fs::File;
@@ -39,7 +39,7 @@ pub(crate) enum Found {
 
 /// The chunks of a read, as they were before it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Begun {
+pub(super) struct BegunRead {
     first: u64,
     last: u64,
     /// Sum of their generations.
@@ -53,7 +53,7 @@ pub(super) struct Chunks {
     layout: Layout,
     data: File,
     /// None for memory.
-    map: Option<Map>,
+    map: Option<ChunkMap>,
     states: Box<[AtomicU32]>,
     /// The hand of the clock. Held by whoever changes data or map.
     changes: Mutex<u64>,
@@ -88,7 +88,7 @@ impl Chunks {
     /// # Errors
     /// A file cannot be read or written.
     pub(super) fn in_files(layout: Layout, data: File, map: File, key: [u8; 32]) -> io::Result<Self> {
-        let (map, fresh) = Map::open(map, layout, key)?;
+        let (map, fresh) = ChunkMap::open(map, layout, key)?;
         if fresh {
             data.set_len(0)?;
         }
@@ -108,7 +108,7 @@ impl Chunks {
         Ok(Self { used: used.into(), ..Self::new(layout, (data, Some(map)), states) })
     }
 
-    fn new(layout: Layout, (data, map): (File, Option<Map>), states: Box<[AtomicU32]>) -> Self {
+    fn new(layout: Layout, (data, map): (File, Option<ChunkMap>), states: Box<[AtomicU32]>) -> Self {
         Self {
             layout,
             at_once: AtomicBool::new(map.is_some()),
@@ -178,10 +178,10 @@ impl Chunks {
     }
 
     /// Begins a read: the caller copies and calls [`Chunks::end`]. `None`: a chunk is not valid.
-    pub(super) fn begin(&self, offset: u64, len: u64) -> Option<Begun> {
+    pub(super) fn begin(&self, offset: u64, len: u64) -> Option<BegunRead> {
         let (first, last) = self.layout.chunks(offset, len);
         let (generations, marked) = self.generations(first, last)?;
-        Some(Begun { first, last, generations, marked })
+        Some(BegunRead { first, last, generations, marked })
     }
 
     /// Whether a copy need not wait for the disk.
@@ -204,8 +204,8 @@ impl Chunks {
     }
 
     /// Ends a read of `len` bytes, which has copied what [`Chunks::copy`] would return.
-    pub(super) fn end(&self, begun: Begun, len: u64, copied: Result<u64, i32>, at_once: bool) -> Found {
-        let Begun { first, last, generations, marked } = begun;
+    pub(super) fn end(&self, begun: BegunRead, len: u64, copied: Result<u64, i32>, at_once: bool) -> Found {
+        let BegunRead { first, last, generations, marked } = begun;
         // The copy is done before the states are looked at again. Pairs with the fence in `forget`: if
         // the copy has bytes of a hole, the load sees the generation that came before the hole.
         fence(Ordering::SeqCst);

@@ -24,15 +24,15 @@ use std::thread::JoinHandle;
 /// Workers of a pool: system calls that a disk has in flight.
 const WORKERS: usize = 8;
 
-struct Task {
+struct PoolTask {
     head: u16,
     job: Job,
-    queue: Arc<Shared>,
+    queue: Arc<PoolQueue>,
 }
 
 #[derive(Default)]
 struct Jobs {
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<PoolTask>,
     stop: bool,
 }
 
@@ -78,7 +78,7 @@ impl Pool {
     pub fn queue(self: &Arc<Self>, jobs: u16) -> io::Result<Threads> {
         self.start()?;
         let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
-        let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event: Arc::new(event()?) });
+        let shared = Arc::new(PoolQueue { outcomes, posted: Condvar::new(), event: Arc::new(event()?) });
         Ok(Threads {
             pool: self.clone(),
             shared,
@@ -146,13 +146,13 @@ fn work(work_queue: &WorkQueue, work: &dyn Perform) {
 }
 
 /// State that a queue shares with the workers.
-struct Shared {
+struct PoolQueue {
     outcomes: Mutex<Vec<Outcome>>,
     posted: Condvar,
     event: Arc<OwnedFd>,
 }
 
-impl Shared {
+impl PoolQueue {
     fn post(&self, outcome: Outcome) {
         let first = {
             let mut outcomes = lock(&self.outcomes);
@@ -171,8 +171,8 @@ impl Shared {
 /// The engine of one queue.
 pub struct Threads {
     pool: Arc<Pool>,
-    shared: Arc<Shared>,
-    pushed: Vec<Task>,
+    shared: Arc<PoolQueue>,
+    pushed: Vec<PoolTask>,
     /// Jobs that workers have, or whose outcomes have not been reaped.
     handed_out: usize,
     /// Signals of outcomes that have been reaped, less those that were cleared.
@@ -210,7 +210,7 @@ impl Threads {
         match unsafe { self.pool.work.at_once(job) } {
             // SAFETY: the job has been done, and no worker gets it.
             Some(result) => self.done.push_back(unsafe { Outcome::new(head, result) }),
-            None => self.pushed.push(Task { head, job, queue: self.shared.clone() }),
+            None => self.pushed.push(PoolTask { head, job, queue: self.shared.clone() }),
         }
     }
 
@@ -259,7 +259,7 @@ impl StoreQueue for Threads {
 
     fn cancel(&mut self) {
         // SAFETY: no worker has the task, and none will.
-        let given_up = |task: Task| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
+        let given_up = |task: PoolTask| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
         self.handed_out += self.pushed.len();
         let mut outcomes: Vec<Outcome> = self.pushed.drain(..).map(given_up).collect();
         {

@@ -220,7 +220,7 @@ pub enum ReplyError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DecoderState {
     Header,
     Payload { cookie: u64, at: u64, left: u64, last: bool },
     Extents { cookie: u64, left: u64, last: bool },
@@ -231,7 +231,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct ReplyDecoder {
     style: ReplyStyle,
-    state: State,
+    state: DecoderState,
 }
 
 /// Header of a chunk.
@@ -270,7 +270,7 @@ impl ReplyDecoder {
     /// A decoder for a new connection.
     #[must_use]
     pub fn new(style: ReplyStyle) -> Self {
-        Self { style, state: State::Header }
+        Self { style, state: DecoderState::Header }
     }
 
     /// Decodes one step. Returns how many bytes it used.
@@ -279,16 +279,18 @@ impl ReplyDecoder {
     /// The server breaks the protocol: there is no next step.
     pub fn next(&mut self, bytes: &[u8], owed: &mut impl Owed) -> Result<(usize, Event), ReplyError> {
         match self.state {
-            State::Header => self.header(bytes, owed),
-            State::Payload { cookie, at, left, .. } => Ok((0, Event::Payload { cookie, at, len: left })),
-            State::Extents { cookie, left, last } => self.extent(bytes, owed, cookie, left, last),
-            State::Ended { cookie } => self.end(owed, cookie),
+            DecoderState::Header => self.header(bytes, owed),
+            DecoderState::Payload { cookie, at, left, .. } => {
+                Ok((0, Event::Payload { cookie, at, len: left }))
+            }
+            DecoderState::Extents { cookie, left, last } => self.extent(bytes, owed, cookie, left, last),
+            DecoderState::Ended { cookie } => self.end(owed, cookie),
         }
     }
 
     /// `len` bytes of the payload were taken, which are no more than there are.
     pub fn took(&mut self, len: u64) {
-        if let State::Payload { cookie, at, left, last } = &mut self.state {
+        if let DecoderState::Payload { cookie, at, left, last } = &mut self.state {
             debug_assert!(len <= *left);
             (*at, *left) = (*at + len, *left - len);
             if *left == 0 {
@@ -354,7 +356,7 @@ impl ReplyDecoder {
         if error == 0 && has_data {
             let (offset, len) = (request.offset, request.len);
             request.cover(cookie, offset, len)?;
-            self.state = State::Payload { cookie, at: 0, left: len, last: true };
+            self.state = DecoderState::Payload { cookie, at: 0, left: len, last: true };
             return Ok((16, Event::Payload { cookie, at: 0, len }));
         }
         let (_, event) = self.end(owed, cookie)?;
@@ -381,7 +383,7 @@ impl ReplyDecoder {
             REPLY_NONE if len != 0 => Err(chunk.wrong_length()),
             REPLY_NONE if !last => Err(chunk.wrong_kind()),
             REPLY_NONE => {
-                self.state = State::Ended { cookie };
+                self.state = DecoderState::Ended { cookie };
                 self.end(owed, cookie).map(Some)
             }
             REPLY_OFFSET_DATA => self.data(chunk, body, request),
@@ -411,7 +413,7 @@ impl ReplyDecoder {
         }
         request.chunks += 1;
         let at = request.cover(cookie, u64_at(body, 0), len - 8)?;
-        self.state = State::Payload { cookie, at, left: len - 8, last };
+        self.state = DecoderState::Payload { cookie, at, left: len - 8, last };
         Ok(Some((8, Event::Payload { cookie, at, len: len - 8 })))
     }
 
@@ -451,7 +453,7 @@ impl ReplyDecoder {
             return Err(chunk.wrong_kind());
         }
         request.chunks += 1;
-        self.state = State::Extents { cookie: chunk.cookie, left: list, last: chunk.last };
+        self.state = DecoderState::Extents { cookie: chunk.cookie, left: list, last: chunk.last };
         Ok(Some((prefix as usize, list)))
     }
 
@@ -513,7 +515,8 @@ impl ReplyDecoder {
             return Err(ReplyError::Length { cookie, kind: REPLY_BLOCK_STATUS, len: 0 });
         }
         let left = left - each as u64;
-        self.state = if left == 0 { after(cookie, last) } else { State::Extents { cookie, left, last } };
+        self.state =
+            if left == 0 { after(cookie, last) } else { DecoderState::Extents { cookie, left, last } };
         Ok((each, Event::Extent { cookie, len, flags }))
     }
 
@@ -527,14 +530,14 @@ impl ReplyDecoder {
         if request.error == 0 && !is_whole {
             return Err(ReplyError::Short(cookie));
         }
-        self.state = State::Header;
+        self.state = DecoderState::Header;
         Ok((0, Event::End { cookie, error: request.error }))
     }
 }
 
 /// State behind a chunk.
-fn after(cookie: u64, last: bool) -> State {
-    if last { State::Ended { cookie } } else { State::Header }
+fn after(cookie: u64, last: bool) -> DecoderState {
+    if last { DecoderState::Ended { cookie } } else { DecoderState::Header }
 }
 
 #[cfg(test)]

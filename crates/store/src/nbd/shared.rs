@@ -15,7 +15,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// State of a store.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct NbdShared {
     pub(super) options: NbdOptions,
     /// As the owner knows the export. Its size is `size`.
     opened: Opened,
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     wake: Condvar,
 }
 
-impl Shared {
+impl NbdShared {
     pub(super) fn new(options: NbdOptions, opened: Opened) -> Self {
         Self {
             options,
@@ -101,7 +101,7 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Waits, until [`Shared::wake`] at the latest, as long as `is_wanted`.
+    /// Waits, until [`NbdShared::wake`] at the latest, as long as `is_wanted`.
     pub(super) fn pause(&self, time: Duration, is_wanted: impl Fn() -> bool) {
         let end = Instant::now() + time;
         let mut guard = lock(&self.sleep);

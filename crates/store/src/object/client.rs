@@ -1,6 +1,6 @@
 //! Requests for ranges, over connections that are kept.
-use super::answer::{Failure, Identity};
-use super::dialer::Dialer;
+use super::answer::{Failure, ObjectIdentity};
+use super::dialer::ObjectDialer;
 use super::options::ObjectOptions;
 use super::origin::Origin;
 use super::tls::Tls;
@@ -34,10 +34,10 @@ type Sender = SendRequest<Empty<Bytes>>;
 
 /// A server with an object.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct HttpClient {
     origin: Origin,
     tls: Option<Tls>,
-    dialer: Dialer,
+    dialer: ObjectDialer,
     idle: Mutex<Vec<Sender>>,
     most_idle: usize,
     connect_timeout: Duration,
@@ -52,7 +52,7 @@ pub(super) struct Client {
 /// The bytes of an answer.
 #[derive(Debug)]
 pub(super) struct Body<'a> {
-    client: &'a Client,
+    client: &'a HttpClient,
     incoming: Incoming,
     sender: Option<Sender>,
 }
@@ -66,9 +66,14 @@ impl Drop for Up {
     }
 }
 
-impl Client {
+impl HttpClient {
     /// A server without connections.
-    pub(super) fn new(origin: Origin, tls: Option<Tls>, dialer: Dialer, options: &ObjectOptions) -> Self {
+    pub(super) fn new(
+        origin: Origin,
+        tls: Option<Tls>,
+        dialer: ObjectDialer,
+        options: &ObjectOptions,
+    ) -> Self {
         Self {
             origin,
             tls,
@@ -108,7 +113,7 @@ impl Client {
     ///
     /// # Errors
     /// It cannot be read by ranges, or the server takes too long.
-    pub(super) async fn find(&mut self) -> Result<Identity, Failure> {
+    pub(super) async fn find(&mut self) -> Result<ObjectIdentity, Failure> {
         let Some(limit) = self.open_timeout else { return self.find_slowly().await };
         match timeout(limit, self.find_slowly()).await {
             Err(_) => Err(Failure::Again(format!("no answer in {limit:?}"))),
@@ -116,7 +121,7 @@ impl Client {
         }
     }
 
-    async fn find_slowly(&mut self) -> Result<Identity, Failure> {
+    async fn find_slowly(&mut self) -> Result<ObjectIdentity, Failure> {
         for _ in 0..=MOST_REDIRECTS {
             match self.identity().await {
                 Err(Failure::Redirect(to)) => self.origin.redirect(&to).map_err(Failure::Refused)?,
@@ -130,9 +135,9 @@ impl Client {
     ///
     /// # Errors
     /// It cannot be read by ranges.
-    pub(super) async fn identity(&self) -> Result<Identity, Failure> {
+    pub(super) async fn identity(&self) -> Result<ObjectIdentity, Failure> {
         let (head, mut body) = self.request(0, 0, None).await?;
-        let identity = Identity::of(&head)?;
+        let identity = ObjectIdentity::of(&head)?;
         // So that the connection can be used again. The byte is of no use.
         while body.next().await?.is_some_and(|bytes| bytes.len() <= 1) {}
         Ok(identity)
@@ -142,7 +147,12 @@ impl Client {
     ///
     /// # Errors
     /// The answer is not that.
-    pub(super) async fn get(&self, identity: &Identity, first: u64, last: u64) -> Result<Body<'_>, Failure> {
+    pub(super) async fn get(
+        &self,
+        identity: &ObjectIdentity,
+        first: u64,
+        last: u64,
+    ) -> Result<Body<'_>, Failure> {
         let (head, body) = self.request(first, last, Some(identity)).await?;
         identity.check(&head, first, last)?;
         Ok(body)
@@ -152,7 +162,7 @@ impl Client {
         &self,
         first: u64,
         last: u64,
-        identity: Option<&Identity>,
+        identity: Option<&ObjectIdentity>,
     ) -> Result<(Parts, Body<'_>), Failure> {
         loop {
             let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -179,7 +189,7 @@ impl Client {
         &self,
         first: u64,
         last: u64,
-        identity: Option<&Identity>,
+        identity: Option<&ObjectIdentity>,
     ) -> Result<Request<Empty<Bytes>>, Failure> {
         // Secret if it is signed: it is in no message.
         let url = self.origin.signed();
@@ -194,7 +204,7 @@ impl Client {
             .header(RANGE, format!("bytes={first}-{last}"))
             .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"))
             .header(USER_AGENT, concat!("paravane/", env!("CARGO_PKG_VERSION")));
-        if let Some((name, value)) = identity.and_then(Identity::condition) {
+        if let Some((name, value)) = identity.and_then(ObjectIdentity::condition) {
             request = request.header(name, value);
         }
         request.body(Empty::new()).map_err(|_| Failure::Refused("the URL cannot be sent".into()))

@@ -1,6 +1,6 @@
 //! Jobs of one virtqueue.
 use super::pending::{Completions, End, PendingJob};
-use super::shared::Shared;
+use super::shared::ObjectShared;
 use crate::cache::{Batch, Found, Layout, Read};
 use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -43,16 +43,16 @@ impl Lane {
 /// ```
 #[derive(Debug)]
 pub(super) struct ObjectQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectShared>,
     /// Reads of what is in the folder, by the latest that is known.
     batch: Batch,
-    begun: Begun,
+    begun: BegunJobs,
     wakes: Option<WakeSource>,
 }
 
 /// Jobs that have ended, or wait for chunks.
 #[derive(Debug)]
-struct Begun {
+struct BegunJobs {
     lane: Arc<Lane>,
     /// Outcomes of jobs that waited for nothing.
     ready: VecDeque<Outcome>,
@@ -65,14 +65,14 @@ impl ObjectQueue {
     ///
     /// # Errors
     /// The host refuses a descriptor.
-    pub(super) fn new(shared: Arc<Shared>, jobs: u16, closed: Arc<AtomicBool>) -> io::Result<Self> {
+    pub(super) fn new(shared: Arc<ObjectShared>, jobs: u16, closed: Arc<AtomicBool>) -> io::Result<Self> {
         let lane = Lane {
             completions: Arc::new(Completions::new()?),
             jobs: Mutex::new(HashMap::with_capacity(jobs.into())),
             hit_bytes: AtomicU64::new(0),
             closed,
         };
-        let begun = Begun {
+        let begun = BegunJobs {
             lane: Arc::new(lane),
             ready: VecDeque::with_capacity(jobs.into()),
             pushed: Vec::with_capacity(jobs.into()),
@@ -129,7 +129,7 @@ impl ObjectQueue {
     }
 }
 
-impl Begun {
+impl BegunJobs {
     /// Answers a read, or makes a job of it that waits.
     ///
     /// # Safety

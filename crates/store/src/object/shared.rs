@@ -1,7 +1,7 @@
 //! Objects that are open: users of the same one share it.
-use super::answer::{Failure, Identity};
-use super::client::Client;
-use super::dialer::Dialer;
+use super::answer::{Failure, ObjectIdentity};
+use super::client::HttpClient;
+use super::dialer::ObjectDialer;
 use super::error::ObjectError;
 use super::fetch;
 use super::options::ObjectOptions;
@@ -40,21 +40,21 @@ struct Name {
 }
 
 /// Holds an object. Locked while it is being opened.
-type Place = Arc<Mutex<Weak<Shared>>>;
+type Place = Arc<Mutex<Weak<ObjectShared>>>;
 
 /// The objects that are open.
 static OPEN: Mutex<Option<HashMap<Name, Place>>> = Mutex::new(None);
 
 /// An object that is open, with the thread that fetches.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ObjectShared {
     pub(super) source: Arc<Source>,
     /// Digest of the rights that the server has found good, and when.
     checked: Mutex<([u8; 32], Instant)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Shared {
+impl Drop for ObjectShared {
     fn drop(&mut self) {
         self.source.stop();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -72,7 +72,7 @@ pub(super) fn open(
     options: &ObjectOptions,
     cache: Option<&CacheConfig>,
     connector: Arc<dyn Connector>,
-) -> Result<Arc<Shared>, ObjectError> {
+) -> Result<Arc<ObjectShared>, ObjectError> {
     let origin = Origin::new(location, &options.files)?;
     let name = Name {
         url: origin.name().into(),
@@ -109,14 +109,14 @@ pub(super) fn open(
     }
     let source = Arc::new(source(client, identity, options, cache)?);
     let checked = Mutex::new((rights, Instant::now()));
-    let shared = Arc::new(Shared { thread: Some(thread.serve(source.clone())), source, checked });
+    let shared = Arc::new(ObjectShared { thread: Some(thread.serve(source.clone())), source, checked });
     *place = Arc::downgrade(&shared);
     Ok(shared)
 }
 
 fn source(
-    client: Client,
-    identity: Identity,
+    client: HttpClient,
+    identity: ObjectIdentity,
     options: &ObjectOptions,
     cache: Option<&CacheConfig>,
 ) -> Result<Source, ObjectError> {
@@ -153,7 +153,7 @@ fn source(
 
 /// A thread with the connections of one object.
 struct Thread {
-    found: Receiver<Result<(Client, Identity), Failure>>,
+    found: Receiver<Result<(HttpClient, ObjectIdentity), Failure>>,
     source: Sender<Arc<Source>>,
     thread: JoinHandle<()>,
 }
@@ -172,8 +172,8 @@ impl Thread {
             }
             _ => None,
         };
-        let dialer = Dialer::start(connector, target, options.connect_timeout)?;
-        let mut client = Client::new(origin, tls, dialer, options);
+        let dialer = ObjectDialer::start(connector, target, options.connect_timeout)?;
+        let mut client = HttpClient::new(origin, tls, dialer, options);
         let parallel = usize::from(options.connections).max(1);
         // Its descriptors are made here, before a sandbox may refuse them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -192,7 +192,7 @@ impl Thread {
     }
 
     /// What the server has answered.
-    fn found(&self) -> Result<(Client, Identity), ObjectError> {
+    fn found(&self) -> Result<(HttpClient, ObjectIdentity), ObjectError> {
         let gone = || io::Error::other("the thread that fetches has ended");
         self.found.recv().map_err(|_| gone())?.map_err(|failure| match failure {
             Failure::Again(why) => ObjectError::Unreachable(why),

@@ -1,9 +1,9 @@
 //! An object as all of its users share it: its server, its cache, and what is wanted of it.
-use super::answer::{Failure, Identity};
+use super::answer::{Failure, ObjectIdentity};
 use super::board::Board;
-use super::client::Client;
+use super::client::HttpClient;
 use super::digests::Digests;
-use super::link::{LinkState, Next};
+use super::link::{AfterFailure, LinkState};
 use super::pending::PendingJob;
 use crate::cache::{Batch, Cache, Found, Layout, Read};
 use crate::{CacheStatus, Link, Pieces, StoreStatus};
@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 /// An object that is open.
 #[derive(Debug)]
 pub(super) struct Source {
-    pub(super) client: Client,
-    pub(super) identity: Identity,
+    pub(super) client: HttpClient,
+    pub(super) identity: ObjectIdentity,
     pub(super) layout: Layout,
     digests: Option<Arc<Digests>>,
     cache: Cache,
@@ -35,8 +35,8 @@ pub(super) struct Source {
 impl Source {
     /// An object of which nothing is wanted yet.
     pub(super) fn new(
-        client: Client,
-        identity: Identity,
+        client: HttpClient,
+        identity: ObjectIdentity,
         layout: Layout,
         digests: Option<Arc<Digests>>,
         cache: Cache,
@@ -186,14 +186,14 @@ impl Source {
     pub(super) fn failed(&self, failure: &Failure, chunks: RangeInclusive<u64>) -> bool {
         self.client.failed();
         let next = self.link.failed(failure, self.retry, self.client.origin());
-        if next == Next::Again {
+        if next == AfterFailure::Again {
             if self.board().is_waited_for(chunks.clone()) {
                 return true;
             }
             self.link.leave();
         }
         // First what others see, then the ends of their jobs.
-        if next == Next::Never {
+        if next == AfterFailure::Never {
             self.unusable.store(true, Ordering::SeqCst);
         }
         let mut flights = Vec::new();
@@ -201,7 +201,7 @@ impl Source {
             // All at once: a job that comes after the first end is not one of these.
             let mut board = self.board();
             flights.extend(chunks.filter_map(|chunk| board.end(chunk)));
-            if next != Next::Again {
+            if next != AfterFailure::Again {
                 flights.append(&mut board.end_waiting());
             }
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Requests `R` of one queue that have ended, and when those in flight began.
 #[derive(Debug)]
-pub(super) struct Ended<R> {
+pub(super) struct EndedRequests<R> {
     list: Mutex<List<R>>,
     /// Length of the list, for an owner that polls.
     count: AtomicUsize,
@@ -37,7 +37,7 @@ pub(super) struct Late {
     pub(super) first: u32,
 }
 
-impl<R> Ended<R> {
+impl<R> EndedRequests<R> {
     pub(super) fn new(slots: usize) -> io::Result<Self> {
         Ok(Self {
             // Callbacks do not allocate.
@@ -132,14 +132,14 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn is_readable(ended: &Ended<u32>) -> bool {
+    fn is_readable(ended: &EndedRequests<u32>) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&ended.event, PollFlags::IN)], Some(&now)).unwrap() == 1
     }
 
     #[test]
     fn only_a_sleeper_is_signalled() {
-        let ended = Ended::new(2).unwrap();
+        let ended = EndedRequests::new(2).unwrap();
         ended.put(1);
         assert!(ended.has_some() && !is_readable(&ended));
         assert!(ended.listen(), "there is one already");
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn no_request_is_slept_over() {
         const EACH: u32 = 20_000;
-        let ended = Arc::new(Ended::new(8).unwrap());
+        let ended = Arc::new(EndedRequests::new(8).unwrap());
         std::thread::scope(|scope| {
             for thread in 0..2 {
                 let ended = &ended;
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn old_jobs_are_counted() {
-        let ended = Ended::<()>::new(3).unwrap();
+        let ended = EndedRequests::<()>::new(3).unwrap();
         ended.note(0, 5);
         ended.note(2, 9);
         let late = |second| (ended.older_than(second).count, ended.older_than(second).first);

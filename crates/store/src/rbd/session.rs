@@ -1,9 +1,9 @@
 //! An open image as all of its queues share it.
 use super::bounded::bounded;
-use super::ended::Ended;
+use super::ended::EndedRequests;
 use super::extents::{listed, window};
 use super::flight::Flight;
-use super::image::Image;
+use super::image::RbdImage;
 use super::watch::{Bell, SizeWatch};
 use crate::{Link, StoreExtent, StoreStatus};
 use std::io;
@@ -22,9 +22,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// An open image with what is known of it.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RbdSession {
     /// The image until the session ends, and the watch on it.
-    open: Option<(SizeWatch, Image)>,
+    open: Option<(SizeWatch, RbdImage)>,
     location: String,
     timeout: Duration,
     start: Instant,
@@ -33,11 +33,11 @@ pub(super) struct Session {
     /// Another client has broken the lock; the cluster refuses this one.
     fenced: AtomicBool,
     error: Mutex<Option<String>>,
-    queues: Mutex<Vec<Weak<Ended<Flight>>>>,
+    queues: Mutex<Vec<Weak<EndedRequests<Flight>>>>,
 }
 
-impl Session {
-    pub(super) fn new(image: Image, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
+impl RbdSession {
+    pub(super) fn new(image: RbdImage, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
         let bell = Arc::<Bell>::default();
         let watch = SizeWatch::new(&image, Arc::clone(&bell))?;
         // After it: no change is missed.
@@ -62,7 +62,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(super) fn image(&self) -> &Image {
+    pub(super) fn image(&self) -> &RbdImage {
         // Taken by `drop` only.
         &self.open.as_ref().expect("the session lives").1
     }
@@ -111,8 +111,8 @@ impl Session {
         u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX - 1) + 1
     }
 
-    /// Registers the end of a queue for [`Session::close`] and [`Session::status`].
-    pub(super) fn add(&self, queue: &Arc<Ended<Flight>>) {
+    /// Registers the end of a queue for [`RbdSession::close`] and [`RbdSession::status`].
+    pub(super) fn add(&self, queue: &Arc<EndedRequests<Flight>>) {
         locked(&self.queues).push(Arc::downgrade(queue));
         // A call of `close` meanwhile has not seen it.
         if self.is_closed() {
@@ -120,7 +120,7 @@ impl Session {
         }
     }
 
-    pub(super) fn remove(&self, queue: &Arc<Ended<Flight>>) {
+    pub(super) fn remove(&self, queue: &Arc<EndedRequests<Flight>>) {
         locked(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
     }
 
@@ -177,7 +177,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for RbdSession {
     fn drop(&mut self) {
         let open = self.open.take();
         // The lock is free when this returns, unless the cluster does not answer.

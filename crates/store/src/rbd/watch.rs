@@ -2,7 +2,7 @@
 //!
 //! librbd forbids its callback to wait, and asking for the size may.
 use super::connection::check;
-use super::image::Image;
+use super::image::RbdImage;
 use super::library::Library;
 use std::ffi::c_void;
 use std::io;
@@ -12,18 +12,18 @@ use std::thread;
 /// Wakes a thread.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     rung: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WatchState {
     rung: bool,
     end: bool,
 }
 
 impl Bell {
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    fn set(&self, change: impl FnOnce(&mut WatchState)) {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.rung.notify_one();
     }
@@ -36,7 +36,7 @@ impl Bell {
         let run = move || {
             loop {
                 let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let quiet = |state: &mut State| !state.rung && !state.end;
+                let quiet = |state: &mut WatchState| !state.rung && !state.end;
                 let mut state = self.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner);
                 if state.end {
                     return;
@@ -56,7 +56,7 @@ impl Bell {
 #[derive(Debug)]
 pub(super) struct SizeWatch {
     library: &'static Library,
-    image: super::library::Image,
+    image: super::library::ImageHandle,
     handle: u64,
     bell: Arc<Bell>,
 }
@@ -67,7 +67,7 @@ unsafe impl Send for SizeWatch {}
 unsafe impl Sync for SizeWatch {}
 
 impl SizeWatch {
-    pub(super) fn new(image: &Image, bell: Arc<Bell>) -> io::Result<Self> {
+    pub(super) fn new(image: &RbdImage, bell: Arc<Bell>) -> io::Result<Self> {
         let mut watch = Self { library: image.library(), image: image.handle(), handle: 0, bell };
         let bell = Arc::as_ptr(&watch.bell).cast_mut().cast();
         // SAFETY: the image is open. `bell` lives until `drop` has ended the watch.

@@ -36,7 +36,7 @@ const MOST_SNAPSHOTS: u32 = 65536;
 const MOST_SNAPSHOT_BYTES: u64 = 64 << 20;
 
 /// The image that is checked.
-struct Image<'a> {
+struct CheckedImage<'a> {
     source: &'a Arc<dyn Store>,
     header: &'a Header,
     shape: Shape,
@@ -84,7 +84,7 @@ pub(super) fn rebuild(
     let shape = counts.shape;
     let clusters = source.try_size()?.div_ceil(shape.cluster());
     let mut image =
-        Image { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
+        CheckedImage { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
     if header.is_dirty() {
         tracing::info!(
             path = %path.display(),
@@ -115,7 +115,7 @@ pub(super) fn rebuild(
     Ok(())
 }
 
-impl Image<'_> {
+impl CheckedImage<'_> {
     /// Finds all tables.
     fn find_tables(&mut self, counts: &Counts) -> Result<(), RefcountError> {
         let cluster = self.shape.cluster();

@@ -105,7 +105,7 @@ const BLOCK_OFFSET: u64 = 0xffff_ffff_ffff_fe00;
 const L2_OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// The refcount structures of an image.
-struct Tables<'a> {
+struct RefcountTables<'a> {
     file: &'a Arc<dyn Store>,
     /// log2 of the bytes of a cluster.
     cluster_bits: u32,
@@ -156,7 +156,7 @@ pub(super) fn check_and_repair(
     if let Some(&(cluster, role)) = used.iter().find(outside) {
         return Err(RefcountError::Outside { cluster, role });
     }
-    let tables = Tables { file, cluster_bits, count_bits, blocks };
+    let tables = RefcountTables { file, cluster_bits, count_bits, blocks };
     let mut left = 0_u64;
     for (cluster, role) in used {
         if !tables.is_counted(cluster)? {
@@ -177,7 +177,7 @@ pub(super) fn check_and_repair(
     Ok(())
 }
 
-impl Tables<'_> {
+impl RefcountTables<'_> {
     /// Place of a cluster's count; `None`: it has no block.
     ///
     /// Offset of its first byte, number of bytes, and lowest bit in the first.

@@ -9,7 +9,7 @@ const SLICE: u64 = 4096;
 /// Pieces of tables, by their offsets in the file.
 #[derive(Debug)]
 pub(super) struct Slices {
-    slots: HashMap<u64, Slot>,
+    slots: HashMap<u64, CachedSlice>,
     /// Offsets in the order in which they may be dropped.
     order: VecDeque<u64>,
     /// Bytes of a slice.
@@ -19,7 +19,7 @@ pub(super) struct Slices {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct CachedSlice {
     bytes: Box<[u8]>,
     /// It was used since its last turn.
     is_used: bool,
@@ -44,7 +44,7 @@ impl Slices {
             let mut bytes = vec![0; self.slice as usize].into_boxed_slice();
             io.read(&mut bytes, start)?;
             self.make_room();
-            self.slots.insert(start, Slot { bytes, is_used: false });
+            self.slots.insert(start, CachedSlice { bytes, is_used: false });
             self.order.push_back(start);
         }
         match self.slots.get_mut(&start) {
