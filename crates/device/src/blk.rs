@@ -63,7 +63,7 @@ mod whole_blocks;
 use crate::{Device, Limiter, QueueHandler};
 use current::{Attached, Current};
 use engine::Engine;
-use handler::Handler;
+use handler::{DiskQueue, Handler};
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
@@ -584,11 +584,17 @@ impl Device for Blk {
         if let Some(file) = attached.image.source.file() {
             attached.image.guards.check(file)?;
         }
-        let engine = attached.engine.queue(size)?;
-        let limiter = self.limiter.clone();
-        let errors = (index, self.errors.clone());
-        let (follower, id) = ((follower, attached), self.serial.get());
-        Ok(Box::new(Handler::new(follower, id, engine, limiter, (size, features), errors)?))
+        Ok(Box::new(Handler::new(DiskQueue {
+            index,
+            size,
+            features,
+            engine: attached.engine.queue(size)?,
+            follower,
+            attached,
+            id: self.serial.get(),
+            limiter: self.limiter.clone(),
+            errors: self.errors.clone(),
+        })?))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.

@@ -190,6 +190,7 @@ impl Perform for Image {
 }
 
 /// An image in memory, whose file may be mapped.
+#[derive(Debug)]
 struct InMemory {
     image: Arc<Image>,
     mapped: Option<Arc<Mapped>>,

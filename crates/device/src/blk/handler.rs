@@ -76,6 +76,22 @@ pub(super) struct Handler {
     queue: u16,
 }
 
+/// A queue of a disk that starts.
+pub(super) struct DiskQueue {
+    pub(super) index: u16,
+    /// Descriptors of the queue.
+    pub(super) size: u16,
+    /// As negotiated.
+    pub(super) features: u64,
+    pub(super) follower: Follower,
+    pub(super) attached: Attached,
+    pub(super) engine: Box<dyn StoreQueue>,
+    /// What GET_ID answers.
+    pub(super) id: [u8; blk::ID_LEN],
+    pub(super) limiter: Option<Arc<Limiter>>,
+    pub(super) errors: Arc<StorageErrors>,
+}
+
 /// State of a rate-limited queue.
 pub(super) struct Limited {
     brake: Brake,
@@ -98,15 +114,9 @@ impl Limited {
 }
 
 impl Handler {
-    /// Creates the handler of queue `queue`, with `size` descriptors.
-    pub(super) fn new(
-        (follower, attached): (Follower, Attached),
-        id: [u8; blk::ID_LEN],
-        engine: Box<dyn StoreQueue>,
-        limiter: Option<Arc<Limiter>>,
-        (size, features): (u16, u64),
-        (queue, errors): (u16, Arc<StorageErrors>),
-    ) -> io::Result<Self> {
+    /// Creates the handler of a queue.
+    pub(super) fn new(queue: DiskQueue) -> io::Result<Self> {
+        let DiskQueue { index, size, features, follower, attached, engine, id, limiter, errors } = queue;
         let (mapped, copies) = (attached.mapped_disk(), attached.engine.copies);
         let (image, registers) = (attached.image, engine.registers());
         let limits = Limits {
@@ -135,7 +145,7 @@ impl Handler {
             ranges: Vec::new(),
             outcomes: VecDeque::new(),
             errors,
-            queue,
+            queue: index,
         };
         handler.look_at_limit()?;
         Ok(handler)

@@ -80,7 +80,7 @@ impl Chunks {
     pub(super) fn in_memory(layout: Layout) -> io::Result<Self> {
         let data = File::from(rustix::fs::memfd_create("paravane-chunks", MemfdFlags::CLOEXEC)?);
         data.set_len(layout.size())?;
-        Ok(Self::new(layout, (data, None), states(layout)?))
+        Ok(Self::new(layout, data, None, states(layout)?))
     }
 
     /// With the chunks that the map has, all of them unchecked.
@@ -105,10 +105,10 @@ impl Chunks {
             absent = chunk + 1;
         })?;
         punch(absent, layout.count());
-        Ok(Self { used: used.into(), ..Self::new(layout, (data, Some(map)), states) })
+        Ok(Self { used: used.into(), ..Self::new(layout, data, Some(map), states) })
     }
 
-    fn new(layout: Layout, (data, map): (File, Option<ChunkMap>), states: Box<[AtomicU32]>) -> Self {
+    fn new(layout: Layout, data: File, map: Option<ChunkMap>, states: Box<[AtomicU32]>) -> Self {
         Self {
             layout,
             at_once: AtomicBool::new(map.is_some()),

@@ -10,12 +10,12 @@
 //! a batch of 32, where preadv takes 1.6 µs).
 use crate::{Job, Outcome, Rest, StoreQueue};
 use std::collections::VecDeque;
-use std::fmt;
+use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
 /// Does jobs while its caller waits, for engines that are no rings.
-pub trait Perform: Send + Sync {
+pub trait Perform: Debug + Send + Sync {
     /// Does a job and waits for it. Returns what [`Outcome::result`] would be.
     ///
     /// # Safety
@@ -39,16 +39,11 @@ pub trait Perform: Send + Sync {
 }
 
 /// See the module.
+#[derive(Debug)]
 pub struct Immediate {
     work: Arc<dyn Perform>,
     pushed: Vec<(u16, Job)>,
     done: VecDeque<Outcome>,
-}
-
-impl fmt::Debug for Immediate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Immediate").field("pushed", &self.pushed).finish_non_exhaustive()
-    }
 }
 
 impl Immediate {

@@ -24,19 +24,20 @@ use std::thread::JoinHandle;
 /// Workers of a pool: system calls that a disk has in flight.
 const WORKERS: usize = 8;
 
+#[derive(Debug)]
 struct PoolTask {
     head: u16,
     job: Job,
     queue: Arc<PoolQueue>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Jobs {
     tasks: VecDeque<PoolTask>,
     stop: bool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct WorkQueue {
     jobs: Mutex<Jobs>,
     more: Condvar,
@@ -45,16 +46,11 @@ struct WorkQueue {
 /// The threads.
 ///
 /// They start with the first queue, and end with the disk and its last queue.
+#[derive(Debug)]
 pub struct Pool {
     work: Arc<dyn Perform>,
     work_queue: Arc<WorkQueue>,
     workers: Mutex<Vec<JoinHandle<()>>>,
-}
-
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("workers", &lock(&self.workers).len()).finish_non_exhaustive()
-    }
 }
 
 /// Locks, ignoring poison.
@@ -146,6 +142,7 @@ fn work(work_queue: &WorkQueue, work: &dyn Perform) {
 }
 
 /// State that a queue shares with the workers.
+#[derive(Debug)]
 struct PoolQueue {
     outcomes: Mutex<Vec<Outcome>>,
     posted: Condvar,
@@ -169,6 +166,7 @@ impl PoolQueue {
 }
 
 /// The engine of one queue.
+#[derive(Debug)]
 pub struct Threads {
     pool: Arc<Pool>,
     shared: Arc<PoolQueue>,
@@ -182,12 +180,6 @@ pub struct Threads {
     /// Outcomes of jobs that were done at once.
     done: VecDeque<Outcome>,
     wakes: Option<WakeSource>,
-}
-
-impl std::fmt::Debug for Threads {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Threads").field("pool", &self.pool).finish_non_exhaustive()
-    }
 }
 
 impl Threads {

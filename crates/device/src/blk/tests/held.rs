@@ -1,12 +1,10 @@
 //! For tests: an engine that does, shortens or fails jobs as the test orders.
+use super::fake_queue::FakeHost;
+use crate::Rest;
 use crate::blk::image::Image;
-use crate::{Rest, WakeSet, WakeSource};
 use paravane_dma::HostSlice;
-use paravane_store::{Job, Outcome, Pieces, StoreQueue};
-use rustix::event::EventfdFlags;
+use paravane_store::{Job, Pieces};
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -25,74 +23,36 @@ pub(super) struct Orders {
     pub(super) log: Vec<(Job, i32)>,
 }
 
+/// Does jobs on an image.
 #[derive(Debug)]
 pub(super) struct Held {
-    image: Arc<Image>,
-    orders: Arc<Mutex<Orders>>,
-    jobs: VecDeque<(u16, Job)>,
-    done: Vec<Outcome>,
-    event: Arc<OwnedFd>,
-    wakes: Option<WakeSource>,
+    pub(super) image: Arc<Image>,
+    pub(super) orders: Arc<Mutex<Orders>>,
 }
 
-impl Held {
-    pub(super) fn new(image: Arc<Image>, orders: Arc<Mutex<Orders>>) -> Self {
-        let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        Self { image, orders, jobs: VecDeque::new(), done: Vec::new(), event, wakes: None }
-    }
-}
-
-impl StoreQueue for Held {
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, &self.event, wakes)
-    }
-
-    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        self.jobs.push_back((head, job));
-        Ok(())
-    }
-
-    fn submit(&mut self) -> io::Result<()> {
-        let prompt = self.orders.lock().unwrap().prompt;
-        if prompt { self.wait() } else { Ok(()) }
-    }
-
-    fn wait(&mut self) -> io::Result<()> {
+impl FakeHost for Held {
+    fn run(&mut self, jobs: &mut VecDeque<(u16, Job)>, done: &mut Vec<(u16, i32)>) {
         let mut orders = self.orders.lock().unwrap();
-        for (head, job) in self.jobs.drain(..) {
+        for (head, job) in jobs.drain(..) {
             let result = match orders.results.pop_front() {
                 Some(result) => result,
                 None => shortened(&self.image, job, orders.most),
             };
             orders.log.push((job, result));
-            // SAFETY: the job has been done or skipped, once.
-            self.done.push(unsafe { Outcome::new(head, result) });
-            rustix::io::write(&self.event, &1u64.to_ne_bytes()).unwrap();
-        }
-        Ok(())
-    }
-
-    fn cancel(&mut self) {
-        let begun = self.orders.lock().unwrap().begun.min(self.jobs.len());
-        let given_up = self.jobs.drain(begun..);
-        self.done.extend(given_up.map(|(head, _)| {
-            // SAFETY: the job is gone.
-            unsafe { Outcome::new(head, -libc::ECANCELED) }
-        }));
-    }
-
-    fn rest(&mut self, arm: bool) -> Rest {
-        if arm {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        }
-        match arm && !self.done.is_empty() {
-            true => Rest::Serve,
-            false => Rest::Ask { kicks: true },
+            done.push((head, result));
         }
     }
 
-    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        outcomes.extend(self.done.drain(..));
+    fn is_prompt(&self) -> bool {
+        self.orders.lock().unwrap().prompt
+    }
+
+    fn begun(&self) -> usize {
+        self.orders.lock().unwrap().begun
+    }
+
+    fn rest(&self, arm: bool, has_outcomes: bool) -> Rest {
+        if arm && has_outcomes { Rest::Serve } else { Rest::Ask { kicks: true } }
     }
 }
 
