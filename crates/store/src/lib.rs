@@ -25,6 +25,7 @@
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |
 //! | `rbd` | images of Ceph |
+//! | `lock` | [`lock()`]: locks without poison |
 //! | `log_device` | [`LogDevice`]: the device that a thread works for |
 //! | `named_files` | [`NamedFiles`]: certificates, keys and digests, read before a sandbox closes |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
@@ -54,6 +55,7 @@ mod connect;
 pub mod file;
 mod job;
 mod location;
+mod lock;
 mod log_device;
 mod named_files;
 pub mod nbd;
@@ -74,6 +76,7 @@ pub use location::{
     HttpLocation, Location, LocationError, NbdLocation, ObjectFiles, RbdLocation, S3Location, TlsFiles,
     Written, without_secrets,
 };
+pub use lock::lock;
 pub use log_device::LogDevice;
 pub use named_files::NamedFiles;
 #[cfg(feature = "http")]

@@ -118,6 +118,7 @@ pub use error::NbdError;
 pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
+use crate::lock::lock;
 use crate::{
     Connector, Job, Link, NamedFiles, NbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus,
 };
@@ -127,7 +128,7 @@ use dial::Dialer;
 use export::{Export, Opened};
 use extents::joined;
 use handshake::Purpose;
-use shared::{NbdShared, lock};
+use shared::NbdShared;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -3,8 +3,9 @@
 //! [`Store::extents`] tells. The latest answer is kept: on tmpfs, it looks at each page up to the next
 //! hole, and a server sends a list for many parts at once.
 use paravane_store::Store;
+use paravane_store::lock;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Most bytes that a store is asked about at once.
 const AT_ONCE: u64 = 1 << 30;
@@ -69,7 +70,7 @@ impl BlockStatus {
     /// `false` where the source cannot tell. The range is not empty and lies within the source, or
     /// beyond the end of a file, where there are zeroes.
     pub(super) fn zeroes(&self, source: &Arc<dyn Store>, offset: u64, len: u64) -> io::Result<(bool, u64)> {
-        let mut known = self.lock();
+        let mut known = lock(&self.known);
         let found = match known.find(offset) {
             Some(part) => part,
             None => {
@@ -82,11 +83,7 @@ impl BlockStatus {
 
     /// Forgets a range that was written to, or was freed.
     pub(super) fn forget(&self, offset: u64, len: u64) {
-        self.lock().forget(offset, offset.saturating_add(len));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known).forget(offset, offset.saturating_add(len));
     }
 }
 

@@ -16,6 +16,7 @@ use super::full::Full;
 use super::image::Image;
 use paravane_store::StoreQueue;
 use paravane_store::file::Mapped;
+use paravane_store::lock;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -103,30 +104,25 @@ impl Current {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, CurrentState> {
-        // No change can be left half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The image and its engine.
     pub(super) fn attached(&self) -> Attached {
-        self.state().attached.clone()
+        lock(&self.state).attached.clone()
     }
 
     /// The image.
     pub(super) fn image(&self) -> Arc<Image> {
-        self.state().attached.image.clone()
+        lock(&self.state).attached.image.clone()
     }
 
     /// The image, and the number of replacements before it.
     pub(super) fn numbered(&self) -> (u64, Arc<Image>) {
-        let state = self.state();
+        let state = lock(&self.state);
         (state.generation, state.attached.image.clone())
     }
 
     /// Keeps the size of the disk.
     pub(super) fn keep_size(&self) -> MutexGuard<'_, ()> {
-        self.sizing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sizing)
     }
 
     /// As [`Current::keep_size`]; `None`: somebody has it, maybe for long.
@@ -149,14 +145,14 @@ impl Current {
 
     /// Number of live queues.
     pub(super) fn queues(&self) -> usize {
-        self.state().queues.len()
+        lock(&self.state).queues.len()
     }
 
     /// Takes a queue in, with room for `jobs` jobs. It makes an engine for what is attached.
     pub(super) fn join(self: &Arc<Self>, jobs: u16) -> io::Result<(Follower, Attached)> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let event = Arc::new(rustix::event::eventfd(0, flags)?);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let id = state.next;
         state.next += 1;
         // Acquire: pairs with the release in `turn_gate`. The lock orders, too.
@@ -183,7 +179,7 @@ impl Current {
 
     /// Has all queues try again what waits for room.
     pub(super) fn retry(&self) {
-        self.turn_gate(&self.state(), 2);
+        self.turn_gate(&lock(&self.state), 2);
     }
 
     /// Makes a queue of `attached`, which will be in use, for each live queue.
@@ -191,10 +187,10 @@ impl Current {
     /// # Errors
     /// The host refuses a resource.
     pub(super) fn prepare(&self, attached: &Attached) -> io::Result<()> {
-        let queues: Vec<_> = self.state().queues.iter().map(|queue| (queue.id, queue.jobs)).collect();
+        let queues: Vec<_> = lock(&self.state).queues.iter().map(|queue| (queue.id, queue.jobs)).collect();
         for (id, jobs) in queues {
             let engine = attached.engine.queue(jobs)?;
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let next = state.generation + 1;
             // A queue that ends meanwhile needs none.
             let queue = state.queues.iter_mut().find(|queue| queue.id == id);
@@ -213,7 +209,7 @@ impl Current {
     /// image. One caller at a time.
     pub(super) fn replace(&self, attached: Attached, patience: Duration) -> Option<Duration> {
         let begin = Instant::now();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         for queue in &mut state.queues {
             if queue.progress == Progress::Idle {
                 queue.progress = Progress::Running;
@@ -258,7 +254,7 @@ impl Current {
     /// Ends the engines of replaced images, and those that were prepared in vain.
     pub(super) fn clear(&self) {
         let (retired, replaced, prepared): (_, _, Vec<_>) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let (retired, replaced) =
                 (std::mem::take(&mut state.retired), std::mem::take(&mut state.replaced));
             let prepared = state.queues.iter_mut().filter_map(|queue| queue.prepared.take());
@@ -326,7 +322,7 @@ impl Follower {
     /// With a replacement, nothing of the queue is in flight.
     #[cold]
     pub(super) fn look(&mut self) -> Option<Replacement> {
-        let mut state = self.current.state();
+        let mut state = lock(&self.current.state);
         // Under the lock the gate does not change.
         self.gate = self.current.gate.load(Ordering::Acquire);
         self.held = is_odd(self.gate);
@@ -370,7 +366,7 @@ impl Follower {
     }
 
     fn progress(&self, progress: Progress) {
-        let mut state = self.current.state();
+        let mut state = lock(&self.current.state);
         if let Some(queue) = state.queues.iter_mut().find(|queue| queue.id == self.id) {
             queue.progress = progress;
         }
@@ -381,14 +377,14 @@ impl Follower {
 
     /// Gives up an engine whose image was replaced. It ends when there is time.
     pub(super) fn retire(&self, engine: Box<dyn StoreQueue>) {
-        self.current.state().retired.push(engine);
+        lock(&self.current.state).retired.push(engine);
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
         let prepared = {
-            let mut state = self.current.state();
+            let mut state = lock(&self.current.state);
             let at = state.queues.iter().position(|queue| queue.id == self.id);
             let left = at.map(|at| state.queues.swap_remove(at));
             self.current.replace_if_idle(&mut state);

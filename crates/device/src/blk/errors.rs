@@ -5,9 +5,10 @@
 use super::request::ByteRange;
 use crate::latency;
 use paravane_spec::blk::SECTOR;
+use paravane_store::lock;
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Least time between two log lines of one disk.
@@ -152,7 +153,7 @@ impl StorageErrors {
             operations: self.operations.each_ref().map(load),
             queues: self.queues.iter().map(load).collect(),
             rejected: load(&self.rejected),
-            last: self.recent().last.clone(),
+            last: lock(&self.recent).last.clone(),
         }
     }
 
@@ -176,7 +177,7 @@ impl StorageErrors {
         };
         let failed =
             StorageError { time: SystemTime::now(), operation, queue, sector, bytes, error: error.clone() };
-        let Some(unlogged) = self.recent().keep(failed, Instant::now()) else { return };
+        let Some(unlogged) = lock(&self.recent).keep(failed, Instant::now()) else { return };
         // Not under the lock: the log may be slow.
         tracing::warn!(
             device = self.device,
@@ -187,11 +188,6 @@ impl StorageErrors {
             unlogged = (unlogged > 0).then_some(unlogged),
             "storage error: {error}"
         );
-    }
-
-    fn recent(&self) -> MutexGuard<'_, Recent> {
-        // Each change leaves it whole.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,12 +12,13 @@ use super::whole_blocks;
 use super::{Format, Layer, OpenError};
 use paravane_spec::blk::SECTOR;
 use paravane_store::file::FileStore;
+use paravane_store::lock;
 use paravane_store::{Job, Store};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An open image.
 #[derive(Debug)]
@@ -201,7 +202,7 @@ impl Image {
     /// A driver's flush covers what it wrote before the overlay was there.
     pub(super) fn sync_base(&self) -> io::Result<()> {
         let Some(Frozen { image, unsynced }) = &self.base else { return Ok(()) };
-        let mut unsynced = unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unsynced = lock(unsynced);
         if *unsynced {
             image.sync()?;
             *unsynced = false;
@@ -271,8 +272,7 @@ impl Image {
             None => self.source.try_size(),
         };
         let found = found.map(|end| end / self.block * (self.block / SECTOR));
-        *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
-            found.as_ref().err().map(ToString::to_string);
+        *lock(&self.look_error) = found.as_ref().err().map(ToString::to_string);
         let sectors = found?;
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);
@@ -281,7 +281,7 @@ impl Image {
 
     /// Why the last look failed.
     pub(super) fn look_error(&self) -> Option<String> {
-        self.look_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.look_error).clone()
     }
 
     /// Sets the size of the disk in bytes.

@@ -67,6 +67,7 @@ use layer::{Below, Core};
 use open::{open, open_core};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
+use paravane_store::lock;
 use paravane_store::pieces::{gather, parts, scatter, total};
 use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
@@ -205,7 +206,7 @@ impl Qcow2 {
                 (std::io::ErrorKind::Unsupported, None) => (libc::EOPNOTSUPP, None),
                 (_, None) => (libc::EIO, Some(error.to_string())),
             };
-            *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+            *lock(&self.reason) = reason;
             -number
         })
     }
@@ -312,7 +313,7 @@ impl Qcow2 {
 
     /// Message of the last failed job, if its error has no number.
     pub(super) fn reason(&self) -> Option<String> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.reason).clone()
     }
 
     fn try_perform(&self, job: Job) -> Result<i32> {

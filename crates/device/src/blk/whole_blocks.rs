@@ -10,11 +10,12 @@
 //! Writes to different parts of a block do not lose each other, as each has the lock for its read and
 //! write. A write of a whole block that overlaps one of a part is the driver's race, as on a disk.
 use super::direct::Page;
+use paravane_store::lock;
 use paravane_store::pieces::{gather, scatter, total};
 use paravane_store::{Job, Store};
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use zerocopy::IntoBytes;
 
 /// Most bytes of one transfer; the rest follows in further ones.
@@ -106,7 +107,7 @@ pub(super) unsafe fn perform(file: &dyn Store, block: u64, alone: &Mutex<()>, jo
             let mut blocks = Blocks::new(offset, total(pieces), block)?;
             let (part, start) = (blocks.part.clone(), blocks.start);
             // Nothing is left half done under it.
-            let _alone = alone.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = lock(alone);
             blocks.read_edges(file)?;
             // SAFETY: the caller's promise.
             unsafe { gather(pieces, 0, &mut blocks.bytes()[part.clone()]) };

@@ -2,13 +2,14 @@
 use super::Layout;
 use super::map::ChunkMap;
 use crate::Pieces;
+use crate::lock::lock;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// State of a chunk: it is here, and it is right.
 const VALID: u32 = 1;
@@ -121,10 +122,6 @@ impl Chunks {
         }
     }
 
-    fn change(&self) -> MutexGuard<'_, u64> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Bytes of the chunks that are here.
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
@@ -226,7 +223,7 @@ impl Chunks {
             Err(error @ (libc::EFAULT | libc::EINVAL)) => Found::Failed(error),
             // The disk below the folder fails: these chunks are fetched again.
             _ => {
-                (first..=last).for_each(|chunk| self.forget(&self.change(), chunk));
+                (first..=last).for_each(|chunk| self.forget(&lock(&self.changes), chunk));
                 Found::Absent
             }
         }
@@ -260,7 +257,7 @@ impl Chunks {
         let checksum = self.map.as_ref().and_then(|map| map.get(chunk));
         let right =
             read.is_ok() && self.map.as_ref().is_some_and(|map| checksum == Some(map.checksum(chunk, data)));
-        let changes = self.change();
+        let changes = lock(&self.changes);
         if !same(state.load(Ordering::Acquire)) {
             return false;
         }
@@ -278,7 +275,7 @@ impl Chunks {
     /// # Errors
     /// The file system refuses. The chunk stays absent.
     pub(super) fn keep(&self, chunk: u64, data: &[u8], mark: bool) -> io::Result<()> {
-        let _changes = self.change();
+        let _changes = lock(&self.changes);
         let state = &self.states[chunk as usize];
         let before = state.load(Ordering::Relaxed);
         if before & (VALID | UNCHECKED) != 0 {
@@ -300,7 +297,7 @@ impl Chunks {
 
     /// Evicts the next chunk that was not used for a turn of the clock. Returns its bytes.
     pub(super) fn evict(&self) -> Option<u64> {
-        let mut hand = self.change();
+        let mut hand = lock(&self.changes);
         for _ in 0..2 * self.layout.count() + 1 {
             let chunk = *hand % self.layout.count();
             *hand = chunk + 1;

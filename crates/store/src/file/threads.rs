@@ -14,11 +14,12 @@
 //! no disk has to be waited for.
 use super::Perform;
 use super::uring::event;
+use crate::lock::lock;
 use crate::{Job, LogDevice, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Workers of a pool: system calls that a disk has in flight.
@@ -51,13 +52,6 @@ pub struct Pool {
     work: Arc<dyn Perform>,
     work_queue: Arc<WorkQueue>,
     workers: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// Locks, ignoring poison.
-///
-/// Nothing panics under these locks, and their state would still be valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

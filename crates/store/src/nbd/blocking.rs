@@ -8,8 +8,8 @@
 use super::channel::Channel;
 use super::member::Fds;
 use super::queue::{NbdQueue, wait};
-use super::shared::lock;
 use super::task::Work;
+use crate::lock::lock;
 use crate::{Outcome, StoreQueue};
 use std::collections::VecDeque;
 use std::io;

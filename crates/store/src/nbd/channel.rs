@@ -15,10 +15,11 @@
 use super::export::Export;
 use super::member::{Fds, Member};
 use super::session::{EndedTask, Lost, NbdSession};
-use super::shared::{NbdShared, OldSocket, lock};
+use super::shared::{NbdShared, OldSocket};
 use super::socket::timespec;
 use super::task::{Tasks, Work};
 use super::wire::Wire;
+use crate::lock::lock;
 use crate::{Link, Outcome, WakeSet};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,

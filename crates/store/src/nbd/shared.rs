@@ -1,17 +1,11 @@
 //! What the connections of a store have in common.
 use super::export::Opened;
 use super::options::NbdOptions;
+use crate::lock::lock;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-
-/// Locks, ignoring poison.
-///
-/// Nothing panics under these locks, and their state would still be valid.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// State of a store.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use super::dialer::ObjectDialer;
 use super::options::ObjectOptions;
 use super::origin::Origin;
 use super::tls::Tls;
+use crate::lock::lock;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -17,7 +18,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -165,7 +166,7 @@ impl HttpClient {
         identity: Option<&ObjectIdentity>,
     ) -> Result<(Parts, Body<'_>), Failure> {
         loop {
-            let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let kept = lock(&self.idle).pop();
             let (mut sender, fresh) = match kept {
                 Some(sender) if sender.is_closed() => continue,
                 Some(sender) => (sender, false),
@@ -293,7 +294,7 @@ impl Body<'_> {
         let Some(mut sender) = self.sender.take() else { return };
         // A server that does not keep the connection closes it now.
         if let Ok(Ok(())) = timeout(self.client.stall_timeout, sender.ready()).await {
-            let mut idle = self.client.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = lock(&self.client.idle);
             if idle.len() < self.client.most_idle {
                 idle.push(sender);
             }

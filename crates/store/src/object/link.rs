@@ -1,7 +1,8 @@
 //! Whether the server can be reached, and since when it cannot.
 use super::answer::Failure;
 use crate::Link;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::lock::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// State of the link to a server.
@@ -27,19 +28,15 @@ pub(super) enum AfterFailure {
 }
 
 impl LinkState {
-    fn lock(&self) -> MutexGuard<'_, LatestLink> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The state, and the last error.
     pub(super) fn get(&self) -> (Link, Option<String>) {
-        let state = self.lock();
+        let state = lock(&self.0);
         (state.link, state.error.clone())
     }
 
     /// The server has answered.
     pub(super) fn answered(&self, object: &dyn std::fmt::Display) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.failing_since = None;
         if matches!(state.link, Link::Reconnecting | Link::Down) {
             state.link = Link::Up;
@@ -49,7 +46,7 @@ impl LinkState {
 
     /// Nobody waits for what has failed: the next request finds out.
     pub(super) fn leave(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.link == Link::Reconnecting {
             state.link = Link::Up;
             state.failing_since = None;
@@ -63,7 +60,7 @@ impl LinkState {
         retry: Duration,
         object: &dyn std::fmt::Display,
     ) -> AfterFailure {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.link == Link::Unusable {
             return AfterFailure::Never;
         }

@@ -2,6 +2,7 @@
 //!
 //! Whoever ends a job holds its lock, and so does whoever copies into its memory: when its outcome
 //! is made, nobody accesses its memory any more.
+use crate::lock::lock;
 use crate::pieces::scatter;
 use crate::{Outcome, Pieces};
 use rustix::event::EventfdFlags;
@@ -49,7 +50,7 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Waits. Returns what [`Outcome::result`] would be.
     pub(super) fn wait(&self) -> i32 {
-        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = lock(&self.result);
         loop {
             match *result {
                 Some(result) => return result,
@@ -113,7 +114,7 @@ impl Completions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Outcome>> {
-        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outcomes)
     }
 
     fn push(&self, outcome: Outcome) {
@@ -146,7 +147,7 @@ impl PendingJob {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<u64>> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.missing)
     }
 
     /// Whether it has ended.
@@ -187,7 +188,7 @@ impl PendingJob {
             // SAFETY: the job ends here, once, under its lock: nobody accesses its memory any more.
             End::Queue { head, to } => to.push(unsafe { Outcome::new(*head, result) }),
             End::Thread(waiter) => {
-                *waiter.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                *lock(&waiter.result) = Some(result);
                 waiter.done.notify_all();
             }
         }

@@ -2,12 +2,13 @@
 use super::pending::{Completions, End, PendingJob};
 use super::shared::ObjectShared;
 use crate::cache::{Batch, Found, Layout, Read};
+use crate::lock::lock;
 use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Most bytes of one read; a longer one is short.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -24,13 +25,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    fn jobs(&self) -> MutexGuard<'_, HashMap<u16, Arc<PendingJob>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends all jobs that wait, with a negative error number.
     pub(super) fn fail(&self, result: i32) {
-        self.jobs().values().for_each(|job| job.fail(result));
+        lock(&self.jobs).values().for_each(|job| job.fail(result));
     }
 }
 
@@ -148,7 +145,7 @@ impl BegunJobs {
                 let end = End::Queue { head, to: self.lane.completions.clone() };
                 // SAFETY: the caller's promise; `drop` ends what has not ended.
                 let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
-                self.lane.jobs().insert(head, job.clone());
+                lock(&self.lane.jobs).insert(head, job.clone());
                 self.pushed.push(job);
             }
         }
@@ -201,7 +198,7 @@ impl StoreQueue for ObjectQueue {
         if self.begun.lane.completions.has_some() {
             let before = outcomes.len();
             self.begun.lane.completions.take(outcomes);
-            let mut jobs = self.begun.lane.jobs();
+            let mut jobs = lock(&self.begun.lane.jobs);
             outcomes.range(before..).for_each(|outcome| {
                 jobs.remove(&outcome.head());
             });

@@ -9,13 +9,14 @@ use super::origin::Origin;
 use super::source::Source;
 use super::tls::Tls;
 use crate::cache::{Cache, CacheConfig, Layout};
+use crate::lock::lock;
 use crate::{Connector, Location, ObjectFiles, Target};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -80,7 +81,7 @@ pub(super) fn open(
         files: origin.files().clone(),
     };
     let place = {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         let open = open.get_or_insert_default();
         // Places that nobody uses or waits for.
         open.retain(|_, place| {
@@ -88,11 +89,11 @@ pub(super) fn open(
         });
         open.entry(name).or_default().clone()
     };
-    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut place = lock(&place);
     let rights = origin.rights();
     let known = place.upgrade().filter(|known| !known.source.is_unusable());
     if let Some(known) = &known {
-        let checked = known.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let checked = lock(&known.checked);
         if checked.0 == rights && checked.1.elapsed() < FRESH {
             drop(checked);
             return Ok(known.clone());
@@ -102,7 +103,7 @@ pub(super) fn open(
     let (client, identity) = thread.found()?;
     if let Some(known) = known {
         if known.source.identity == identity {
-            *known.checked.lock().unwrap_or_else(PoisonError::into_inner) = (rights, Instant::now());
+            *lock(&known.checked) = (rights, Instant::now());
             return Ok(known);
         }
         known.source.changed(&Failure::Unusable("the object has changed".into()));

@@ -6,10 +6,11 @@ use super::digests::Digests;
 use super::link::{AfterFailure, LinkState};
 use super::pending::PendingJob;
 use crate::cache::{Batch, Cache, Found, Layout, Read};
+use crate::lock::lock;
 use crate::{CacheStatus, Link, Pieces, StoreStatus};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -60,10 +61,6 @@ impl Source {
             miss_bytes: AtomicU64::new(0),
             read_ahead_bytes: AtomicU64::new(0),
         }
-    }
-
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether all jobs fail from now on.
@@ -117,14 +114,14 @@ impl Source {
 
     #[cold]
     fn go_on(&self, mark: u64) {
-        self.board().go_on(mark, |chunk| self.cache.has(chunk));
+        lock(&self.board).go_on(mark, |chunk| self.cache.has(chunk));
         self.wake.notify_one();
     }
 
     /// Adds jobs, which wait for their chunks.
     pub(super) fn want<'a>(&self, jobs: impl IntoIterator<Item = &'a Arc<PendingJob>>) {
         {
-            let mut board = self.board();
+            let mut board = lock(&self.board);
             for job in jobs {
                 board.want(job, |chunk| self.cache.has(chunk));
             }
@@ -138,12 +135,12 @@ impl Source {
 
     /// The next chunk to begin with.
     pub(super) fn next(&self) -> Option<u64> {
-        self.board().next()
+        lock(&self.board).next()
     }
 
     /// The chunks to fetch together with one.
     pub(super) fn run(&self, first: u64) -> RangeInclusive<u64> {
-        self.board().run(first, |chunk| self.cache.has(chunk))
+        lock(&self.board).run(first, |chunk| self.cache.has(chunk))
     }
 
     /// Ends the flight of a chunk that is here after all.
@@ -167,7 +164,7 @@ impl Source {
         }
         // Before the jobs end: whoever waits for them sees a server that answers.
         self.link.answered(self.client.origin());
-        let (ahead, mark) = self.board().kind(chunk);
+        let (ahead, mark) = lock(&self.board).kind(chunk);
         let counter = if ahead { &self.read_ahead_bytes } else { &self.miss_bytes };
         counter.fetch_add(data.len() as u64, Ordering::Relaxed);
         // First: who comes after the end of the flight finds it.
@@ -177,7 +174,7 @@ impl Source {
     }
 
     fn end_flight(&self, chunk: u64, data: &[u8]) {
-        let Some(flight) = self.board().end(chunk) else { return };
+        let Some(flight) = lock(&self.board).end(chunk) else { return };
         let start = self.layout.start(chunk);
         flight.jobs.iter().for_each(|job| job.fill(start, data));
     }
@@ -187,7 +184,7 @@ impl Source {
         self.client.failed();
         let next = self.link.failed(failure, self.retry, self.client.origin());
         if next == AfterFailure::Again {
-            if self.board().is_waited_for(chunks.clone()) {
+            if lock(&self.board).is_waited_for(chunks.clone()) {
                 return true;
             }
             self.link.leave();
@@ -199,7 +196,7 @@ impl Source {
         let mut flights = Vec::new();
         {
             // All at once: a job that comes after the first end is not one of these.
-            let mut board = self.board();
+            let mut board = lock(&self.board);
             flights.extend(chunks.filter_map(|chunk| board.end(chunk)));
             if next != AfterFailure::Again {
                 flights.append(&mut board.end_waiting());
@@ -216,7 +213,7 @@ impl Source {
 
     /// Ends what was not begun.
     fn give_up_waiting(&self) {
-        let flights = self.board().end_waiting();
+        let flights = lock(&self.board).end_waiting();
         flights.iter().flat_map(|flight| &flight.jobs).for_each(|job| job.fail(-libc::EIO));
     }
 
@@ -226,7 +223,7 @@ impl Source {
         // What fails now goes before what may be over.
         let trouble = self.cache.trouble();
         let error = if link == Link::Up { trouble.or(error) } else { error.or(trouble) };
-        let waiting = if link == Link::Up { 0 } else { self.board().waiting() };
+        let waiting = if link == Link::Up { 0 } else { lock(&self.board).waiting() };
         StoreStatus {
             location: self.client.origin().to_string(),
             link,

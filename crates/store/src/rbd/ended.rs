@@ -3,11 +3,12 @@
 //! librbd calls back on threads of its own. (It can also signal an eventfd for each request and keep
 //! the list, `rbd_poll_io_events`. An image has one such list, but each queue needs one; and it
 //! writes the eventfd for each request, also to an owner that polls.)
+use crate::lock::lock;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Requests `R` of one queue that have ended, and when those in flight began.
 #[derive(Debug)]
@@ -49,13 +50,9 @@ impl<R> EndedRequests<R> {
         })
     }
 
-    fn list(&self) -> MutexGuard<'_, List<R>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a request. Called by threads of librbd.
     pub(super) fn put(&self, request: R) {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         if list.abandoned {
             return;
         }
@@ -81,7 +78,7 @@ impl<R> EndedRequests<R> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         std::mem::swap(&mut list.requests, into);
         self.count.store(0, Ordering::Relaxed);
     }
@@ -101,12 +98,12 @@ impl<R> EndedRequests<R> {
         // What signalled before has been seen, or is in the list.
         _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.asleep.store(true, Ordering::Relaxed);
-        !self.list().requests.is_empty()
+        !lock(&self.list).requests.is_empty()
     }
 
     /// Drops what will still arrive.
     pub(super) fn abandon(&self) {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         list.abandoned = true;
         list.requests.clear();
     }

@@ -4,6 +4,7 @@ use super::discard::{Stripes, discard_block};
 use super::error::RbdReason;
 use super::library::{self, Library, Setting};
 use super::options::RbdOptions;
+use crate::lock::lock;
 use std::ffi::{CStr, CString, c_void};
 use std::io;
 use std::ops::Range;
@@ -239,7 +240,7 @@ impl RbdImage {
             let list = unsafe { &*list.cast::<Mutex<Vec<Range<u64>>>>() };
             if exists != 0 {
                 let part = at..at.saturating_add(len as u64);
-                list.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+                lock(list).push(part);
             }
             0
         }

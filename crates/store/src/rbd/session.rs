@@ -5,20 +5,17 @@ use super::extents::{listed, window};
 use super::flight::Flight;
 use super::image::RbdImage;
 use super::watch::{Bell, SizeWatch};
+use crate::lock::lock;
 use crate::{Link, StoreExtent, StoreStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A request in flight for more seconds waits for an OSD that is down or hangs.
 ///
 /// Ceph's own warning (`osd_op_complaint_time`) comes after 30 s; no healthy OSD takes 5 s.
 const LATE: u32 = 5;
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// An open image with what is known of it.
 #[derive(Debug)]
@@ -113,7 +110,7 @@ impl RbdSession {
 
     /// Registers the end of a queue for [`RbdSession::close`] and [`RbdSession::status`].
     pub(super) fn add(&self, queue: &Arc<EndedRequests<Flight>>) {
-        locked(&self.queues).push(Arc::downgrade(queue));
+        lock(&self.queues).push(Arc::downgrade(queue));
         // A call of `close` meanwhile has not seen it.
         if self.is_closed() {
             queue.signal();
@@ -121,7 +118,7 @@ impl RbdSession {
     }
 
     pub(super) fn remove(&self, queue: &Arc<EndedRequests<Flight>>) {
-        locked(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
+        lock(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -131,7 +128,7 @@ impl RbdSession {
     /// Makes all jobs fail, those in flight and those to come.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        locked(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
+        lock(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
     }
 
     /// Keeps an error for observers.
@@ -143,13 +140,13 @@ impl RbdSession {
                 "another client has broken the lock of the image and fenced this one off; all requests fail"
             );
         }
-        *locked(&self.error) = Some(error.to_string());
+        *lock(&self.error) = Some(error.to_string());
     }
 
     pub(super) fn status(&self) -> StoreStatus {
         let now = self.second();
         let (mut waiting, mut first) = (0, now);
-        for queue in locked(&self.queues).iter().filter_map(Weak::upgrade) {
+        for queue in lock(&self.queues).iter().filter_map(Weak::upgrade) {
             let late = queue.older_than(now.saturating_sub(LATE));
             waiting += late.count;
             first = first.min(late.first);
@@ -164,7 +161,7 @@ impl RbdSession {
             Link::Stalled => {
                 Some(format!("{waiting} requests have had no reply for up to {} s", now - first))
             }
-            _ => locked(&self.error).clone(),
+            _ => lock(&self.error).clone(),
         };
         StoreStatus {
             location: self.location.clone(),

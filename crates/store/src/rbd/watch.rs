@@ -4,6 +4,7 @@
 use super::connection::check;
 use super::image::RbdImage;
 use super::library::Library;
+use crate::lock::lock;
 use std::ffi::c_void;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -24,7 +25,7 @@ struct WatchState {
 
 impl Bell {
     fn set(&self, change: impl FnOnce(&mut WatchState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.state));
         self.rung.notify_one();
     }
 
@@ -35,7 +36,7 @@ impl Bell {
     pub(super) fn on_ring(self: Arc<Self>, work: impl Fn() + Send + 'static) -> io::Result<()> {
         let run = move || {
             loop {
-                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let state = lock(&self.state);
                 let quiet = |state: &mut WatchState| !state.rung && !state.end;
                 let mut state = self.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner);
                 if state.end {

@@ -3,6 +3,7 @@
 //! Reads beyond the end are zeroes. Many threads that ask for [`Io::sync`] at the same time share one.
 use super::super::block_status::BlockStatus;
 use paravane_store::Store;
+use paravane_store::lock;
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
@@ -118,7 +119,7 @@ impl Io {
         }
         let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
         let start = offset & !(self.block - 1);
-        let _alone = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.partial);
         if (offset | end) & (self.block - 1) == 0 {
             return self.source.write_all_at(data, offset);
         }
@@ -208,7 +209,7 @@ struct SyncState {
 impl Syncs {
     /// Returns when a sync has ended that began after this call.
     fn run(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let wanted = state.begun + 1;
         while state.ended < wanted {
             if state.is_running {
@@ -219,7 +220,7 @@ impl Syncs {
             state.begun += 1;
             drop(state);
             let done = sync();
-            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state = lock(&self.state);
             state.is_running = false;
             state.ended = state.begun;
             if let Err(error) = done {

@@ -6,6 +6,7 @@ use super::io::Io;
 use super::tables::Tables;
 use super::whole::Extent;
 use paravane_store::Store;
+use paravane_store::lock;
 use rustix::fs::SeekFrom;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -119,7 +120,7 @@ impl Core {
     /// The tables.
     pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
         // Nothing panics while it is locked; if it did, each change of the file is whole.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     /// Waits for [`Core::changed`].
