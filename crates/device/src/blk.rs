@@ -8,10 +8,9 @@
 //! Handler, one for each queue                                   handler.rs
 //!    parses a chain into a Request                              request.rs
 //!    takes it through its system calls by a RequestTable        in_flight.rs
-//!    makes them by an Engine: io_uring, threads, or at once;    engine/
-//!       an image that is no file has a store with its queues    source.rs
+//!    makes them by a StoreQueue: io_uring, threads, or at once; engine/
+//!       an image that is no file has a store with its queues
 //!       direct I/O: alignment and bounce buffers                direct.rs, whole_blocks.rs
-//!       registered buffers: the map of guest memory             engine/registered.rs
 //!
 //! StorageErrors: counts of failed requests, the last one        errors.rs
 //! Resizer: the disk's size while it is served                   resizer.rs
@@ -34,7 +33,6 @@
 //! # Ok::<(), paravane_device::blk::OpenError>(())
 //! ```
 mod block_status;
-mod choice;
 mod current;
 mod direct;
 mod engine;
@@ -47,50 +45,48 @@ mod image;
 mod image_file;
 pub mod images;
 mod in_flight;
+mod layer_source;
 mod layers;
 mod magic;
 mod mark;
+mod open_error;
 pub mod operation;
 mod overlay;
-mod pieces;
-mod present_pages;
 mod qcow2;
 mod request;
 mod resizer;
 mod serial;
 mod snapshot;
-mod source;
 #[cfg(test)]
 mod tests;
 mod whole_blocks;
 
 use crate::{Device, Limiter, QueueHandler};
-use choice::{choose_engine, engine_name};
 use current::{Attached, Current};
-use engine::{Engine, EngineKind};
-use handler::Handler;
+use engine::Engine;
+use handler::{DiskQueue, Handler};
 use image::Image;
 use image_file::{ImageFile, Opening, UnlockedFile};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::blk::{self, Config};
 use paravane_spec::feature;
 use paravane_store::Store;
-use present_pages::PresentPages;
-use qcow2::Qcow2;
+use paravane_store::file::{self, PresentPages};
 use serial::Serial;
 use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use thiserror::Error;
 use zerocopy::IntoBytes;
 
 pub use errors::{ErrorTotals, StorageError, StorageErrors};
 pub use file_id::{FileId, ImageId};
 pub use full::{Full, FullStatus, OnFull};
 pub use geometry::Geometry;
+pub use layer_source::{Layer, LayerSource};
 pub use mark::{OVERLAY_MARK, clear_overlay_mark};
+pub use open_error::OpenError;
 pub use overlay::{Overlay, OverlayBase};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;
@@ -152,24 +148,6 @@ impl Format {
             Self::Qcow2 => "qcow2",
         }
     }
-}
-
-/// A backing file, used read-only.
-#[derive(Clone, Debug)]
-pub struct Layer {
-    /// Where it lies.
-    pub source: LayerSource,
-    /// Format of the image.
-    pub format: Format,
-}
-
-/// Where a backing file lies.
-#[derive(Clone, Debug)]
-pub enum LayerSource {
-    /// Path of a file, which is opened and locked.
-    Path(PathBuf),
-    /// A store that is open.
-    Store(Arc<dyn Store>),
 }
 
 /// Configuration of a disk.
@@ -283,257 +261,6 @@ impl BlkConfig {
     }
 }
 
-/// An image cannot be opened. It has not been changed.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// A system call failed.
-    #[error("{}: cannot open the image: {source}", path.display())]
-    Os {
-        /// Path of the image.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
-    /// The path is a directory.
-    #[error("{}: is a directory; a disk image is a regular file or a block device", path.display())]
-    Directory {
-        /// Path of the directory.
-        path: PathBuf,
-    },
-    /// The path is a character device, a FIFO or a socket.
-    #[error("{}: is neither a regular file nor a block device", path.display())]
-    Kind {
-        /// Path of the file.
-        path: PathBuf,
-    },
-    /// A raw image does not end at a block, and begins like an image of another format.
-    #[error(
-        "{}: size of {size} bytes is not that of a raw image, and it begins like {like}: if it is that, use --format \
-         qcow2, or make a raw image with `qemu-img convert -O raw`",
-        path.display()
-    )]
-    OtherFormat {
-        /// Path of the image.
-        path: PathBuf,
-        /// Size of the image in bytes.
-        size: u64,
-        /// Name of the format.
-        like: &'static str,
-    },
-    /// A raw image does not end at a block.
-    #[error(
-        "{}: size of {size} bytes is not a multiple of {block}; `truncate -s %{block}` rounds it up",
-        path.display()
-    )]
-    Size {
-        /// Path of the image.
-        path: PathBuf,
-        /// Size of the image in bytes.
-        size: u64,
-        /// Block size in bytes: 512, or the alignment that direct I/O demands.
-        block: u64,
-    },
-    /// A raw image in a store does not end at a block.
-    #[error(
-        "{}: size of {size} bytes is not a multiple of {block}; have the server round it up (`nbdkit \
-         --filter=truncate ... round-up={block}`), or use a copy in a file",
-        path.display()
-    )]
-    StoreSize {
-        /// Location of the image.
-        path: PathBuf,
-        /// Size of the store in bytes.
-        size: u64,
-        /// Block size in bytes.
-        block: u64,
-    },
-    /// The disk of a format does not end at a block.
-    #[error(
-        "{}: disk of {size} bytes is not a multiple of its block size, {block}; use another block size, or \
-         `qemu-img resize`",
-        path.display()
-    )]
-    DiskSize {
-        /// Path of the image.
-        path: PathBuf,
-        /// Size of the disk in bytes.
-        size: u64,
-        /// Block size in bytes.
-        block: u64,
-    },
-    /// [`BlkConfig::block_size`] that the image cannot have.
-    #[error("{}: block size of {block} bytes; the image takes a power of two from {least} to 4096", path.display())]
-    Block {
-        /// Path of the image.
-        path: PathBuf,
-        /// Block size in bytes.
-        block: u64,
-        /// Least block size in bytes.
-        least: u64,
-    },
-    /// The file system lacks direct I/O, or demands more than 4096 bytes of alignment.
-    #[error("{}: direct I/O (O_DIRECT) is not supported here: {source}; use the page cache", path.display())]
-    Direct {
-        /// Path of the image.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
-    /// `direct` with a format other than raw.
-    #[error("{}: direct I/O (O_DIRECT) needs a raw image; a qcow2 image uses the page cache", path.display())]
-    DirectOfFormat {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// `registered_buffers` with another engine than io_uring.
-    #[error("{}: registered buffers need the io_uring engine; the image uses {engine}", path.display())]
-    BuffersOfEngine {
-        /// Path of the image.
-        path: PathBuf,
-        /// Engine of the image; see [`Blk::engine`].
-        engine: String,
-    },
-    /// The disk would have no sectors.
-    #[error("{}: the image is empty; `truncate -s SIZE` or `qemu-img resize` gives it a size", path.display())]
-    Empty {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// The store or block device takes no writes, and the disk is not to be read-only.
-    #[error("{}: is read-only; serve it with --read-only", path.display())]
-    ReadOnly {
-        /// Location of the image.
-        path: PathBuf,
-    },
-    /// [`EngineChoice`] other than `Auto`, with a store that is no file.
-    #[error("{}: engines are for files; use engine auto", path.display())]
-    EngineOfStore {
-        /// Location of the image.
-        path: PathBuf,
-    },
-    /// The lock is held elsewhere, or the block device is mounted.
-    #[error("{}: in use by another process, or configured twice (the image is locked)", path.display())]
-    InUse {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// An image is to be read, and another program has it open for writing, or lets nobody read.
-    #[error(
-        "{}: in use by a program with QEMU's locks, which writes to it or lets nobody read: end that program first",
-        path.display()
-    )]
-    Written {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// The path names another file than before the wait for the lock.
-    #[error("{}: has become another file while its lock was waited for; try again", path.display())]
-    Replaced {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// The file was deleted before its lock was there.
-    #[error("{}: was deleted while its lock was waited for", path.display())]
-    Deleted {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// The image has become the backing file of an overlay while it was served.
-    #[error(
-        "{}: is the backing file of {}: serve that with --format qcow2, and this with --backing; to give up the \
-         overlay and what was written since, run `setfattr -x {OVERLAY_MARK}` on the image",
-        path.display(), overlay.display()
-    )]
-    Frozen {
-        /// Path of the image.
-        path: PathBuf,
-        /// Path of the overlay.
-        overlay: PathBuf,
-    },
-    /// A dead process has requests in flight for the image: its kernel still does them.
-    #[error(
-        "{}: requests of a process that is gone are in flight for the image; wait for its storage",
-        path.display()
-    )]
-    RequestsInFlight {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// The tables of a qcow2 image are invalid, or reading them failed.
-    #[error("{}: cannot open the qcow2 image: {source}", path.display())]
-    Qcow2 {
-        /// Path of the image.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
-    /// The header of a qcow2 image is invalid, or needs an unsupported feature.
-    #[error("{}: {source}", path.display())]
-    Header {
-        /// Path of the image or backing file.
-        path: PathBuf,
-        /// Cause.
-        source: Box<HeaderError>,
-    },
-    /// The reference counts of a qcow2 image are wrong.
-    #[error("{}: cannot be opened for writing: {source}", path.display())]
-    Refcounts {
-        /// Path of the image.
-        path: PathBuf,
-        /// Cause.
-        source: RefcountError,
-    },
-    /// A backing file is missing from [`BlkConfig::backing`].
-    #[error("{}: has backing file {name:?}; pass --backing FORMAT:PATH", path.display())]
-    Backing {
-        /// Path of the image.
-        path: PathBuf,
-        /// Name stored in the image. A guest may have written it.
-        name: String,
-    },
-    /// [`BlkConfig::backing`] has more files than the images.
-    #[error("{}: has no backing file, but one was passed; remove it", path.display())]
-    NoBacking {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// A layer is not the backing file that the image names.
-    #[error(
-        "{}: has backing file {name:?} ({}), not {} ({}); pass that one, or --force-layers if it was moved",
-        path.display(), format.as_deref().unwrap_or("unknown format"), layer.display(), layer_format.name()
-    )]
-    Layer {
-        /// Path of the image.
-        path: PathBuf,
-        /// Name stored in the image. A guest may have written it.
-        name: String,
-        /// Format stored in the image.
-        format: Option<String>,
-        /// Path or location of the layer.
-        layer: PathBuf,
-        /// Format of the layer.
-        layer_format: Format,
-    },
-    /// The data of a qcow2 image is in another file.
-    #[error(
-        "{}: has an external data file, which is not supported; `qemu-img convert -O qcow2` makes a copy without",
-        path.display()
-    )]
-    DataFile {
-        /// Path of the image.
-        path: PathBuf,
-    },
-    /// [`EngineChoice::IoUring`] where the host does not allow it.
-    #[error("{}: this host refuses io_uring: {source}; use engine auto or threads", path.display())]
-    Engine {
-        /// Path of the image.
-        path: PathBuf,
-        /// Cause; see [`io_uring_available`].
-        source: std::io::Error,
-    },
-}
-
 /// A disk: an open, locked image.
 #[derive(Debug)]
 pub struct Blk {
@@ -610,7 +337,7 @@ impl UnlockedBlk {
 /// The kernel has no io_uring (ENOSYS), it is forbidden (EPERM, EACCES), or it lacks an operation
 /// (EOPNOTSUPP).
 pub fn io_uring_available() -> io::Result<()> {
-    engine::probe().map(drop)
+    file::probe().map(drop)
 }
 
 /// Whether registered memory serves requests of several pieces, too (Linux 6.15).
@@ -618,7 +345,7 @@ pub fn io_uring_available() -> io::Result<()> {
 /// # Errors
 /// As [`io_uring_available`].
 pub fn io_uring_registers_vectors() -> io::Result<bool> {
-    engine::probe()
+    file::probe()
 }
 
 impl Blk {
@@ -684,27 +411,20 @@ impl Blk {
         if !config.force_layers {
             layers::check(&file.source, &file.path, config.format, &config.backing)?;
         }
-        let image = Arc::new(match config.format {
-            Format::Qcow2 => {
-                let qcow2 = Qcow2::open(&file, &config.backing)?;
-                Image::through(file, qcow2)?
-            }
-            Format::Raw if config.backing.is_empty() => Image::raw(file),
-            Format::Raw => return Err(OpenError::NoBacking { path: config.path }),
-        });
-        let engine = choose_engine(&image, &config, present)?;
+        let image = Arc::new(Image::open(file, config.format, &config.backing)?);
+        let engine = Engine::choose(&image, &config, present)?;
         let serial = Arc::new(Serial::new(&image, config.serial.as_deref()));
         // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
         let name = config.name.unwrap_or_else(|| image.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name.clone(), queue_sizes.len()));
-        let is_ring = engine.is_ring();
+        let is_ring = engine.is_ring;
         let full = Full::new(name, config.on_full);
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
         full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
-        if current.image().source.store().is_some() {
+        if current.image().source.file().is_none() {
             let disk = Arc::downgrade(&current);
             full.asked_by(move || disk.upgrade().is_some_and(|disk| disk.image().ask_size()));
         }
@@ -760,7 +480,7 @@ impl Blk {
     /// REASON)`; `io_uring, threads` for a qcow2 image, `threads, mapped` for one in memory.
     #[must_use]
     pub fn engine(&self) -> String {
-        engine_name(&self.current.attached())
+        self.current.attached().engine.name
     }
 
     /// A duplicate descriptor of the image's file, for verification by the host.
@@ -834,9 +554,7 @@ impl Device for Blk {
     /// Jobs of the immediate engine are done in `serve`: they wait for the disk if the image, or a
     /// backing file that a qcow2 image may have, is not in memory.
     fn may_block(&self) -> bool {
-        let Attached { image, engine } = self.current.attached();
-        let in_memory = image.in_memory && image.qcow2.is_none();
-        matches!(engine, EngineKind::Immediate { .. }) && !in_memory
+        self.current.attached().engine.blocks
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
@@ -864,26 +582,26 @@ impl Device for Blk {
             ));
         };
         let (follower, attached) = self.current.join(size)?;
-        let Attached { image, engine } = attached;
-        if let Some(file) = image.source.file() {
-            image.guards.check(file)?;
+        if let Some(file) = attached.image.source.file() {
+            attached.image.guards.check(file)?;
         }
-        let engine = Engine::new(&engine, &image, size, follower.event())?;
-        let limiter = self.limiter.clone();
-        let errors = (index, self.errors.clone());
-        let (follower, id) = ((follower, image), self.serial.get());
-        Ok(Box::new(Handler::new(follower, id, engine, limiter, (size, features), errors)?))
+        Ok(Box::new(Handler::new(DiskQueue {
+            index,
+            size,
+            features,
+            engine: attached.engine.queue(size)?,
+            follower,
+            attached,
+            id: self.serial.get(),
+            limiter: self.limiter.clone(),
+            errors: self.errors.clone(),
+        })?))
     }
 
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.
     fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
         let Attached { image, engine } = self.current.attached();
-        match engine {
-            EngineKind::Immediate { mapped } if image.guards.maps_without_lock() => Some(Box::new(mapped?)),
-            EngineKind::Threads { pool, .. } if image.guards.maps_without_lock() => {
-                Some(Box::new(pool.mapped()?.clone()))
-            }
-            _ => None,
-        }
+        let mapped = engine.mapped.filter(|_| image.guards.maps_without_lock())?;
+        Some(Box::new(mapped))
     }
 }

@@ -111,7 +111,7 @@
 //! * `Device` (configuration, control path) and `QueueHandler` (one live queue, one I/O thread).
 //! * `mapped_queue` is where ring meets dma: a queue rests (`ParkedQueue`) while another owner
 //!   serves it, and waits for translations behind an IOMMU (`InvalidationLock`).
-//! * `rate` keeps a device below a rate; `log_device` names the device in log lines.
+//! * `rate` keeps a device below a rate.
 //! * `blk`, `net`, `rng` and `console` are the devices; `console/port` has the bytes of a console
 //!   on their way, which `console/pump`, a thread, takes to its back end and from it; `wakeup`
 //!   signals a thread only if it is about to sleep; `net/extension` is what the queues of network cards offer
@@ -121,14 +121,13 @@
 //!   transfers of an image in memory in the batch that takes them, `drain` waits for what is in
 //!   flight at its end.
 //! * `blk/errors` counts failed requests; `blk/direct` knows the alignment of O_DIRECT;
-//!   `blk/engine` gives jobs to io_uring, threads, a mapping or a store (its macro makes the enum
-//!   of engines), and `blk/qcow2/cluster_map` knows which clusters of a qcow2 image it may read and
-//!   write in place; `blk/engine/beside` gives jobs to an engine or a store's queue, and the rest
-//!   to threads, by a rule (`engine/clusters`, `engine/whole_blocks`); `blk/qcow2/in_use` lists the
-//!   clusters of transfers in flight, which are not freed.
-//! * `blk/image_file` opens and locks the file; `blk/source` is a file or another store; its `lock`
-//!   tells requests of a dead process from a live one; `blk/block_status` asks a source which parts
-//!   are zeroes; `blk/image` is the disk in it.
+//!   `blk/engine` chooses what does the jobs of a queue: engines of files (`file` of the store
+//!   crate) or a store, and beside them threads for what `engine/clusters` and
+//!   `engine/whole_blocks` do not place there; `blk/qcow2/cluster_map` knows which clusters of a
+//!   qcow2 image may be read and written in place, and `blk/qcow2/in_use` lists those of transfers
+//!   in flight, which are not freed.
+//! * `blk/image_file` opens and locks the file; its `lock` tells requests of a dead process from a
+//!   live one; `blk/block_status` asks a file or another store which parts are zeroes; `blk/image` is the disk in it.
 //! * `blk/images` is for programs without a guest: makes images, describes them, copies disks,
 //!   merges overlays.
 //! * `blk/current` is the image that the queues of a disk use, and holds them while it is replaced;
@@ -149,7 +148,6 @@ pub mod console;
 #[cfg(test)]
 mod dirty_tests;
 pub mod latency;
-mod log_device;
 mod mapped_queue;
 pub mod net;
 mod rate;
@@ -158,10 +156,9 @@ mod rig;
 pub mod rng;
 mod wakeup;
 
-pub use log_device::LogDevice;
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
 pub use paravane_ring::device::{State, StateError, tracking_bytes};
-pub use paravane_store::{Rest, WakeSet, WakeSource};
+pub use paravane_store::{LogDevice, Rest, WakeSet, WakeSource};
 pub use rate::{Limiter, Rate, RateLimit};
 
 use net::NetQueue;

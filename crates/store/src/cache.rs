@@ -44,6 +44,7 @@ pub(crate) use batch::{Batch, Read};
 pub(crate) use chunks::Found;
 pub(crate) use layout::Layout;
 
+use crate::lock::lock;
 use crate::{CacheStatus, Pieces};
 use budget::Budget;
 use chunks::Chunks;
@@ -141,7 +142,7 @@ impl Cache {
 
     /// Takes the files of the folder, if no other process has them any more.
     pub(crate) fn take_files(&self) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         let Some((files, next)) = waiting.as_mut() else { return };
         let now = Instant::now();
         let Some(folder) = self.folder.as_ref().filter(|_| now >= *next) else { return };
@@ -163,9 +164,9 @@ impl Cache {
     pub(crate) fn trouble(&self) -> Option<String> {
         let folder = self.folder.as_ref()?;
         if self.file.get().is_some() {
-            return self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            return lock(&self.failure).clone();
         }
-        let waits = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let waits = lock(&self.waiting).is_some();
         let why = if waits { "is used by another process" } else { "failed" };
         Some(format!("{}: the cache {why}; chunks are kept in memory", folder.path().display()))
     }
@@ -221,7 +222,7 @@ impl Cache {
     pub(crate) fn keep(&self, chunk: u64, data: &[u8], mark: bool) {
         if let (Some(file), Some(folder)) = (self.file.get(), &self.folder) {
             let kept = folder.keep(file, chunk, data, mark);
-            let mut last = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = lock(&self.failure);
             let Err(error) = kept else {
                 *last = None;
                 return;

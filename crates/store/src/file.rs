@@ -1,7 +1,26 @@
-//! Files and block devices: the system call of each job, and a ring of io_uring for a queue.
+//! Files and block devices: the system call of each job, and what does the jobs of a queue.
+//!
+//! ```text
+//!   uring            a ring of io_uring
+//!   threads          a pool of threads, which do jobs by `Perform`
+//!   immediate        the queue's own thread, by `Perform`; `mapped`: it copies
+//!   beside           most jobs by one of these or by another store, the rest by threads
+//! ```
+mod beside;
+mod file_store;
+mod immediate;
+mod mapped;
+mod present_pages;
 mod registered;
+mod threads;
 mod uring;
 
+pub use beside::{Beside, Rule};
+pub use file_store::FileStore;
+pub use immediate::{Immediate, Perform};
+pub use mapped::Mapped;
+pub use present_pages::PresentPages;
+pub use threads::{Pool, Threads};
 pub use uring::{Uring, probe};
 
 use crate::Job;

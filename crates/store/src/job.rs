@@ -40,7 +40,7 @@ impl Pieces {
     #[must_use]
     pub unsafe fn bytes(&self) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { self.slices() }.iter().map(|piece| piece.len as u64).sum()
+        crate::pieces::total(unsafe { self.slices() })
     }
 
     /// The piece, if there is one whose length fits an io_uring entry.

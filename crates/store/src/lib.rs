@@ -17,21 +17,25 @@
 //! | `store` | [`Store`] and [`StoreQueue`]: the cut |
 //! | `rest` | [`Rest`] and [`WakeSet`]: how a queue sleeps |
 //! | `job` | [`Job`], its memory ([`Pieces`]), its [`Outcome`] |
+//! | [`pieces`] | parts of the memory of jobs, and copies of it |
 //! | `location` | [`Location`]: paths and URLs |
 //! | `open` | [`open()`]: a location becomes a store |
-//! | [`mod@file`] | files: the system calls of jobs, and a ring of io_uring for a queue |
+//! | [`mod@file`] | files: `FileStore`, the system calls of jobs; rings of io_uring, threads and mappings for queues |
 //! | [`nbd`] | a store behind an NBD server |
 //! | `object` | `Object`: an object of an HTTP or S3 server, read by ranges (feature `http`) |
 //! | `cache` | chunks of objects that are kept on this host (feature `http`) |
 //! | `rbd` | images of Ceph |
+//! | `lock` | [`lock()`]: locks without poison |
+//! | `log_device` | [`LogDevice`]: the device that a thread works for |
 //! | `named_files` | [`NamedFiles`]: certificates, keys and digests, read before a sandbox closes |
 //! | `connect` | [`Connector`]: how a store gets connections, in a sandbox or not |
 //!
 //! # Files
 //!
 //! * Where the bytes of an image lie: `Store` and `StoreQueue` are the cut, `file` the system calls
-//!   of jobs on a file and a ring of io_uring for a queue (`file/registered` registers guest
-//!   memory), `Job`, `Pieces` and `Outcome` what passes it, `rest` how a queue sleeps (`Rest`,
+//!   of jobs on a file and the engines of its queues (`uring` a ring of io_uring, `registered` guest
+//!   memory in it, `threads` a pool, `immediate` the queue's thread, `mapped` copies, `beside` two of
+//!   these), `Job`, `Pieces` and `Outcome` what passes it, `rest` how a queue sleeps (`Rest`,
 //!   `WakeSet`; of handlers, too), `Location` a path or URL, `Connector` how a store gets its
 //!   connections, `NamedFiles` the certificates, keys and digests that locations name, read before
 //!   a sandbox closes.
@@ -51,11 +55,14 @@ mod connect;
 pub mod file;
 mod job;
 mod location;
+mod lock;
+mod log_device;
 mod named_files;
 pub mod nbd;
 #[cfg(feature = "http")]
 mod object;
 mod open;
+pub mod pieces;
 #[cfg(feature = "rbd")]
 pub mod rbd;
 mod rest;
@@ -69,6 +76,8 @@ pub use location::{
     HttpLocation, Location, LocationError, NbdLocation, ObjectFiles, RbdLocation, S3Location, TlsFiles,
     Written, without_secrets,
 };
+pub use lock::lock;
+pub use log_device::LogDevice;
 pub use named_files::NamedFiles;
 #[cfg(feature = "http")]
 pub use object::{Object, ObjectError, ObjectOptions};

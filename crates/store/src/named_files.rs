@@ -97,10 +97,11 @@ impl NamedFiles {
 
 #[cfg(any(feature = "tls", feature = "http"))]
 mod kept {
+    use crate::lock::lock;
     use std::collections::HashMap;
     use std::fmt;
     use std::hash::Hash;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::{Arc, Mutex};
 
     /// Contents of files, by their names. It shows neither: some are secret.
     pub(super) struct Kept<K, V>(Arc<Mutex<HashMap<K, Arc<V>>>>);
@@ -108,7 +109,7 @@ mod kept {
     impl<K: Eq + Hash, V> Kept<K, V> {
         /// What was read of `key`, or what `read` reads now.
         pub(super) fn get<E>(&self, key: K, read: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
-            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&self.0);
             if let Some(value) = kept.get(&key) {
                 return Ok(value.clone());
             }

@@ -118,6 +118,7 @@ pub use error::NbdError;
 pub use options::NbdOptions;
 pub use reply::{Asked, Event, Expected, Owed, ReplyDecoder, ReplyError, ReplyStyle};
 
+use crate::lock::lock;
 use crate::{
     Connector, Job, Link, NamedFiles, NbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus,
 };
@@ -127,7 +128,7 @@ use dial::Dialer;
 use export::{Export, Opened};
 use extents::joined;
 use handshake::Purpose;
-use shared::{Shared, lock};
+use shared::NbdShared;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -137,7 +138,7 @@ use task::Work;
 #[derive(Debug)]
 pub struct Nbd {
     dialer: Arc<Dialer>,
-    shared: Arc<Shared>,
+    shared: Arc<NbdShared>,
     /// As it was when it was opened.
     export: Export,
     channels: Vec<Arc<Channel>>,
@@ -195,7 +196,7 @@ impl Nbd {
             }
         }
         let opened = Opened { size: export.size, read_only, block: export.block, connections: wires.len() };
-        let shared = Arc::new(Shared::new(options, opened));
+        let shared = Arc::new(NbdShared::new(options, opened));
         let channels = wires.into_iter().map(|(wire, export)| {
             let dialer = dialer.clone();
             let launch: Box<Launch> =

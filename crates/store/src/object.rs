@@ -46,19 +46,20 @@ pub use error::ObjectError;
 pub use options::ObjectOptions;
 
 use crate::cache::{CacheConfig, Found};
+use crate::lock::lock;
 use crate::{Connector, Job, Location, Store, StoreLimits, StoreQueue, StoreStatus, Target};
 use origin::Origin;
 use pending::{End, PendingJob, Waiter};
 use queue::{Lane, MOST_BYTES, ObjectQueue};
-use shared::Shared;
+use shared::ObjectShared;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// An object of an HTTP or S3 server, for reading.
 #[derive(Debug)]
 pub struct Object {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectShared>,
     closed: Arc<AtomicBool>,
     users: Mutex<Users>,
     /// Bytes that were here, of calls of `perform` and of queues that are gone.
@@ -99,16 +100,12 @@ impl Object {
         // The server does not depend on the rights.
         Ok(Origin::anonymous(location)?.target())
     }
-
-    fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Store for Object {
     fn queue(&self, jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
         let queue = ObjectQueue::new(self.shared.clone(), jobs, self.closed.clone())?;
-        let mut users = self.users();
+        let mut users = lock(&self.users);
         users.lanes.retain(|lane| {
             let lives = Arc::strong_count(lane) > 1;
             if !lives {
@@ -151,7 +148,7 @@ impl Store for Object {
         // SAFETY: the caller's promise holds until the job has ended, for which this call waits.
         let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
         {
-            let jobs = &mut self.users().jobs;
+            let jobs = &mut lock(&self.users).jobs;
             jobs.retain(|job| job.strong_count() > 0);
             jobs.push(Arc::downgrade(&job));
         }
@@ -180,7 +177,7 @@ impl Store for Object {
     fn status(&self) -> StoreStatus {
         let mut status = self.shared.source.status();
         if let Some(cache) = &mut status.cache {
-            let lanes = &self.users().lanes;
+            let lanes = &lock(&self.users).lanes;
             let hits = lanes.iter().map(|lane| lane.hit_bytes.load(Ordering::Relaxed)).sum::<u64>();
             cache.hit_bytes = hits + self.hit_bytes.load(Ordering::Relaxed);
         }
@@ -189,7 +186,7 @@ impl Store for Object {
 
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        let users = self.users();
+        let users = lock(&self.users);
         users.lanes.iter().for_each(|lane| lane.fail(-libc::EIO));
         users.jobs.iter().filter_map(Weak::upgrade).for_each(|job| job.fail(-libc::EIO));
     }

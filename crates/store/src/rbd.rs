@@ -54,7 +54,6 @@ mod library;
 mod options;
 mod queue;
 mod session;
-mod transfer;
 mod watch;
 
 pub use error::{RbdError, RbdReason};
@@ -64,10 +63,10 @@ pub use options::RbdOptions;
 use crate::{Job, RbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use bounded::bounded;
 use connection::{Connection, Names};
-use image::Image;
+use image::RbdImage;
 use library::Library;
 use queue::RbdQueue;
-use session::Session;
+use session::RbdSession;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -93,7 +92,7 @@ pub fn load() -> Result<(), LibraryError> {
 /// An open image of Ceph.
 #[derive(Debug)]
 pub struct Rbd {
-    session: Arc<Session>,
+    session: Arc<RbdSession>,
 }
 
 impl Rbd {
@@ -111,7 +110,7 @@ impl Rbd {
     fn connect(location: &RbdLocation, options: &RbdOptions) -> Result<Self, RbdReason> {
         let library = Library::get()?;
         let names = Arc::new(Names::new(location)?);
-        let wait = |time, work: Box<dyn FnOnce() -> Result<Image, RbdReason> + Send>| {
+        let wait = |time, work: Box<dyn FnOnce() -> Result<RbdImage, RbdReason> + Send>| {
             bounded(time, work).unwrap_or_else(|error| match error.kind() {
                 io::ErrorKind::TimedOut => Err(RbdReason::no_answer(&names, time)),
                 _ => Err(RbdReason::Host(error)),
@@ -122,7 +121,7 @@ impl Rbd {
             options.timeout + GRACE,
             Box::new(move || {
                 let connection = Connection::open(library, &named, theirs.timeout)?;
-                Image::open(connection, &named, &theirs)
+                RbdImage::open(connection, &named, &theirs)
             }),
         )?;
         if options.lock && !image.read_only {
@@ -140,7 +139,7 @@ impl Rbd {
                 );
             }
         }
-        let session = Session::new(image, location.to_string(), options.timeout);
+        let session = RbdSession::new(image, location.to_string(), options.timeout);
         Ok(Self { session: session.map_err(RbdReason::Host)? })
     }
 

@@ -1,14 +1,11 @@
 //! Which parts of a file or store read as zeroes, without reading them.
 //!
-//! A file system tells by seeking, a store by [`Store::extents`](paravane_store::Store::extents). The
-//! latest answer is kept: on tmpfs, a seek looks at each page up to the next hole, and a server sends a
-//! list for many parts at once.
-use super::source::Source;
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
-use std::fs::File;
+//! [`Store::extents`] tells. The latest answer is kept: on tmpfs, it looks at each page up to the next
+//! hole, and a server sends a list for many parts at once.
+use paravane_store::Store;
+use paravane_store::lock;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Most bytes that a store is asked about at once.
 const AT_ONCE: u64 = 1 << 30;
@@ -72,15 +69,12 @@ impl BlockStatus {
     ///
     /// `false` where the source cannot tell. The range is not empty and lies within the source, or
     /// beyond the end of a file, where there are zeroes.
-    pub(super) fn zeroes(&self, source: &Source, offset: u64, len: u64) -> io::Result<(bool, u64)> {
-        let mut known = self.lock();
+    pub(super) fn zeroes(&self, source: &Arc<dyn Store>, offset: u64, len: u64) -> io::Result<(bool, u64)> {
+        let mut known = lock(&self.known);
         let found = match known.find(offset) {
             Some(part) => part,
             None => {
-                *known = match source {
-                    Source::File(file) => in_file(file, offset, len)?,
-                    Source::Store(_) => in_store(source, offset, len)?,
-                };
+                *known = ask(source, offset, len)?;
                 known.find(offset).unwrap_or(Part { end: offset.saturating_add(len), zeroes: false })
             }
         };
@@ -89,40 +83,19 @@ impl BlockStatus {
 
     /// Forgets a range that was written to, or was freed.
     pub(super) fn forget(&self, offset: u64, len: u64) {
-        self.lock().forget(offset, offset.saturating_add(len));
+        lock(&self.known).forget(offset, offset.saturating_add(len));
     }
-
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Data or a hole in a file, as far as the file system says.
-fn in_file(file: &File, offset: u64, len: u64) -> io::Result<Known> {
-    let one = |end, zeroes| Ok(Known { start: offset, parts: vec![Part { end, zeroes }] });
-    let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
-        Ok(data) => data,
-        // There is no data any more.
-        Err(Errno::NXIO) => return one(u64::MAX, true),
-        // A block device, or a file system that does not tell.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return one(offset.saturating_add(len), false),
-        Err(error) => return Err(error.into()),
-    };
-    if data > offset {
-        return one(data, true);
-    }
-    let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
-    // The file may change meanwhile: at least a byte, so that callers come to an end.
-    one(hole.max(offset + 1), false)
 }
 
 /// The answer of a store for `len` bytes at `offset` and what follows. Its
 /// blocks are called zeroes as a whole or not at all.
-fn in_store(source: &Source, offset: u64, len: u64) -> io::Result<Known> {
-    let Some(store) = source.store() else { return Ok(Known::default()) };
-    let block = u64::from(store.limits().block);
+fn ask(source: &Arc<dyn Store>, offset: u64, len: u64) -> io::Result<Known> {
+    let block = u64::from(source.limits().block);
     let start = offset / block * block;
-    let end = offset.saturating_add(len.clamp(AHEAD, AT_ONCE)).next_multiple_of(block).min(store.size());
+    let size = source.try_size()?;
+    let end = offset.saturating_add(len.clamp(AHEAD, AT_ONCE)).next_multiple_of(block).min(size);
+    // A file system has looked at all that it tells.
+    let told = if source.file().is_some() { u64::MAX } else { end };
     let mut known = Known { start, parts: Vec::new() };
     if start >= end {
         // A store reads as zeroes beyond its end, which a format may use.
@@ -131,8 +104,8 @@ fn in_store(source: &Source, offset: u64, len: u64) -> io::Result<Known> {
     }
     // Where the run of zeroes begins that ends at `at`.
     let (mut at, mut run) = (start, start);
-    for extent in store.extents(start, end - start)? {
-        at = at.saturating_add(extent.len).min(end);
+    for extent in source.extents(start, end - start)? {
+        at = at.saturating_add(extent.len).min(told);
         if !extent.zeroes {
             run = at;
         }
@@ -149,9 +122,9 @@ fn in_store(source: &Source, offset: u64, len: u64) -> io::Result<Known> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paravane_store::{Job, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
+    use paravane_store::file::FileStore;
+    use paravane_store::{Job, StoreExtent, StoreLimits, StoreQueue};
     use std::os::unix::fs::FileExt;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A store that has `extents`, up to `most` in a list, and counts lists.
@@ -198,14 +171,10 @@ mod tests {
                 zeroes: false,
             }
         }
-
-        fn status(&self) -> StoreStatus {
-            StoreStatus::default()
-        }
     }
 
     /// All parts of a source, and how often a store was asked.
-    fn parts(status: &BlockStatus, source: &Source, size: u64) -> Vec<(u64, bool)> {
+    fn parts(status: &BlockStatus, source: &Arc<dyn Store>, size: u64) -> Vec<(u64, bool)> {
         let (mut at, mut found) = (0, Vec::new());
         while at < size {
             let (zeroes, len) = status.zeroes(source, at, size - at).unwrap();
@@ -219,11 +188,11 @@ mod tests {
         found
     }
 
-    fn listed(extents: &[StoreExtent], most: usize, block: u32) -> (Source, Arc<AtomicU32>) {
+    fn listed(extents: &[StoreExtent], most: usize, block: u32) -> (Arc<dyn Store>, Arc<AtomicU32>) {
         let asked = Arc::new(AtomicU32::new(0));
         let size = extents.iter().map(|extent| extent.offset + extent.len).max().unwrap_or(0);
         let store = Listed { extents: extents.to_vec(), most, block, size, asked: asked.clone() };
-        (Source::Store(Arc::new(store)), asked)
+        (Arc::new(store), asked)
     }
 
     #[test]
@@ -293,7 +262,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         file.write_all_at(&[1; 4096], 1 << 18).unwrap();
-        let source = Source::File(file);
+        let source = FileStore::of(file);
         let status = BlockStatus::default();
         let found = parts(&status, &source, 1 << 20);
         assert_eq!(found, [(1 << 18, true), ((1 << 18) + 4096, false), (1 << 20, true)]);

@@ -11,9 +11,12 @@
 //!
 //! The switch is atomic for the driver: while a request is in flight no queue uses the other image,
 //! and once a queue uses it, none uses the old one.
-use super::engine::{Engine, EngineKind};
+use super::engine::Engine;
 use super::full::Full;
 use super::image::Image;
+use paravane_store::StoreQueue;
+use paravane_store::file::Mapped;
+use paravane_store::lock;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +27,14 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(super) struct Attached {
     pub(super) image: Arc<Image>,
-    pub(super) engine: EngineKind,
+    pub(super) engine: Engine,
+}
+
+impl Attached {
+    /// The image, if it is mapped and has the disk's layout.
+    pub(super) fn mapped_disk(&self) -> Option<Arc<Mapped>> {
+        self.engine.mapped.clone().filter(|_| self.image.qcow2.is_none())
+    }
 }
 
 /// The image in use.
@@ -32,7 +42,7 @@ pub(super) struct Attached {
 pub(super) struct Current {
     /// Odd: queues are held. It changes when they have to look.
     gate: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<CurrentState>,
     /// A queue has become idle, has gone on or has ended.
     changed: Condvar,
     /// Locked while the size of the disk must stay.
@@ -41,28 +51,28 @@ pub(super) struct Current {
 }
 
 #[derive(Debug)]
-struct State {
+struct CurrentState {
     attached: Attached,
     /// Number of replacements.
     generation: u64,
-    queues: Vec<Member>,
+    queues: Vec<LiveQueue>,
     next: u64,
     /// What to replace it with, while queues are held.
     pending: Option<Attached>,
     /// Images that were replaced, and their engines: to end one takes a while.
     replaced: Vec<Attached>,
-    retired: Vec<Engine>,
+    retired: Vec<Box<dyn StoreQueue>>,
 }
 
 /// A live queue.
 #[derive(Debug)]
-struct Member {
+struct LiveQueue {
     id: u64,
     jobs: u16,
     event: Arc<OwnedFd>,
     progress: Progress,
-    /// Engine for an image that comes, and the number of that image.
-    prepared: Option<(u64, Engine)>,
+    /// Queue of an image that comes, and the number of that image.
+    prepared: Option<(u64, Box<dyn StoreQueue>)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +86,7 @@ enum Progress {
 
 impl Current {
     pub(super) fn new(attached: Attached, full: Arc<Full>) -> Arc<Self> {
-        let state = State {
+        let state = CurrentState {
             attached,
             generation: 0,
             queues: Vec::new(),
@@ -94,30 +104,25 @@ impl Current {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No change can be left half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The image and its engine.
     pub(super) fn attached(&self) -> Attached {
-        self.state().attached.clone()
+        lock(&self.state).attached.clone()
     }
 
     /// The image.
     pub(super) fn image(&self) -> Arc<Image> {
-        self.state().attached.image.clone()
+        lock(&self.state).attached.image.clone()
     }
 
     /// The image, and the number of replacements before it.
     pub(super) fn numbered(&self) -> (u64, Arc<Image>) {
-        let state = self.state();
+        let state = lock(&self.state);
         (state.generation, state.attached.image.clone())
     }
 
     /// Keeps the size of the disk.
     pub(super) fn keep_size(&self) -> MutexGuard<'_, ()> {
-        self.sizing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.sizing)
     }
 
     /// As [`Current::keep_size`]; `None`: somebody has it, maybe for long.
@@ -140,21 +145,21 @@ impl Current {
 
     /// Number of live queues.
     pub(super) fn queues(&self) -> usize {
-        self.state().queues.len()
+        lock(&self.state).queues.len()
     }
 
     /// Takes a queue in, with room for `jobs` jobs. It makes an engine for what is attached.
     pub(super) fn join(self: &Arc<Self>, jobs: u16) -> io::Result<(Follower, Attached)> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let event = Arc::new(rustix::event::eventfd(0, flags)?);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let id = state.next;
         state.next += 1;
         // Acquire: pairs with the release in `turn_gate`. The lock orders, too.
         let gate = self.gate.load(Ordering::Acquire);
         let held = is_odd(gate);
         let progress = if held { Progress::Idle } else { Progress::Running };
-        state.queues.push(Member { id, jobs, event: event.clone(), progress, prepared: None });
+        state.queues.push(LiveQueue { id, jobs, event: event.clone(), progress, prepared: None });
         let (generation, attached) = (state.generation, state.attached.clone());
         drop(state);
         let follower = Follower { current: self.clone(), id, event, gate, generation, held, is_idle: held };
@@ -162,7 +167,7 @@ impl Current {
     }
 
     /// Changes the gate by `step`, and has all queues look at it.
-    fn turn_gate(&self, state: &State, step: u64) {
+    fn turn_gate(&self, state: &CurrentState, step: u64) {
         // Release: for what the queue reads without the lock, which is nothing; it pairs with the
         // acquire in `Follower::has_changed` all the same.
         self.gate.fetch_add(step, Ordering::Release);
@@ -174,21 +179,18 @@ impl Current {
 
     /// Has all queues try again what waits for room.
     pub(super) fn retry(&self) {
-        self.turn_gate(&self.state(), 2);
+        self.turn_gate(&lock(&self.state), 2);
     }
 
-    /// Makes an engine for each live queue, for `attached` that will be in use.
+    /// Makes a queue of `attached`, which will be in use, for each live queue.
     ///
     /// # Errors
     /// The host refuses a resource.
     pub(super) fn prepare(&self, attached: &Attached) -> io::Result<()> {
-        let queues: Vec<_> = {
-            let state = self.state();
-            state.queues.iter().map(|queue| (queue.id, queue.jobs, queue.event.clone())).collect()
-        };
-        for (id, jobs, event) in queues {
-            let engine = Engine::new(&attached.engine, &attached.image, jobs, &event)?;
-            let mut state = self.state();
+        let queues: Vec<_> = lock(&self.state).queues.iter().map(|queue| (queue.id, queue.jobs)).collect();
+        for (id, jobs) in queues {
+            let engine = attached.engine.queue(jobs)?;
+            let mut state = lock(&self.state);
             let next = state.generation + 1;
             // A queue that ends meanwhile needs none.
             let queue = state.queues.iter_mut().find(|queue| queue.id == id);
@@ -207,7 +209,7 @@ impl Current {
     /// image. One caller at a time.
     pub(super) fn replace(&self, attached: Attached, patience: Duration) -> Option<Duration> {
         let begin = Instant::now();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         for queue in &mut state.queues {
             if queue.progress == Progress::Idle {
                 queue.progress = Progress::Running;
@@ -237,7 +239,7 @@ impl Current {
     }
 
     /// Replaces the image, if that is wanted and nothing is in flight.
-    fn replace_if_idle(&self, state: &mut State) {
+    fn replace_if_idle(&self, state: &mut CurrentState) {
         if state.queues.iter().any(|queue| queue.progress == Progress::Running) {
             return;
         }
@@ -252,7 +254,7 @@ impl Current {
     /// Ends the engines of replaced images, and those that were prepared in vain.
     pub(super) fn clear(&self) {
         let (retired, replaced, prepared): (_, _, Vec<_>) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let (retired, replaced) =
                 (std::mem::take(&mut state.retired), std::mem::take(&mut state.replaced));
             let prepared = state.queues.iter_mut().filter_map(|queue| queue.prepared.take());
@@ -282,8 +284,8 @@ pub(super) struct Follower {
 #[derive(Debug)]
 pub(super) struct Replacement {
     pub(super) attached: Attached,
-    /// Its engine, if one was prepared.
-    pub(super) engine: Option<Engine>,
+    /// Its queue, if one was prepared.
+    pub(super) engine: Option<Box<dyn StoreQueue>>,
 }
 
 fn is_odd(gate: u64) -> bool {
@@ -294,7 +296,7 @@ fn is_odd(gate: u64) -> bool {
 const UNSEEN: u64 = u64::MAX;
 
 impl Follower {
-    /// Signalled when the gate has changed; engines use it, too.
+    /// Signalled when the gate has changed.
     pub(super) fn event(&self) -> &Arc<OwnedFd> {
         &self.event
     }
@@ -320,7 +322,7 @@ impl Follower {
     /// With a replacement, nothing of the queue is in flight.
     #[cold]
     pub(super) fn look(&mut self) -> Option<Replacement> {
-        let mut state = self.current.state();
+        let mut state = lock(&self.current.state);
         // Under the lock the gate does not change.
         self.gate = self.current.gate.load(Ordering::Acquire);
         self.held = is_odd(self.gate);
@@ -364,7 +366,7 @@ impl Follower {
     }
 
     fn progress(&self, progress: Progress) {
-        let mut state = self.current.state();
+        let mut state = lock(&self.current.state);
         if let Some(queue) = state.queues.iter_mut().find(|queue| queue.id == self.id) {
             queue.progress = progress;
         }
@@ -374,15 +376,15 @@ impl Follower {
     }
 
     /// Gives up an engine whose image was replaced. It ends when there is time.
-    pub(super) fn retire(&self, engine: Engine) {
-        self.current.state().retired.push(engine);
+    pub(super) fn retire(&self, engine: Box<dyn StoreQueue>) {
+        lock(&self.current.state).retired.push(engine);
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
         let prepared = {
-            let mut state = self.current.state();
+            let mut state = lock(&self.current.state);
             let at = state.queues.iter().position(|queue| queue.id == self.id);
             let left = at.map(|at| state.queues.swap_remove(at));
             self.current.replace_if_idle(&mut state);

@@ -6,8 +6,8 @@
 //!      '----memory is not aligned--------------> bounce buffer, up to 64 KiB at a time  <-> guest memory
 //!      '----all is aligned---------------------> guest memory
 //! ```
-use super::pieces::{gather, scatter};
 use paravane_dma::HostSlice;
+use paravane_store::pieces::{gather, scatter};
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 use std::collections::TryReserveError;
@@ -165,7 +165,7 @@ impl Bounce {
     pub(super) unsafe fn copy_in(&mut self, pieces: &[HostSlice], left: u64) {
         let len = self.part(left).len;
         // SAFETY: the caller's promise.
-        unsafe { gather(pieces, &mut self.pages.as_mut_bytes()[..len]) };
+        unsafe { gather(pieces, 0, &mut self.pages.as_mut_bytes()[..len]) };
     }
 
     /// Copies the first `moved` bytes that were read to the pieces.
@@ -175,7 +175,7 @@ impl Bounce {
     pub(super) unsafe fn copy_out(&mut self, moved: usize, pieces: &[HostSlice]) {
         let bytes = self.pages.as_bytes();
         // SAFETY: the caller's promise.
-        unsafe { scatter(&bytes[..moved.min(bytes.len())], pieces) };
+        unsafe { scatter(pieces, 0, &bytes[..moved.min(bytes.len())]) };
     }
 }
 

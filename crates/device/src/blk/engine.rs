@@ -1,210 +1,223 @@
-//! Engines for host I/O.
-//!
-//! An engine takes jobs and returns results; it knows nothing of requests. Those here are for files;
-//! another store brings its own ([`Engine::Store`]). A qcow2 image has one of either below
-//! ([`Engine::Clusters`]).
+//! The engine for an image: how the jobs of its queues are done.
 //!
 //! ```text
-//!   push(head, job)*  ->  submit  ->  ... kernel ...  ->  reap: (head, result)*
-//!   quiet() at the start of a serve, rest(true) before the owner sleeps: no signals in between
+//!   Engine::choose --> Engine::queue, for each virtqueue: a ring, threads, or a queue of a store
+//!     raw image, 512 bytes smaller than its blocks: a ring, beside threads (whole_blocks)
+//!     qcow2 image: the queue of its file or store, beside threads (clusters)
 //! ```
-mod beside;
 mod clusters;
-#[cfg(test)]
-pub(super) mod held;
-mod immediate;
-mod mapped;
-mod threads;
 mod whole_blocks;
 
-pub(super) use mapped::Mapped;
-pub(super) use paravane_store::file::{Uring, probe};
-pub(super) use paravane_store::{Job, Outcome, Pieces, StoreQueue};
-pub(super) use threads::{AtOnce, Pool};
-
 use super::image::Image;
-use crate::MappedQueue;
-use beside::Beside;
-use paravane_store::{Rest, Store, WakeSet};
-use std::collections::VecDeque;
+use super::{BlkConfig, EngineChoice, OpenError};
+use paravane_store::file::{self, Beside, Immediate, Mapped, Perform, Pool, PresentPages, Uring};
+use paravane_store::{Job, StoreQueue};
+use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// Makes the queue of a virtqueue, with room for so many jobs in flight.
+type MakeQueue = Arc<dyn Fn(u16) -> io::Result<Box<dyn StoreQueue>> + Send + Sync>;
+
 /// The engine of a disk, chosen when it is opened.
-#[derive(Clone, Debug)]
-pub(super) enum EngineKind {
-    /// A ring for each queue, with the image, and with guest memory if `registers`.
+#[derive(Clone)]
+pub(super) struct Engine {
+    /// See [`Blk::engine`](super::Blk::engine).
+    pub(super) name: String,
+    queue: MakeQueue,
+    /// Transfers are io_uring's.
     ///
     /// The rings hold the image's lock, too: requests outlive a killed process, and nothing else
     /// may write to the image before they are done.
-    Uring { registers: bool },
-    /// The queue's own thread; the image may be mapped.
-    Immediate { mapped: Option<Arc<Mapped>> },
-    /// One pool for all queues, and the reason if io_uring was the first choice.
-    Threads { pool: Arc<Pool>, why: Option<String> },
-    /// The queues of a store other than a file.
-    Store(Arc<dyn Store>),
-    /// Of a qcow2 image: the engine of its file or store, and one pool for all queues.
-    Clusters { below: Box<Self>, pool: Arc<Pool> },
-    /// Of a disk with smaller blocks than its file takes: the engine of the file, and one pool for all
-    /// queues.
-    WholeBlocks { below: Box<Self>, pool: Arc<Pool> },
+    pub(super) is_ring: bool,
+    /// Jobs are done in the queue's thread.
+    pub(super) copies: bool,
+    /// Jobs are done in the queue's thread, and may wait for a disk.
+    pub(super) blocks: bool,
+    /// The image's file, if it is mapped.
+    pub(super) mapped: Option<Arc<Mapped>>,
 }
 
-impl EngineKind {
-    /// Whether transfers are io_uring's.
-    pub(super) fn is_ring(&self) -> bool {
-        match self {
-            Self::Uring { .. } => true,
-            Self::Clusters { below, .. } | Self::WholeBlocks { below, .. } => below.is_ring(),
-            Self::Immediate { .. } | Self::Threads { .. } | Self::Store(_) => false,
-        }
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Engine").field(&self.name).finish_non_exhaustive()
     }
-}
-
-/// What a disk asks of an engine beyond jobs.
-pub(super) trait EngineQueue {
-    /// Follows changes of the memory map; called before jobs are pushed.
-    fn follow(&mut self, queue: &mut MappedQueue) {
-        let _ = queue;
-    }
-
-    /// Whether it keeps guest memory beyond that of jobs.
-    fn registers(&self) -> bool {
-        false
-    }
-
-    /// Whether jobs are done in the queue's thread.
-    fn copies(&self) -> bool {
-        false
-    }
-
-    /// The mapped image, if the queue's thread copies to and from it, and it has the disk's layout.
-    fn mapped(&self) -> Option<&Mapped> {
-        None
-    }
-}
-
-impl EngineQueue for Box<dyn StoreQueue> {}
-
-impl EngineQueue for Uring {
-    fn follow(&mut self, queue: &mut MappedQueue) {
-        if self.registers() {
-            let (generation, regions) = queue.regions();
-            self.register_memory(generation, regions);
-        }
-    }
-
-    fn registers(&self) -> bool {
-        self.registers()
-    }
-}
-
-/// Defines the enum of engines, which passes calls on: only a store costs a virtual call for each job.
-macro_rules! engines {
-    ($($(#[$attribute:meta])? $kind:ident($engine:ty),)*) => {
-        /// The engine of one queue.
-        #[derive(Debug)]
-        pub(super) enum Engine {
-            $($(#[$attribute])? $kind($engine),)*
-        }
-
-        impl StoreQueue for Engine {
-            fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.register(wakes),)* }
-            }
-
-            fn rest(&mut self, arm: bool) -> Rest {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.rest(arm),)* }
-            }
-
-            fn quiet(&mut self) {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.quiet(),)* }
-            }
-
-            unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-                // SAFETY: the caller's promise is the one that is asked for.
-                unsafe { match self { $($(#[$attribute])? Self::$kind(engine) => engine.push(head, job),)* } }
-            }
-
-            fn submit(&mut self) -> io::Result<()> {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.submit(),)* }
-            }
-
-            fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.reap(outcomes),)* }
-            }
-
-            fn wait(&mut self) -> io::Result<()> {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.wait(),)* }
-            }
-
-            fn cancel(&mut self) {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.cancel(),)* }
-            }
-        }
-
-        impl EngineQueue for Engine {
-            fn follow(&mut self, queue: &mut MappedQueue) {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.follow(queue),)* }
-            }
-
-            fn registers(&self) -> bool {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.registers(),)* }
-            }
-
-            fn copies(&self) -> bool {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.copies(),)* }
-            }
-
-            fn mapped(&self) -> Option<&Mapped> {
-                match self { $($(#[$attribute])? Self::$kind(engine) => engine.mapped(),)* }
-            }
-        }
-    };
-}
-
-engines! {
-    Uring(Uring),
-    Immediate(immediate::Immediate),
-    Threads(threads::Threads),
-    Store(Box<dyn StoreQueue>),
-    Clusters(Beside<clusters::Clusters>),
-    WholeBlocks(Beside<whole_blocks::WholeBlocks>),
-    #[cfg(test)]
-    Held(held::Held),
 }
 
 impl Engine {
-    /// Creates an engine with room for `jobs` jobs in flight.
-    ///
-    /// An engine for files signals `event` when there is something to reap, after `rest(true)`.
-    pub(super) fn new(
-        kind: &EngineKind,
+    fn new(
+        name: impl Into<String>,
+        queue: impl Fn(u16) -> io::Result<Box<dyn StoreQueue>> + Send + Sync + 'static,
+    ) -> Self {
+        let (name, queue) = (name.into(), Arc::new(queue));
+        Self { name, queue, is_ring: false, copies: false, blocks: false, mapped: None }
+    }
+
+    /// Makes the queue of a virtqueue, with room for `jobs` jobs in flight.
+    pub(super) fn queue(&self, jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
+        (self.queue)(jobs)
+    }
+
+    /// The engine for an image. `present`: the pages of an image in memory, if they are known.
+    pub(super) fn choose(
         image: &Arc<Image>,
-        jobs: u16,
-        event: &Arc<OwnedFd>,
-    ) -> io::Result<Self> {
-        Ok(match kind {
-            EngineKind::Uring { registers } => {
-                Self::Uring(Uring::new(image.file()?, *registers, jobs, event.clone())?)
+        config: &BlkConfig,
+        present: Option<PresentPages>,
+    ) -> Result<Self, OpenError> {
+        let is_qcow2 = image.qcow2.is_some();
+        let mut engine = match (config.engine, file::probe()) {
+            _ if image.source.file().is_none() => over(image, of_source(image, "queues of the store")),
+            (EngineChoice::Threads, _) => threads("threads", image.clone()),
+            (EngineChoice::Immediate, _) => immediate(image, present),
+            (EngineChoice::Auto, _) if image.in_memory && is_qcow2 => in_memory(image),
+            (EngineChoice::Auto, _) if image.in_memory => immediate(image, present),
+            (_, Ok(_)) => over(image, rings(image, config.registered_buffers)),
+            (EngineChoice::IoUring, Err(source)) => {
+                return Err(OpenError::Engine { path: config.path.clone(), source });
             }
-            EngineKind::Immediate { mapped } => {
-                Self::Immediate(immediate::Immediate::new(image.clone(), mapped.clone()))
+            (EngineChoice::Auto, Err(error)) => {
+                threads(format!("threads (io_uring: {error})"), image.clone())
             }
-            EngineKind::Threads { pool, .. } => {
-                Self::Threads(threads::Threads::new(pool.clone(), jobs, event.clone())?)
+        };
+        if image.direct.is_some() {
+            engine.name += ", direct";
+        }
+        Ok(engine)
+    }
+}
+
+/// A ring for each queue, with the image, and with guest memory if `registers`.
+fn rings(image: &Arc<Image>, registers: bool) -> Engine {
+    let engine = match registers {
+        false => of_source(image, "io_uring"),
+        true => {
+            let image = image.clone();
+            Engine::new("io_uring with registered buffers", move |jobs| {
+                Ok(Box::new(Uring::new(image.file()?, true, jobs)?))
+            })
+        }
+    };
+    Engine { is_ring: true, ..engine }
+}
+
+/// The queues of the image's file or store.
+fn of_source(image: &Arc<Image>, name: &str) -> Engine {
+    let source = image.source.clone();
+    Engine::new(name, move |jobs| source.queue(jobs))
+}
+
+/// One pool for all queues.
+fn threads(name: impl Into<String>, work: Arc<dyn Perform>) -> Engine {
+    let pool = Pool::new(work);
+    Engine::new(name, move |jobs| Ok(Box::new(pool.queue(jobs)?)))
+}
+
+/// The queue's own thread. An image in memory is mapped where possible.
+fn immediate(image: &Arc<Image>, present: Option<PresentPages>) -> Engine {
+    let may_map = image.in_memory && image.qcow2.is_none() && image.direct.is_none();
+    let mapped = may_map.then(|| map(image, present)).flatten();
+    let name = if mapped.is_some() { "immediate, mapped" } else { "immediate" };
+    // A backing file that a qcow2 image may have is not in memory.
+    let blocks = !(image.in_memory && image.qcow2.is_none());
+    let work = Arc::new(InMemory { image: image.clone(), mapped: mapped.clone() });
+    let queue = move |_| Ok(Box::new(Immediate::new(work.clone())) as _);
+    Engine { copies: true, blocks, mapped, ..Engine::new(name, queue) }
+}
+
+/// Threads for a qcow2 image in memory: what they do at once is done in the queue's thread.
+fn in_memory(image: &Arc<Image>) -> Engine {
+    let mapped = map(image, None);
+    if let (Some(qcow2), Some(mapped)) = (&image.qcow2, &mapped) {
+        let mapped = Arc::downgrade(mapped);
+        qcow2.on_free(move |range| {
+            if let Some(mapped) = mapped.upgrade() {
+                mapped.forget(range);
             }
-            EngineKind::Store(store) => Self::Store(store.queue(jobs)?),
-            EngineKind::Clusters { below, pool } => {
-                let rule = clusters::Clusters::new(image)?;
-                Self::Clusters(Beside::new(rule, (pool, below), image, jobs, event)?)
-            }
-            EngineKind::WholeBlocks { below, pool } => {
-                let rule = whole_blocks::WholeBlocks::default();
-                Self::WholeBlocks(Beside::new(rule, (pool, below), image, jobs, event)?)
-            }
+        });
+    }
+    let name = if mapped.is_some() { "threads, mapped" } else { "threads" };
+    let work = Arc::new(InMemory { image: image.clone(), mapped: mapped.clone() });
+    Engine { copies: true, mapped, ..threads(name, work) }
+}
+
+/// The engine of an image over that of its file or store: a format has workers, too.
+fn over(image: &Arc<Image>, below: Engine) -> Engine {
+    let (name, image) = (below.name.clone(), image.clone());
+    let pool = Pool::new(image.clone());
+    let (make, is_ring) = (below.queue.clone(), below.is_ring);
+    if image.qcow2.is_some() {
+        let queue = move |jobs| {
+            let rule = clusters::Clusters::new(&image)?;
+            Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
+        };
+        return Engine { is_ring, ..Engine::new(name + ", threads", queue) };
+    }
+    if image.larger_block().is_some() {
+        let queue = move |jobs| {
+            let rule = whole_blocks::WholeBlocks;
+            Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
+        };
+        return Engine { is_ring, ..Engine::new(name, queue) };
+    }
+    below
+}
+
+/// Maps the file of an image in memory.
+///
+/// Of a qcow2 image, it is the file with its tables and clusters, as long as it is now.
+fn map(image: &Image, present: Option<PresentPages>) -> Option<Arc<Mapped>> {
+    let map = || {
+        let (file, len) = (image.file()?, image.mapped_len()?);
+        Mapped::new(file, image.guards.file_to_map(file), len, !image.read_only, present)
+    };
+    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
+    map().inspect_err(say).ok().map(Arc::new)
+}
+
+/// Stack of a worker in bytes that runs the code of a format.
+const FORMAT_STACK: usize = 1 << 20;
+
+impl Perform for Image {
+    unsafe fn perform(&self, job: Job) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { Self::perform(self, job) }
+    }
+
+    fn stack(&self) -> usize {
+        // The default is for system calls and log lines.
+        if self.qcow2.is_some() { FORMAT_STACK } else { 256 << 10 }
+    }
+}
+
+/// An image in memory, whose file may be mapped.
+#[derive(Debug)]
+struct InMemory {
+    image: Arc<Image>,
+    mapped: Option<Arc<Mapped>>,
+}
+
+impl Perform for InMemory {
+    unsafe fn perform(&self, job: Job) -> i32 {
+        // SAFETY: the caller's promise.
+        let call = |job| unsafe { self.image.perform(job) };
+        match &self.mapped {
+            // SAFETY: the caller's promise.
+            Some(mapped) if self.image.qcow2.is_none() => unsafe { mapped.perform_or(job, call) },
+            _ => call(job),
+        }
+    }
+
+    unsafe fn at_once(&self, job: Job) -> Option<i32> {
+        // SAFETY: the caller's promise.
+        let file = |job| unsafe { self.image.source.perform(job) };
+        self.image.qcow2.as_ref()?.in_place(job, |job| match &self.mapped {
+            // SAFETY: the caller's promise.
+            Some(mapped) => unsafe { mapped.perform_or(job, file) },
+            None => file(job),
         })
+    }
+
+    fn stack(&self) -> usize {
+        Perform::stack(&*self.image)
     }
 }

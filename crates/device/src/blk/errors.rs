@@ -6,9 +6,10 @@ use super::operation::FALLIBLE;
 use super::request::ByteRange;
 use crate::latency::Operation;
 use paravane_spec::blk::SECTOR;
+use paravane_store::lock;
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Least time between two log lines of one disk.
@@ -115,7 +116,7 @@ impl StorageErrors {
             operations: self.operations.each_ref().map(load),
             queues: self.queues.iter().map(load).collect(),
             rejected: load(&self.rejected),
-            last: self.recent().last.clone(),
+            last: lock(&self.recent).last.clone(),
         }
     }
 
@@ -141,7 +142,7 @@ impl StorageErrors {
         };
         let failed =
             StorageError { time: SystemTime::now(), operation, queue, sector, bytes, error: error.clone() };
-        let Some(unlogged) = self.recent().keep(failed, Instant::now()) else { return };
+        let Some(unlogged) = lock(&self.recent).keep(failed, Instant::now()) else { return };
         // Not under the lock: the log may be slow.
         tracing::warn!(
             device = self.device,
@@ -152,11 +153,6 @@ impl StorageErrors {
             unlogged = (unlogged > 0).then_some(unlogged),
             "storage error: {error}"
         );
-    }
-
-    fn recent(&self) -> MutexGuard<'_, Recent> {
-        // Each change leaves it whole.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Which file an image is, and which image a disk uses: for what is decided now and done later.
-use super::source::Source;
+use paravane_store::Store;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 /// A file or block device, whatever its path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +37,7 @@ impl FileId {
     }
 
     /// `None`: a store that is no file.
-    pub(super) fn of_source(source: &Source) -> Option<Self> {
+    pub(super) fn of_source(source: &Arc<dyn Store>) -> Option<Self> {
         source.file().and_then(|file| Self::of_file(file).ok())
     }
 }

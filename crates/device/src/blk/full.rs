@@ -11,6 +11,7 @@
 //! The driver sees requests that take long, and nothing else. One line in the log begins the state, and
 //! one ends it.
 use crate::LogDevice;
+use paravane_store::lock;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +59,7 @@ pub struct Full {
     device: String,
     /// Whether requests wait ([`OnFull::Wait`]).
     waits: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<FullState>,
     ended: Condvar,
     disk: OnceLock<Retry>,
     /// Asks the store of the image for its size. `true`: it has shrunk.
@@ -75,7 +76,7 @@ impl fmt::Debug for Retry {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FullState {
     now: Option<(FullStatus, Instant)>,
     /// Number of times that the disk began to wait.
     times: u64,
@@ -113,21 +114,16 @@ impl Full {
         self.disk.get().is_some_and(|Retry(retry)| retry())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Each change leaves it whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The state, while requests wait.
     #[must_use]
     pub fn status(&self) -> Option<FullStatus> {
-        self.state().now.as_ref().map(|(status, _)| status.clone())
+        lock(&self.state).now.as_ref().map(|(status, _)| status.clone())
     }
 
     /// Number of times that requests began to wait.
     #[must_use]
     pub fn times(&self) -> u64 {
-        self.state().times
+        lock(&self.state).times
     }
 
     /// Tries all waiting requests again now.
@@ -153,7 +149,7 @@ impl Full {
     /// Counts one more request that waits. `false`: it cannot.
     #[cold]
     pub(super) fn hold(self: &Arc<Self>, error: i32) -> bool {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if !state.retries {
             if let Err(error) = self.count_time() {
                 tracing::error!(device = self.device, "writes cannot wait for room: no thread: {error}");
@@ -176,7 +172,7 @@ impl Full {
     }
 
     /// Logs that the disk is full, once.
-    fn log(&self, mut state: MutexGuard<'_, State>) {
+    fn log(&self, mut state: MutexGuard<'_, FullState>) {
         let Some(error) = state.now.as_ref().map(|(status, _)| status.error.clone()) else { return };
         if !std::mem::replace(&mut state.is_logged, true) {
             drop(state);
@@ -187,7 +183,7 @@ impl Full {
     /// Counts a request that waits no more.
     #[cold]
     pub(super) fn release(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Some((status, _)) = &mut state.now else { return };
         status.requests = status.requests.saturating_sub(1);
         if status.requests > 0 {
@@ -208,7 +204,7 @@ impl Full {
         let (full, device) = (self.clone(), LogDevice::current());
         let run = move || {
             let _named = LogDevice::enter(device);
-            let mut state = full.state();
+            let mut state = lock(&full.state);
             for attempt in 0.. {
                 // At once for the first time: what is beyond the end of a store does not wait.
                 if attempt > 0 || full.store.get().is_none() {
@@ -222,10 +218,10 @@ impl Full {
                 drop(state);
                 let has_shrunk = attempt % ASK_EVERY == 0 && full.has_shrunk();
                 if !has_shrunk {
-                    full.log(full.state());
+                    full.log(lock(&full.state));
                 }
                 let is_there = full.retry_all();
-                state = full.state();
+                state = lock(&full.state);
                 if !is_there {
                     break;
                 }

@@ -1,7 +1,6 @@
 //! What a driver would be told of a disk that another process still serves.
 use super::image_file::{ImageFile, Look, Opening};
 use super::qcow2::Recorded;
-use super::source::Source;
 use super::{Format, HeaderError, OpenError};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
@@ -18,11 +17,6 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Of a file that is open.
-    pub(super) fn of(look: &Look, path: &Path, format: Format) -> Result<Self, OpenError> {
-        Self::new((&look.source, look.size, look.block), path, format)
-    }
-
     /// Of a block device that another process may have claimed.
     pub(super) fn of_device(path: &Path, opening: Opening) -> Result<Self, OpenError> {
         Self::of(&Look::at_device(path, opening)?, path, opening.format)
@@ -31,17 +25,16 @@ impl Geometry {
     /// Of a store that is open.
     pub(super) fn of_store(store: &Arc<dyn Store>, opening: Opening) -> Result<Self, OpenError> {
         let file = ImageFile::over(store.clone(), opening)?;
-        Self::new((&file.source, file.size, file.block), &file.path, opening.format)
+        let look = Look { source: file.source, size: file.size, block: file.block };
+        Self::of(&look, &file.path, opening.format)
     }
 
-    fn new(
-        (source, size, block): (&Source, u64, u64),
-        path: &Path,
-        format: Format,
-    ) -> Result<Self, OpenError> {
+    /// Of a file or store that is open.
+    pub(super) fn of(look: &Look, path: &Path, format: Format) -> Result<Self, OpenError> {
+        let Look { source, size, block } = look;
         let path = || PathBuf::from(path);
         let size = match format {
-            Format::Raw => size,
+            Format::Raw => *size,
             Format::Qcow2 => match Recorded::read(source) {
                 Ok(Some(header)) => header.size / SECTOR * SECTOR,
                 Ok(None) => {
@@ -53,8 +46,8 @@ impl Geometry {
         };
         match size % block {
             // Refused otherwise.
-            0 => Ok(Self { size, block: block as u32 }),
-            _ => Err(OpenError::DiskSize { path: path(), size, block }),
+            0 => Ok(Self { size, block: *block as u32 }),
+            _ => Err(OpenError::DiskSize { path: path(), size, block: *block }),
         }
     }
 }

@@ -18,8 +18,7 @@
 mod at_once;
 mod drain;
 
-use super::current::{Follower, Replacement};
-use super::engine::{Engine, EngineQueue, Outcome, StoreQueue};
+use super::current::{Attached, Follower, Replacement};
 use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
 use super::in_flight::{Ended, Measured, Next, RequestTable};
@@ -34,6 +33,8 @@ use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
+use paravane_store::file::Mapped;
+use paravane_store::{Outcome, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub(super) struct Handler {
     /// The image in use, as far as this queue knows.
     image: Arc<Image>,
     follower: Follower,
-    /// The set of its thread, with the follower's event, which engines signal too, and a limit's timer.
+    /// The set of its thread, with the follower's event, and a limit's timer.
     wakes: Option<(WakeSet, WakeSource, Option<WakeSource>)>,
     /// Heads of requests that wait for room, in order.
     waiting: VecDeque<u16>,
@@ -53,7 +54,13 @@ pub(super) struct Handler {
     limits: Limits,
     /// FLUSH was not negotiated: every write goes through (section 5.2.5.2).
     write_through: bool,
-    engine: Engine,
+    engine: Box<dyn StoreQueue>,
+    /// The image, if it is mapped and has the disk's layout.
+    mapped: Option<Arc<Mapped>>,
+    /// Jobs are done in the queue's thread.
+    copies: bool,
+    /// The engine keeps guest memory beyond that of jobs.
+    registers: bool,
     /// `None`: no limit, so no clock is read.
     limit: Option<Limited>,
     /// Where a limit can be set.
@@ -67,6 +74,22 @@ pub(super) struct Handler {
     errors: Arc<StorageErrors>,
     /// Index of the queue.
     queue: u16,
+}
+
+/// A queue of a disk that starts.
+pub(super) struct DiskQueue {
+    pub(super) index: u16,
+    /// Descriptors of the queue.
+    pub(super) size: u16,
+    /// As negotiated.
+    pub(super) features: u64,
+    pub(super) follower: Follower,
+    pub(super) attached: Attached,
+    pub(super) engine: Box<dyn StoreQueue>,
+    /// What GET_ID answers.
+    pub(super) id: [u8; blk::ID_LEN],
+    pub(super) limiter: Option<Arc<Limiter>>,
+    pub(super) errors: Arc<StorageErrors>,
 }
 
 /// State of a rate-limited queue.
@@ -91,15 +114,11 @@ impl Limited {
 }
 
 impl Handler {
-    /// Creates the handler of queue `queue`, with `size` descriptors.
-    pub(super) fn new(
-        (follower, image): (Follower, Arc<Image>),
-        id: [u8; blk::ID_LEN],
-        engine: Engine,
-        limiter: Option<Arc<Limiter>>,
-        (size, features): (u16, u64),
-        (queue, errors): (u16, Arc<StorageErrors>),
-    ) -> io::Result<Self> {
+    /// Creates the handler of a queue.
+    pub(super) fn new(queue: DiskQueue) -> io::Result<Self> {
+        let DiskQueue { index, size, features, follower, attached, engine, id, limiter, errors } = queue;
+        let (mapped, copies) = (attached.mapped_disk(), attached.engine.copies);
+        let (image, registers) = (attached.image, engine.registers());
         let limits = Limits {
             capacity: image.sectors(),
             block: image.block() / blk::SECTOR,
@@ -117,13 +136,16 @@ impl Handler {
             limits,
             write_through: features & blk::F_FLUSH == 0,
             engine,
+            mapped,
+            copies,
+            registers,
             limit: None,
             limiter,
             requests: RequestTable::new(size),
             ranges: Vec::new(),
             outcomes: VecDeque::new(),
             errors,
-            queue,
+            queue: index,
         };
         handler.look_at_limit()?;
         Ok(handler)
@@ -174,58 +196,46 @@ impl Handler {
         };
         let command = request.command;
         let request = free.begin(request, &mut self.ranges, taken);
-        // Ends a request without a job for the engine: its latency has no host stage.
-        let mut answer = |queue: &mut Queue, ended: Ended<'_>, (head, status, written): (u16, u8, u32)| {
-            let measured = ended.measured();
-            let request = || observed(measured, head, status);
-            finish(queue, memory, ended, (head, status, written), served)?;
-            latency.answer_request(measured.operation, measured.taken, request);
-            Ok::<_, ServeError>(0)
-        };
+        // The data is lost, or the host has no memory for a buffer.
+        let failed = |ended| (ended, blk::S_IOERR, 0);
         let mut bytes = 0;
         let ready = match command {
             Command::Read { offset, len } => {
                 bytes = len.into();
-                let data = request.read_into(memory, writable, (offset, len))?;
-                data.begin(self.image.direct, false)
+                let data = request.read_into(memory, writable, offset, len)?;
+                data.begin(self.image.direct, false).map_err(failed)
             }
             Command::Write { offset, len } => {
-                let data = request.write_from(memory, readable, (offset, len))?;
-                if data.is_lost() {
-                    // The zeroes that lie there are not the driver's data.
-                    Err(data.end())
-                } else {
-                    bytes = len.into();
-                    data.begin(self.image.direct, self.write_through)
-                }
+                bytes = len.into();
+                let data = request.write_from(memory, readable, offset, len)?;
+                data.begin(self.image.direct, self.write_through).map_err(failed)
             }
             Command::Flush => Ok(request.flush()),
             Command::Discard | Command::WriteZeroes => {
                 let discard = command == Command::Discard;
-                match request.allocate(discard, self.write_through && !discard) {
-                    Ok(ready) => Ok(ready),
-                    Err(ended) => {
-                        return answer(queue, ended, (chain.head, blk::S_OK, 0));
-                    }
-                }
+                let ready = request.allocate(discard, self.write_through && !discard);
+                ready.map_err(|ended| (ended, blk::S_OK, 0))
             }
             Command::GetId => {
                 memory.write_segments(writable, 0, &self.id, Access::WRITE)?;
-                let written = blk::ID_LEN as u32;
-                return answer(queue, request.end(), (chain.head, blk::S_OK, written));
+                Err((request.end(), blk::S_OK, blk::ID_LEN as u32))
             }
             Command::Answer(code) => {
                 if code != blk::S_OK {
                     self.errors.reject();
                 }
-                return answer(queue, request.end(), (chain.head, code, 0));
+                Err((request.end(), code, 0))
             }
         };
         let mut ready = match ready {
             Ok(ready) => ready,
-            // The data is lost, or the host has no memory for a buffer.
-            Err(ended) => {
-                return answer(queue, ended, (chain.head, blk::S_IOERR, 0));
+            // Without a job for the engine: its latency has no host stage.
+            Err((ended, status, written)) => {
+                let measured = ended.measured();
+                finish(queue, memory, ended, (chain.head, status, written), served)?;
+                let request = || observed(measured, chain.head, status);
+                latency.answer_request(measured.operation, measured.taken, request);
+                return Ok(0);
             }
         };
         if memory.is_translated() {
@@ -237,7 +247,7 @@ impl Handler {
             self.waiting.push_back(ready.wait());
             return Ok(bytes);
         }
-        ready.push(&mut self.engine)?;
+        ready.push(&mut *self.engine)?;
         Ok(bytes)
     }
 
@@ -310,7 +320,7 @@ impl Handler {
             return Err(io::Error::other("the engine reports a request that is not in flight").into());
         };
         let (ended, code, written) = match reaped.advance() {
-            Next::Again(ready) if !last => return Ok(ready.push(&mut self.engine)?),
+            Next::Again(ready) if !last => return Ok(ready.push(&mut *self.engine)?),
             // What is left of it stays in flight for a successor.
             Next::Again(ready) if queue.is_tracked() => return leave(&ready.end(), &self.follower),
             Next::Again(ready) => (ready.end(), blk::S_IOERR, 0),
@@ -359,13 +369,15 @@ impl Handler {
             let jobs = self.requests.size();
             let mut engine = match engine {
                 Some(engine) => engine,
-                None => Engine::new(&attached.engine, &attached.image, jobs, self.follower.event())?,
+                None => attached.engine.queue(jobs)?,
             };
             if let Some((wakes, ..)) = &self.wakes {
                 self.engine.register(None)?;
                 engine.register(Some(wakes))?;
             }
+            self.registers = engine.registers();
             self.follower.retire(std::mem::replace(&mut self.engine, engine));
+            (self.mapped, self.copies) = (attached.mapped_disk(), attached.engine.copies);
             self.image = attached.image;
         }
         if !self.follower.is_held() {
@@ -379,7 +391,7 @@ impl Handler {
         // Each may come back.
         for head in std::mem::take(&mut self.waiting) {
             if let Some(ready) = self.requests.waiting(head) {
-                ready.push(&mut self.engine)?;
+                ready.push(&mut *self.engine)?;
             }
         }
         Ok(())
@@ -454,8 +466,11 @@ impl QueueHandler for Handler {
         }
         // All requests of a batch are checked against one size.
         self.limits.capacity = self.image.sectors();
-        self.engine.follow(queue);
-        let (shares, copies) = (queue.shares_thread(), self.engine.copies());
+        if self.registers {
+            let (generation, regions) = queue.regions();
+            self.engine.register_memory(generation, regions);
+        }
+        let (shares, copies) = (queue.shares_thread(), self.copies);
         let QueueBatch { queue, memory, chains, latency } = queue.begin_batch();
         let mut served = Served::default();
         let mut serve = || -> Result<(), ServeError> {
@@ -526,7 +541,7 @@ impl QueueHandler for Handler {
     }
 
     fn keeps_memory(&self) -> bool {
-        self.engine.registers()
+        self.registers
     }
 
     fn drain(&mut self, queue: &mut MappedQueue, complete: bool) -> Served {

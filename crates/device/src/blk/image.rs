@@ -5,27 +5,27 @@
 //!     '--> ImageFile ------------------ raw --> Image
 //!             '-----> Qcow2::open --- qcow2 -----^
 //! ```
-use super::OpenError;
 use super::direct::Alignment;
 use super::image_file::{FileGuards, ImageFile};
 use super::qcow2::{Base, Qcow2};
-use super::source::Source;
 use super::whole_blocks;
+use super::{Format, Layer, OpenError};
 use paravane_spec::blk::SECTOR;
-use paravane_store::Job;
+use paravane_store::file::FileStore;
+use paravane_store::lock;
+use paravane_store::{Job, Store};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// An open image.
 #[derive(Debug)]
 pub(super) struct Image {
     /// Dropped before the source, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the disk in sectors, which requests are checked against.
@@ -63,12 +63,6 @@ struct Frozen {
 }
 
 impl Image {
-    /// Serves the bytes of the file.
-    pub(super) fn raw(file: ImageFile) -> Self {
-        let sectors = file.size / SECTOR;
-        Self::new(file, None, sectors)
-    }
-
     /// Serves the disk that `qcow2` finds in the file.
     pub(super) fn through(file: ImageFile, qcow2: Qcow2) -> Result<Self, OpenError> {
         let (sectors, block) = (qcow2.sectors(), file.block);
@@ -77,6 +71,21 @@ impl Image {
             0 => Err(OpenError::Empty { path: file.path }),
             _ if !size.is_multiple_of(block) => Err(OpenError::DiskSize { path: file.path, size, block }),
             sectors => Ok(Self::new(file, Some(qcow2), sectors)),
+        }
+    }
+
+    /// Serves the disk in an image of this format.
+    pub(super) fn open(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
+        match format {
+            Format::Qcow2 => {
+                let qcow2 = Qcow2::open(&file, backing)?;
+                Self::through(file, qcow2)
+            }
+            Format::Raw if backing.is_empty() => {
+                let sectors = file.size / SECTOR;
+                Ok(Self::new(file, None, sectors))
+            }
+            Format::Raw => Err(OpenError::NoBacking { path: file.path }),
         }
     }
 
@@ -133,7 +142,7 @@ impl Image {
             // Reads of an overlay have any alignment. The other description is not one for direct I/O.
             // A thread that reads by it keeps the process, and so does not betray that it is gone.
             None => match self.guards.process() {
-                Some(file) => Base::raw(&Source::File(file.try_clone()?)),
+                Some(file) => Base::raw(&FileStore::of(file.try_clone()?)),
                 None => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     "direct I/O on a file system without locks has no snapshots",
@@ -145,7 +154,7 @@ impl Image {
     /// Does a job and waits for it. Returns its result as io_uring would.
     ///
     /// # Safety
-    /// As [`Source::perform`].
+    /// As [`Store::perform`].
     pub(super) unsafe fn perform(&self, job: Job) -> i32 {
         if let (Job::Flush, Err(error)) = (job, self.sync_base()) {
             return -error.raw_os_error().unwrap_or(libc::EIO);
@@ -159,22 +168,18 @@ impl Image {
     }
 
     /// # Safety
-    /// As [`Source::perform`].
+    /// As [`Store::perform`].
     unsafe fn perform_on_source(&self, job: Job) -> i32 {
         // SAFETY: the caller promises what is asked for.
         let result = unsafe { self.source.perform(job) };
-        match (result, self.larger_block(), self.source.file()) {
-            (result, Some(block), Some(file))
-                if result == -libc::EINVAL && matches!(job, Job::Read { .. } | Job::Write { .. }) =>
-            {
-                // SAFETY: the same.
-                let moved = unsafe { whole_blocks::perform(file, block, &self.part_of_block, job) };
-                match moved {
-                    Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
-                    Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
-                }
-            }
-            (result, ..) => result,
+        let is_transfer = matches!(job, Job::Read { .. } | Job::Write { .. });
+        let Some(block) = self.larger_block().filter(|_| result == -libc::EINVAL && is_transfer) else {
+            return result;
+        };
+        // SAFETY: the same.
+        match unsafe { whole_blocks::perform(&*self.source, block, &self.part_of_block, job) } {
+            Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
         }
     }
 
@@ -197,7 +202,7 @@ impl Image {
     /// A driver's flush covers what it wrote before the overlay was there.
     pub(super) fn sync_base(&self) -> io::Result<()> {
         let Some(Frozen { image, unsynced }) = &self.base else { return Ok(()) };
-        let mut unsynced = unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unsynced = lock(unsynced);
         if *unsynced {
             image.sync()?;
             *unsynced = false;
@@ -218,15 +223,19 @@ impl Image {
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
     }
 
+    /// Bytes of the file to map: of a raw image, those of the disk.
+    pub(super) fn mapped_len(&self) -> io::Result<u64> {
+        match self.qcow2 {
+            None => Ok(self.sectors() * SECTOR),
+            Some(_) => Ok(self.source.try_size()? / SECTOR * SECTOR),
+        }
+    }
+
     /// Whether the image is a block device or a store that ends before `end`.
     ///
     /// A file becomes longer by writes.
     pub(super) fn is_shorter(&self, end: u64) -> bool {
-        let is_device = |file: &File| file.metadata().is_ok_and(|file| file.file_type().is_block_device());
-        match &self.source {
-            Source::File(file) => is_device(file) && self.source.size().is_ok_and(|size| size < end),
-            Source::Store(store) => store.end() < end,
-        }
+        self.source.end() < end
     }
 
     /// Whether the image is shorter than when it was opened, as far as is known.
@@ -236,9 +245,7 @@ impl Image {
 
     /// Asks the server of a store for its size. May block. Returns [`Image::has_shrunk`].
     pub(super) fn ask_size(&self) -> bool {
-        if let Source::Store(store) = &self.source
-            && let Err(error) = store.refresh()
-        {
+        if let Err(error) = self.source.refresh() {
             tracing::debug!(path = %self.path.display(), %error, "the size of the image is unknown");
         }
         self.has_shrunk()
@@ -262,11 +269,10 @@ impl Image {
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors() * SECTOR),
-            None => self.source.size(),
+            None => self.source.try_size(),
         };
         let found = found.map(|end| end / self.block * (self.block / SECTOR));
-        *self.look_error.lock().unwrap_or_else(PoisonError::into_inner) =
-            found.as_ref().err().map(ToString::to_string);
+        *lock(&self.look_error) = found.as_ref().err().map(ToString::to_string);
         let sectors = found?;
         // Relaxed: as above.
         self.sectors.store(sectors, Ordering::Relaxed);
@@ -275,7 +281,7 @@ impl Image {
 
     /// Why the last look failed.
     pub(super) fn look_error(&self) -> Option<String> {
-        self.look_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.look_error).clone()
     }
 
     /// Sets the size of the disk in bytes.

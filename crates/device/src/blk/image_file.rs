@@ -8,12 +8,12 @@ use super::direct::Alignment;
 use super::file_id::FileId;
 use super::magic;
 use super::mark;
-use super::present_pages::PresentPages;
-use super::source::Source;
 use super::{Format, OpenError};
 use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
+use paravane_store::file::FileStore;
+use paravane_store::file::PresentPages;
 use rustix::fs::OFlags;
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
@@ -36,7 +36,7 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 #[derive(Debug)]
 pub(super) struct ImageFile {
     /// Holds the lock.
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) guards: FileGuards,
     pub(super) path: PathBuf,
     /// Size of the file in bytes.
@@ -158,8 +158,8 @@ impl UnlockedFile {
     }
 
     /// Another handle of its bytes.
-    pub(super) fn source(&self) -> Option<Source> {
-        self.file.try_clone().ok().map(Source::File)
+    pub(super) fn source(&self) -> Option<Arc<dyn Store>> {
+        self.file.try_clone().ok().map(FileStore::of)
     }
 
     /// The file.
@@ -376,8 +376,7 @@ impl ImageFile {
         if limits.read_only && !opening.read_only {
             return Err(OpenError::ReadOnly { path });
         }
-        let source = Source::Store(store);
-        let resembles = || magic::resembles(opening.format, |into, at| source.read_at(into, at));
+        let resembles = || magic::resembles(opening.format, |into, at| store.read_at(into, at));
         // A format reads and writes whole blocks of the store, whatever its disk has.
         let least = match opening.format {
             Format::Raw => u64::from(limits.block).max(SECTOR),
@@ -399,7 +398,7 @@ impl ImageFile {
             magic::warn(&path, like);
         }
         Ok(Self {
-            source,
+            source: store,
             guards: FileGuards::default(),
             path,
             size,
@@ -434,7 +433,7 @@ impl ImageFile {
         let physical_block = 1 << metadata.blksize().clamp(least, MAX_PHYSICAL).ilog2();
         let in_memory = is_in_memory(&file, &metadata).map_err(os)?;
         let path = path.to_owned();
-        let source = Source::File(file);
+        let source = FileStore::of(file);
         let discard_block = physical_block;
         Ok(Self {
             source,
@@ -454,7 +453,7 @@ impl ImageFile {
 /// A file that was looked at, and is not locked.
 #[derive(Debug)]
 pub(super) struct Look {
-    pub(super) source: Source,
+    pub(super) source: Arc<dyn Store>,
     pub(super) size: u64,
     pub(super) block: u64,
 }
@@ -475,7 +474,7 @@ impl Look {
     fn at(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let os = |source| OpenError::Os { path: path.to_owned(), source };
         let Sizes { size, block, .. } = Sizes::of(file, path, opening)?;
-        Ok(Self { source: Source::File(file.try_clone().map_err(os)?), size, block })
+        Ok(Self { source: FileStore::of(file.try_clone().map_err(os)?), size, block })
     }
 }
 

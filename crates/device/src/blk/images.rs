@@ -32,12 +32,12 @@ mod merge;
 use super::image_file::{ImageFile, Opening};
 use super::layers;
 use super::qcow2::create as write_tables;
-use super::source::Source;
 use super::{Format, Layer, LayerSource, OpenError};
 use paravane_spec::blk::SECTOR;
-use std::fs::OpenOptions;
+use paravane_store::Store;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use thiserror::Error;
 
 pub use super::qcow2::{BackingName, Extent, Layout, NewQcow2, Recorded};
@@ -160,14 +160,13 @@ impl NewImage {
 /// # Errors
 /// [`ImageError::New`], or the file cannot be written.
 pub fn create(place: &LayerSource, new: &NewImage) -> Result<(), ImageError> {
-    let (source, path) = open_for_writing(place)?;
-    create_in(&source, &path, new)
+    create_in(&place.bytes(true)?, &place.path(), new)
 }
 
-fn create_in(source: &Source, path: &Path, new: &NewImage) -> Result<(), ImageError> {
+fn create_in(source: &Arc<dyn Store>, path: &Path, new: &NewImage) -> Result<(), ImageError> {
     new.check().map_err(|reason| ImageError::New { path: path.to_owned(), reason })?;
     let made = match new {
-        NewImage::Raw(size) => match source.size() {
+        NewImage::Raw(size) => match source.try_size() {
             Ok(found) if found == *size => Ok(()),
             Ok(_) => source.set_size(*size),
             Err(error) => Err(error),
@@ -178,27 +177,9 @@ fn create_in(source: &Source, path: &Path, new: &NewImage) -> Result<(), ImageEr
     made.map_err(|source| ImageError::Io { path: path.to_owned(), action: "make the image", source })
 }
 
-fn open_for_writing(place: &LayerSource) -> Result<(Source, PathBuf), ImageError> {
-    Ok(match place {
-        LayerSource::Path(path) => {
-            let file = OpenOptions::new().read(true).write(true).open(path);
-            let os = |source| OpenError::Os { path: path.clone(), source };
-            (Source::File(file.map_err(os)?), path.clone())
-        }
-        LayerSource::Store(store) => (Source::Store(store.clone()), store.status().location.into()),
-    })
-}
-
 /// Opens the bytes of an image, and locks them.
 fn open_file(place: &LayerSource, format: Format, read_only: bool) -> Result<ImageFile, OpenError> {
-    open_with(place, Opening::cached(format, read_only))
-}
-
-fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenError> {
-    match place {
-        LayerSource::Path(path) => ImageFile::open(path, opening),
-        LayerSource::Store(store) => ImageFile::over(store.clone(), opening),
-    }
+    place.image(Opening::cached(format, read_only))
 }
 
 /// Checks that `backing`, top first, are the layers that the headers of the images name.
@@ -208,12 +189,5 @@ fn open_with(place: &LayerSource, opening: Opening) -> Result<ImageFile, OpenErr
 /// # Errors
 /// [`OpenError::Layer`], or the image cannot be read.
 pub fn check_layers(place: &LayerSource, format: Format, backing: &[Layer]) -> Result<(), OpenError> {
-    let (source, path) = match place {
-        LayerSource::Path(path) => {
-            let os = |source| OpenError::Os { path: path.clone(), source };
-            (Source::File(std::fs::File::open(path).map_err(os)?), path.clone())
-        }
-        LayerSource::Store(store) => (Source::Store(store.clone()), store.status().location.into()),
-    };
-    layers::check(&source, &path, format, backing)
+    layers::check(&place.bytes(false)?, &place.path(), format, backing)
 }

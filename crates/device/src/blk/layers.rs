@@ -6,12 +6,12 @@
 //! A name in an image opens nothing: the operator's layers are opened, or none. But a wrong layer
 //! shows the guest a mixture of two disks, and its writes make that permanent.
 use super::qcow2::Recorded;
-use super::source::Source;
 use super::{Format, Layer, LayerSource, OpenError};
-use paravane_store::{Location, NbdLocation, Target};
-use std::fs::{File, Metadata};
+use paravane_store::{Location, NbdLocation, Store, Target};
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 /// Checks the layers of `top`, an image at `path` with this format.
 ///
@@ -20,12 +20,17 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// [`OpenError::Layer`].
-pub(super) fn check(top: &Source, path: &Path, format: Format, backing: &[Layer]) -> Result<(), OpenError> {
-    let (mut overlay, mut path, mut format) = (top.try_clone().ok(), path.to_owned(), format);
+pub(super) fn check(
+    top: &Arc<dyn Store>,
+    path: &Path,
+    format: Format,
+    backing: &[Layer],
+) -> Result<(), OpenError> {
+    let (mut overlay, mut path, mut format) = (Some(top.clone()), path.to_owned(), format);
     for layer in backing {
         let (Some(source), Format::Qcow2) = (&overlay, format) else { return Ok(()) };
         let Ok(Some(header)) = Recorded::read(source) else { return Ok(()) };
-        let location = location(&layer.source);
+        let location = layer.source.path();
         compare(&header, &path, layer, &location)?;
         overlay = open(&layer.source);
         if let Some(size) = overlay.as_ref().and_then(|source| size(source, layer.format))
@@ -133,32 +138,21 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     }
 }
 
-fn location(layer: &LayerSource) -> PathBuf {
-    match layer {
-        LayerSource::Path(path) => path.clone(),
-        LayerSource::Store(store) => store.status().location.into(),
-    }
-}
-
 /// The bytes of a layer, not locked.
-fn open(layer: &LayerSource) -> Option<Source> {
-    match layer {
+fn open(layer: &LayerSource) -> Option<Arc<dyn Store>> {
+    if let LayerSource::Path(path) = layer {
         // Opening another kind of file may have an effect by itself.
-        LayerSource::Path(path) => {
-            let kind = path.metadata().ok()?.file_type();
-            let file = (kind.is_file() || kind.is_block_device()).then(|| File::open(path).ok())??;
-            Some(Source::File(file))
-        }
-        LayerSource::Store(store) => Some(Source::Store(store.clone())),
+        let kind = path.metadata().ok()?.file_type();
+        (kind.is_file() || kind.is_block_device()).then_some(())?;
     }
+    layer.bytes(false).ok()
 }
 
 /// Size of the disk in a layer in bytes.
-fn size(source: &Source, format: Format) -> Option<u64> {
+fn size(source: &Arc<dyn Store>, format: Format) -> Option<u64> {
     match (format, source) {
         (Format::Qcow2, _) => Some(Recorded::read(source).ok()??.size),
-        (Format::Raw, Source::File(file)) => paravane_store::file::size(file).ok(),
-        (Format::Raw, Source::Store(store)) => Some(store.size()),
+        (Format::Raw, source) => source.try_size().ok(),
     }
 }
 

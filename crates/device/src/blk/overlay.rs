@@ -11,8 +11,8 @@ use super::file_id::{FileId, ImageId};
 use super::image_file::{ImageFile, Opening};
 use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
-use super::source::Source;
 use super::{Format, OpenError};
+use paravane_store::file::FileStore;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -65,7 +65,7 @@ impl Overlay {
             let name = base.path.to_str().ok_or_else(|| {
                 io::Error::new(io::ErrorKind::InvalidInput, "the path of the image below it is not UTF-8")
             })?;
-            let source = Source::File(file.try_clone()?);
+            let source = FileStore::of(file.try_clone()?);
             let backing = Some(BackingName { name: name.to_owned(), format: base.format });
             let new = NewQcow2 { size: base.size, cluster_size: CLUSTER_SIZE, backing };
             // Its tables follow the size of the image below.

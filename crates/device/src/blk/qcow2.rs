@@ -48,6 +48,7 @@ mod in_use;
 mod io;
 mod layer;
 mod map;
+mod open;
 mod rebuild;
 mod recorded;
 mod refcounts;
@@ -57,26 +58,21 @@ mod unmap;
 mod whole;
 mod write;
 
-use self::io::Io;
-use super::image_file::{ImageFile, Opening};
-use super::pieces::{cut, gather, scatter};
-use super::source::Source;
-use super::{Format, Layer, LayerSource, OpenError};
+use super::image_file::ImageFile;
+use super::{Layer, OpenError};
 use cluster_map::ClusterMap;
-use counts::Counts;
-use entry::{Entry, Place, Shape};
-use header::Header;
+use entry::{Entry, Place};
 use in_use::{InUse, Part};
 use layer::{Below, Core};
-use map::Map;
+use open::{open, open_core};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
-use paravane_store::{Job, Pieces};
+use paravane_store::lock;
+use paravane_store::pieces::{gather, parts, scatter, total};
+use paravane_store::{Job, Pieces, Store};
 use std::cell::RefCell;
-use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use tables::Tables;
 use unmap::Unmap;
 
 pub(super) use create::create;
@@ -98,9 +94,6 @@ const AT_ONCE: usize = 1 << 20;
 
 /// Clusters that are looked up at once.
 const LOOKED_UP: u64 = 64;
-
-/// Offset of the autoclear features in the header.
-const AUTOCLEAR: u64 = 88;
 
 thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -160,7 +153,7 @@ impl Qcow2 {
             core: Arc::new(core),
             tables: RwLock::default(),
             reason: Mutex::default(),
-            is_in_store: image.source.store().is_some(),
+            is_in_store: image.source.file().is_none(),
             _layers: layers,
         }
     }
@@ -213,7 +206,7 @@ impl Qcow2 {
                 (std::io::ErrorKind::Unsupported, None) => (libc::EOPNOTSUPP, None),
                 (_, None) => (libc::EIO, Some(error.to_string())),
             };
-            *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+            *lock(&self.reason) = reason;
             -number
         })
     }
@@ -230,7 +223,8 @@ impl Qcow2 {
             let moved = match now == len {
                 true => file(moved_to(job, host)),
                 false => PART.with_borrow_mut(|part| {
-                    cut(slices, done, now, part);
+                    part.clear();
+                    part.extend(parts(slices, done, now));
                     file(moved_to(with_pieces(job, part), host))
                 }),
             };
@@ -260,7 +254,8 @@ impl Qcow2 {
     pub(super) fn place(
         &self,
         job: Job,
-        (head, ranges): (u16, &QueueRanges),
+        head: u16,
+        ranges: &QueueRanges,
         part: &mut Vec<HostSlice>,
     ) -> Option<Job> {
         let InPlace { clusters, slices, offset, len, _unchanged } = self.may_be_in_place(job)?;
@@ -269,7 +264,8 @@ impl Qcow2 {
         if now == len {
             return Some(moved_to(job, host));
         }
-        cut(slices, 0, now, part);
+        part.clear();
+        part.extend(parts(slices, 0, now));
         Some(moved_to(with_pieces(job, part), host))
     }
 
@@ -317,7 +313,7 @@ impl Qcow2 {
 
     /// Message of the last failed job, if its error has no number.
     pub(super) fn reason(&self) -> Option<String> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.reason).clone()
     }
 
     fn try_perform(&self, job: Job) -> Result<i32> {
@@ -330,7 +326,7 @@ impl Qcow2 {
                 let _unchanged = self.shared();
                 self.core.read(buffer, offset)?;
                 // SAFETY: as above; they are mapped for writing, since it is a read.
-                unsafe { scatter(buffer, pieces) };
+                unsafe { scatter(pieces, 0, buffer) };
                 Ok(buffer.len() as i32)
             }),
             Job::Write { pieces, offset, durable } => BUFFER.with_borrow_mut(|buffer| {
@@ -338,7 +334,7 @@ impl Qcow2 {
                 let pieces = unsafe { pieces.slices() };
                 let buffer = room(buffer, pieces);
                 // SAFETY: as above.
-                unsafe { gather(pieces, buffer) };
+                unsafe { gather(pieces, 0, buffer) };
                 self.write_data(buffer, offset)?;
                 if durable {
                     self.sync()?;
@@ -455,8 +451,8 @@ struct InPlace<'a> {
 ///
 /// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, [`Io`] reads and
 /// writes whole ones, which must not be written in place at the same time.
-fn has_small_blocks(source: &Source) -> bool {
-    source.store().is_none_or(|store| u64::from(store.limits().block) <= SECTOR)
+fn has_small_blocks(source: &Arc<dyn Store>) -> bool {
+    u64::from(source.limits().block) <= SECTOR
 }
 
 /// A transfer at another offset.
@@ -490,11 +486,6 @@ fn transfer(job: Job) -> Option<(Pieces, u64)> {
     }
 }
 
-/// Bytes of the pieces.
-fn total(pieces: &[HostSlice]) -> u64 {
-    pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len as u64))
-}
-
 /// Buffer for the bytes of the pieces, at most [`AT_ONCE`].
 fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
     let len = total(pieces).min(AT_ONCE as u64) as usize;
@@ -510,103 +501,12 @@ pub(super) struct Base(Below);
 
 impl Base {
     /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: &Source) -> Result<Self> {
-        Below::raw(source.try_clone()?).map(Self)
+    pub(super) fn raw(source: &Arc<dyn Store>) -> Result<Self> {
+        Below::raw(source.clone()).map(Self)
     }
 
     /// Size of the disk in bytes.
     pub(super) fn size(&self) -> Result<u64> {
         self.0.size()
     }
-}
-
-/// Opens an image and its backing files.
-///
-/// Without `layers`, the image is opened without the backing file that it may have.
-fn open(
-    image: &ImageFile,
-    layers: Option<&[Layer]>,
-    files: &mut Vec<ImageFile>,
-) -> std::result::Result<Core, OpenError> {
-    let path = &image.path;
-    let (mut core, backing) = open_core(image)?;
-    let Some(layers) = layers else { return Ok(core) };
-    match (backing, layers.split_first()) {
-        (None, None) => {}
-        (Some(_), Some((layer, rest))) => core.below = Some(open_backing(layer, rest, files)?),
-        (Some(name), None) => return Err(OpenError::Backing { path: path.to_owned(), name }),
-        (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
-    }
-    Ok(core)
-}
-
-/// Opens an image without its backing files. Returns the name of its backing file, too.
-fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<String>), OpenError> {
-    let (path, is_writable) = (&image.path, !image.read_only);
-    let failed = |source| unusable(path, source);
-    let header = Header::read(&image.source)
-        .map_err(|source| OpenError::Header { path: path.clone(), source: Box::new(source) })?;
-    if header.data_file {
-        return Err(OpenError::DataFile { path: path.to_owned() });
-    }
-    let io = image.source.try_clone().and_then(Io::new).map_err(failed)?;
-    let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
-    let counts = match is_writable {
-        true => Some(prepare_writing(image, &header, &io)?),
-        false => None,
-    };
-    let map = Map::read(&image.source, &header).map_err(failed)?;
-    let tables = Tables::new(map, counts, shape);
-    let core = Core::new(io, shape, &header, tables);
-    Ok((core, header.backing))
-}
-
-/// Checks what a writer relies on, and clears what it does not keep up to date.
-fn prepare_writing(image: &ImageFile, header: &Header, io: &Io) -> std::result::Result<Counts, OpenError> {
-    let path = &image.path;
-    let failed = |source| unusable(path, source);
-    let wrong = |source| OpenError::Refcounts { path: path.clone(), source };
-    refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, header).map_err(wrong)?;
-    let mut counts = Counts::read(&image.source, header).map_err(failed)?;
-    if header.is_dirty() || header.version < 3 && rebuild::is_quick(&image.source, header).map_err(failed)? {
-        rebuild::rebuild(&image.source, path, header, (io, &mut counts)).map_err(wrong)?;
-    }
-    if header.autoclear != 0 {
-        // That must be on disk before the first write.
-        io.write(&[0; 8], AUTOCLEAR).and_then(|()| io.sync()).map_err(failed)?;
-        if header.has_bitmaps() {
-            tracing::warn!(
-                path = %path.display(),
-                "the image has dirty bitmaps, which are not updated; QEMU will report them as inconsistent"
-            );
-        }
-    }
-    Ok(counts)
-}
-
-/// Opens a backing file.
-fn open_backing(
-    layer: &Layer,
-    rest: &[Layer],
-    files: &mut Vec<ImageFile>,
-) -> std::result::Result<Below, OpenError> {
-    let opening = Opening::cached(layer.format, true);
-    let image = match &layer.source {
-        LayerSource::Path(path) => ImageFile::open(path, opening)?,
-        LayerSource::Store(store) => ImageFile::over(store.clone(), opening)?,
-    };
-    let below = match layer.format {
-        Format::Qcow2 => Below::Qcow2(Arc::new(open(&image, Some(rest), files)?)),
-        Format::Raw if rest.is_empty() => {
-            let raw = image.source.try_clone().and_then(Below::raw);
-            raw.map_err(|source| unusable(&image.path, source))?
-        }
-        Format::Raw => return Err(OpenError::NoBacking { path: image.path }),
-    };
-    files.push(image);
-    Ok(below)
-}
-
-fn unusable(path: &Path, source: std::io::Error) -> OpenError {
-    OpenError::Qcow2 { path: path.to_owned(), source }
 }

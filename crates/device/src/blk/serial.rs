@@ -11,10 +11,11 @@
 use super::image::Image;
 use paravane_spec::blk::ID_LEN;
 use paravane_store::Location;
+use paravane_store::lock;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// Characters of a long name that stay.
 const KEPT: usize = 11;
@@ -35,11 +36,11 @@ pub(super) struct Serial {
 impl Serial {
     /// `given`: the operator's.
     pub(super) fn new(image: &Image, given: Option<&str>) -> Self {
-        let id = match (given, image.source.store()) {
+        let id = match (given, image.source.file()) {
             (Some(given), _) => padded(given.as_bytes()),
-            (None, None) => of_name(file_name(&image.path).as_bytes()),
-            (None, Some(store)) => {
-                let location = store.status().location;
+            (None, Some(_)) => of_name(file_name(&image.path).as_bytes()),
+            (None, None) => {
+                let location = image.source.status().location;
                 let name = location.parse().map_or_else(|_| location.clone(), |named: Location| named.name());
                 of_name(if name.is_empty() { location.as_bytes() } else { name.as_bytes() })
             }
@@ -49,7 +50,7 @@ impl Serial {
     }
 
     pub(super) fn get(&self) -> Id {
-        *self.lock()
+        *lock(&self.id)
     }
 
     /// As text.
@@ -69,18 +70,13 @@ impl Serial {
             None => self.before,
         };
         let new = self.text();
-        let is_changed = std::mem::replace(&mut *self.lock(), told) != told;
+        let is_changed = std::mem::replace(&mut *lock(&self.id), told) != told;
         if is_changed && self.is_given {
             tracing::warn!(
                 "the guest was told serial {:?}, which stays; {new:?} at the next start without it",
                 self.text()
             );
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Id> {
-        // Each change leaves it whole.
-        self.id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

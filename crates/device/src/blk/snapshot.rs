@@ -11,9 +11,8 @@
 //!
 //! A write that was in flight is completed in the image. So nothing that the driver has been told is
 //! missing there, and nothing that it was not told matters: the image is what a crash would have left.
-use super::choice::{choose_engine, engine_name};
 use super::current::{Attached, Current};
-use super::engine::EngineKind;
+use super::engine::Engine;
 use super::file_id::{FileId, ImageId};
 use super::image::Image;
 use super::image_file;
@@ -151,7 +150,7 @@ impl Snapshots {
     /// Name of its engine, as [`Blk::engine`](super::Blk::engine).
     #[must_use]
     pub fn engine(&self) -> String {
-        engine_name(&self.current.attached())
+        self.current.attached().engine.name
     }
 
     /// Freezes the image, and has the disk write to `overlay` from now on.
@@ -177,12 +176,10 @@ impl Snapshots {
     }
 
     /// The engine of an overlay on this image.
-    fn overlay_engine(&self, base: &Image) -> EngineChoice {
-        let blocks = matches!(self.current.attached().engine, EngineKind::Immediate { .. })
-            && !(base.in_memory && base.qcow2.is_none());
+    fn overlay_engine(&self) -> EngineChoice {
         match self.choice {
             // It has no thread of its own that it may block.
-            EngineChoice::Immediate if !blocks => EngineChoice::Auto,
+            EngineChoice::Immediate if !self.current.attached().engine.blocks => EngineChoice::Auto,
             choice => choice,
         }
     }
@@ -205,10 +202,10 @@ impl Snapshots {
         let below_size = below.size().map_err(SnapshotError::Image)?;
         let qcow2 = Qcow2::over(&file, below)?;
         let image = Arc::new(Image::overlay(file, qcow2, base.clone())?);
-        let config = BlkConfig { engine: self.overlay_engine(&base), ..BlkConfig::new(&path) };
-        let engine = choose_engine(&image, &config, None)?;
+        let config = BlkConfig { engine: self.overlay_engine(), ..BlkConfig::new(&path) };
+        let engine = Engine::choose(&image, &config, None)?;
+        let name = engine.name.clone();
         let attached = Attached { image: image.clone(), engine };
-        let engine = engine_name(&attached);
         // So that little is left to write afterwards.
         base.sync().map_err(SnapshotError::Image)?;
         self.current.prepare(&attached).map_err(SnapshotError::Image)?;
@@ -232,7 +229,7 @@ impl Snapshots {
         self.current.clear();
         let unsynced = image.sync_base().err().map(|error| error.to_string());
         let (base, serial) = (base.path.clone(), self.serial.text());
-        Ok(Snapshot { pause, queues, base, is_marked, engine, serial, unsynced })
+        Ok(Snapshot { pause, queues, base, is_marked, engine: name, serial, unsynced })
     }
 }
 

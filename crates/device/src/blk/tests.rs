@@ -5,7 +5,9 @@ mod copies;
 mod data;
 mod direct;
 mod disk;
+mod fake_queue;
 mod full;
+mod held;
 mod images;
 mod in_flight;
 mod in_place;
@@ -22,13 +24,12 @@ mod resize;
 mod snapshot;
 mod stores;
 
-use super::current::Attached;
-use super::engine::Engine;
-use super::engine::held::{Held, Orders};
-use super::handler::Handler;
+use super::handler::{DiskQueue, Handler};
 use super::{Blk, BlkConfig, EngineChoice, io_uring_available};
 use crate::ServeError;
 use crate::rig::{DATA, Rig, segment, skipped};
+use fake_queue::FakeQueue;
+use held::{Held, Orders};
 use paravane_dma::Segment;
 use paravane_ring::QueueError;
 use paravane_ring::driver::Used;
@@ -140,10 +141,12 @@ fn range(sector: u64, num_sectors: u32, flags: u32) -> Vec<u8> {
 
 /// The handler of a queue, with a host that follows the test's orders.
 fn held_handler(disk: &Blk, orders: Arc<Mutex<Orders>>, features: u64) -> Handler {
-    let (follower, Attached { image, .. }) = disk.current.join(256).unwrap();
-    let engine = Engine::Held(Held::new(image.clone(), orders));
-    let errors = (0, disk.errors());
-    Handler::new((follower, image), disk.serial.get(), engine, None, (256, features), errors).unwrap()
+    let (follower, attached) = disk.current.join(256).unwrap();
+    let engine = Box::new(FakeQueue::new(Held { image: attached.image.clone(), orders }));
+    let (id, errors) = (disk.serial.get(), disk.errors());
+    let (index, size, limiter) = (0, 256, None);
+    Handler::new(DiskQueue { index, size, features, follower, attached, engine, id, limiter, errors })
+        .unwrap()
 }
 
 /// An answered request.

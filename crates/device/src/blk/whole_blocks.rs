@@ -10,14 +10,12 @@
 //! Writes to different parts of a block do not lose each other, as each has the lock for its read and
 //! write. A write of a whole block that overlaps one of a part is the driver's race, as on a disk.
 use super::direct::Page;
-use super::pieces::{gather, scatter};
-use paravane_dma::HostSlice;
-use paravane_store::Job;
-use std::fs::File;
+use paravane_store::lock;
+use paravane_store::pieces::{gather, scatter, total};
+use paravane_store::{Job, Store};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use zerocopy::IntoBytes;
 
 /// Most bytes of one transfer; the rest follows in further ones.
@@ -58,22 +56,13 @@ impl Blocks {
     }
 
     /// Reads a range of the buffer from the file. Returns the number of bytes up to the file's end.
-    fn read(&mut self, file: &File, range: Range<usize>) -> io::Result<usize> {
-        let (start, mut done) = (self.start + range.start as u64, 0);
-        let room = &mut self.bytes()[range];
-        while done < room.len() {
-            match file.read_at(&mut room[done..], start + done as u64) {
-                Ok(0) => break,
-                Ok(moved) => done += moved,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
+    fn read(&mut self, file: &dyn Store, range: Range<usize>) -> io::Result<usize> {
+        let start = self.start + range.start as u64;
+        file.read_up_to(&mut self.bytes()[range], start)
     }
 
     /// Reads the blocks of which only a part is written.
-    fn read_edges(&mut self, file: &File) -> io::Result<()> {
+    fn read_edges(&mut self, file: &dyn Store) -> io::Result<()> {
         let (part, block, len) = (self.part.clone(), self.block, self.len);
         let (first, last) = (0..block, len - block..len);
         let is_first = part.start > 0 || part.end < block;
@@ -88,10 +77,6 @@ impl Blocks {
     }
 }
 
-fn total(pieces: &[HostSlice]) -> u64 {
-    pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len as u64))
-}
-
 /// Does a transfer in blocks of `block` bytes, a power of two. Returns the bytes moved.
 ///
 /// Writes lock `alone`, which belongs to the file.
@@ -102,7 +87,7 @@ fn total(pieces: &[HostSlice]) -> u64 {
 /// # Safety
 /// The pieces of the job, the array that lists them, and the memory that they name stay valid during
 /// the call.
-pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Job) -> io::Result<usize> {
+pub(super) unsafe fn perform(file: &dyn Store, block: u64, alone: &Mutex<()>, job: Job) -> io::Result<usize> {
     match job {
         Job::Read { pieces, offset } => {
             // SAFETY: the caller's promise.
@@ -113,7 +98,7 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
             let part = blocks.part.start.min(found)..blocks.part.end.min(found);
             let data = &blocks.bytes()[part];
             // SAFETY: the caller's promise; they are mapped for writing, since it is a read.
-            unsafe { scatter(data, pieces) };
+            unsafe { scatter(pieces, 0, data) };
             Ok(data.len())
         }
         Job::Write { pieces, offset, durable } => {
@@ -122,13 +107,13 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
             let mut blocks = Blocks::new(offset, total(pieces), block)?;
             let (part, start) = (blocks.part.clone(), blocks.start);
             // Nothing is left half done under it.
-            let _alone = alone.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = lock(alone);
             blocks.read_edges(file)?;
             // SAFETY: the caller's promise.
-            unsafe { gather(pieces, &mut blocks.bytes()[part.clone()]) };
+            unsafe { gather(pieces, 0, &mut blocks.bytes()[part.clone()]) };
             file.write_all_at(blocks.bytes(), start)?;
             if durable {
-                file.sync_data()?;
+                file.sync()?;
             }
             Ok(part.len())
         }
@@ -139,7 +124,11 @@ pub(super) unsafe fn perform(file: &File, block: u64, alone: &Mutex<()>, job: Jo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_dma::HostSlice;
     use paravane_store::Pieces;
+    use paravane_store::file::FileStore;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
     use std::ptr::NonNull;
 
     fn run(file: &File, data: &mut [u8], offset: u64, write: bool) -> io::Result<usize> {
@@ -152,7 +141,7 @@ mod tests {
             false => Job::Read { pieces, offset },
         };
         // SAFETY: all is borrowed for the call.
-        unsafe { perform(file, 4096, &alone, job) }
+        unsafe { perform(&*FileStore::of(file.try_clone()?), 4096, &alone, job) }
     }
 
     #[test]

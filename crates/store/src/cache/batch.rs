@@ -10,7 +10,7 @@
 //! All entries have RWF_NOWAIT: the kernel copies them during the call that submits them, and
 //! gives none to its threads. What is correct does not depend on it: [`Ring::copy`] returns when
 //! the kernel has none of them.
-use super::chunks::{Begun, Chunks, Found};
+use super::chunks::{BegunRead, Chunks, Found};
 use crate::Pieces;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::io;
@@ -45,7 +45,7 @@ pub(crate) struct Read {
 #[derive(Debug)]
 struct Collected {
     read: Read,
-    begun: Begun,
+    begun: BegunRead,
     /// Bytes that the ring has copied, or an error number; `None`: preadv2 tells.
     copied: Option<Result<u64, i32>>,
 }
@@ -54,12 +54,12 @@ struct Collected {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     reads: Vec<Collected>,
-    ring: State,
+    ring: RingState,
 }
 
 #[derive(Debug, Default)]
 #[expect(clippy::large_enum_variant, reason = "one for each queue, and the larger one is to be fast")]
-enum State {
+enum RingState {
     /// No batch was large enough yet.
     #[default]
     Unused,
@@ -101,10 +101,10 @@ impl Batch {
     /// Does the reads, in order.
     pub(super) fn perform(&mut self, chunks: &Chunks) -> impl Iterator<Item = (Read, Found)> {
         for reads in self.reads.chunks_mut(MOST).filter(|reads| reads.len() >= FEWEST) {
-            if let State::Unused = self.ring {
-                self.ring = Ring::new(chunks).map_or_else(refused, State::Open);
+            if let RingState::Unused = self.ring {
+                self.ring = Ring::new(chunks).map_or_else(refused, RingState::Open);
             }
-            if let State::Open(ring) = &mut self.ring
+            if let RingState::Open(ring) = &mut self.ring
                 // SAFETY: the promise of `push`.
                 && let Err(error) = unsafe { ring.copy(reads) }
             {
@@ -120,9 +120,9 @@ impl Batch {
 }
 
 #[cold]
-fn refused(error: io::Error) -> State {
+fn refused(error: io::Error) -> RingState {
     tracing::debug!("cached chunks are read without io_uring: {error}");
-    State::Refused
+    RingState::Refused
 }
 
 /// A ring with the file of the data.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     fn has_ring(batch: &Batch) -> bool {
-        matches!(batch.ring, State::Open(_))
+        matches!(batch.ring, RingState::Open(_))
     }
 
     const COPIED: Found = Found::Copied { mark: None };
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn hits_are_copied_with_a_ring_and_without_one() {
         let Some((chunks, _)) = chunks(5) else { return };
-        let refused = Batch { ring: State::Refused, ..Batch::default() };
+        let refused = Batch { ring: RingState::Refused, ..Batch::default() };
         for (round, mut batch) in [Batch::default(), refused].into_iter().enumerate() {
             let mut memory = Memory::new(5);
             assert_eq!(memory.push(&mut batch, &chunks, &[0, 1, 4, 3, 2]), [true; 5]);
@@ -319,7 +319,7 @@ mod tests {
         memory.push(&mut batch, &chunks, &[1, 2, 3]);
         assert_eq!(found(&mut batch, &chunks), [Found::Copied { mark: Some(1) }, COPIED, COPIED]);
         assert_eq!(memory.first(), [2, 3, 4]);
-        assert!(matches!(batch.ring, State::Unused));
+        assert!(matches!(batch.ring, RingState::Unused));
     }
 
     #[test]
@@ -398,11 +398,12 @@ mod tests {
         // SAFETY: the ring owns its descriptor, which stays open: it is another file now.
         let fd = unsafe { libc::dup2(null.as_fd().as_raw_fd(), ring.0.as_raw_fd()) };
         assert_eq!(fd, ring.0.as_raw_fd());
-        let (mut batch, mut memory) = (Batch { ring: State::Open(ring), ..Batch::default() }, Memory::new(4));
+        let (mut batch, mut memory) =
+            (Batch { ring: RingState::Open(ring), ..Batch::default() }, Memory::new(4));
         memory.push(&mut batch, &chunks, &[3, 2, 0, 0]);
         assert_eq!(found(&mut batch, &chunks), [COPIED; 4]);
         assert_eq!(memory.first(), [4, 3, 1, 1]);
-        assert!(matches!(batch.ring, State::Refused));
+        assert!(matches!(batch.ring, RingState::Refused));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The limit that stores of chunks share.
 use super::chunks::Chunks;
+use crate::lock::lock;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Most bytes of some stores together, and who has to give.
 #[derive(Debug)]
@@ -26,20 +27,20 @@ impl Budget {
 
     /// Adds a store.
     pub(super) fn add(&self, store: &Arc<Chunks>) {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = lock(&self.stores);
         stores.retain(|store| store.strong_count() > 0);
         stores.push(Arc::downgrade(store));
     }
 
     /// Removes a store, which is not used any more.
     pub(super) fn remove(&self, store: &Arc<Chunks>) {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = lock(&self.stores);
         stores.retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(store)));
     }
 
     /// The bytes of all, and the store that has most.
     pub(super) fn used(&self) -> (u64, Option<Arc<Chunks>>) {
-        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let stores = lock(&self.stores);
         let stores: Vec<_> = stores.iter().filter_map(Weak::upgrade).collect();
         let used = stores.iter().map(|store| store.used()).sum::<u64>();
         let most = stores.into_iter().max_by_key(|store| store.used());

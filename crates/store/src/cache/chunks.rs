@@ -1,14 +1,15 @@
 //! Chunks of one object in one file, with their states.
 use super::Layout;
-use super::map::Map;
+use super::map::ChunkMap;
 use crate::Pieces;
+use crate::lock::lock;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// State of a chunk: it is here, and it is right.
 const VALID: u32 = 1;
@@ -39,7 +40,7 @@ pub(crate) enum Found {
 
 /// The chunks of a read, as they were before it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Begun {
+pub(super) struct BegunRead {
     first: u64,
     last: u64,
     /// Sum of their generations.
@@ -53,7 +54,7 @@ pub(super) struct Chunks {
     layout: Layout,
     data: File,
     /// None for memory.
-    map: Option<Map>,
+    map: Option<ChunkMap>,
     states: Box<[AtomicU32]>,
     /// The hand of the clock. Held by whoever changes data or map.
     changes: Mutex<u64>,
@@ -80,7 +81,7 @@ impl Chunks {
     pub(super) fn in_memory(layout: Layout) -> io::Result<Self> {
         let data = File::from(rustix::fs::memfd_create("paravane-chunks", MemfdFlags::CLOEXEC)?);
         data.set_len(layout.size())?;
-        Ok(Self::new(layout, (data, None), states(layout)?))
+        Ok(Self::new(layout, data, None, states(layout)?))
     }
 
     /// With the chunks that the map has, all of them unchecked.
@@ -88,7 +89,7 @@ impl Chunks {
     /// # Errors
     /// A file cannot be read or written.
     pub(super) fn in_files(layout: Layout, data: File, map: File, key: [u8; 32]) -> io::Result<Self> {
-        let (map, fresh) = Map::open(map, layout, key)?;
+        let (map, fresh) = ChunkMap::open(map, layout, key)?;
         if fresh {
             data.set_len(0)?;
         }
@@ -105,10 +106,10 @@ impl Chunks {
             absent = chunk + 1;
         })?;
         punch(absent, layout.count());
-        Ok(Self { used: used.into(), ..Self::new(layout, (data, Some(map)), states) })
+        Ok(Self { used: used.into(), ..Self::new(layout, data, Some(map), states) })
     }
 
-    fn new(layout: Layout, (data, map): (File, Option<Map>), states: Box<[AtomicU32]>) -> Self {
+    fn new(layout: Layout, data: File, map: Option<ChunkMap>, states: Box<[AtomicU32]>) -> Self {
         Self {
             layout,
             at_once: AtomicBool::new(map.is_some()),
@@ -119,10 +120,6 @@ impl Chunks {
             used: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
         }
-    }
-
-    fn change(&self) -> MutexGuard<'_, u64> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of the chunks that are here.
@@ -178,10 +175,10 @@ impl Chunks {
     }
 
     /// Begins a read: the caller copies and calls [`Chunks::end`]. `None`: a chunk is not valid.
-    pub(super) fn begin(&self, offset: u64, len: u64) -> Option<Begun> {
+    pub(super) fn begin(&self, offset: u64, len: u64) -> Option<BegunRead> {
         let (first, last) = self.layout.chunks(offset, len);
         let (generations, marked) = self.generations(first, last)?;
-        Some(Begun { first, last, generations, marked })
+        Some(BegunRead { first, last, generations, marked })
     }
 
     /// Whether a copy need not wait for the disk.
@@ -204,8 +201,8 @@ impl Chunks {
     }
 
     /// Ends a read of `len` bytes, which has copied what [`Chunks::copy`] would return.
-    pub(super) fn end(&self, begun: Begun, len: u64, copied: Result<u64, i32>, at_once: bool) -> Found {
-        let Begun { first, last, generations, marked } = begun;
+    pub(super) fn end(&self, begun: BegunRead, len: u64, copied: Result<u64, i32>, at_once: bool) -> Found {
+        let BegunRead { first, last, generations, marked } = begun;
         // The copy is done before the states are looked at again. Pairs with the fence in `forget`: if
         // the copy has bytes of a hole, the load sees the generation that came before the hole.
         fence(Ordering::SeqCst);
@@ -226,7 +223,7 @@ impl Chunks {
             Err(error @ (libc::EFAULT | libc::EINVAL)) => Found::Failed(error),
             // The disk below the folder fails: these chunks are fetched again.
             _ => {
-                (first..=last).for_each(|chunk| self.forget(&self.change(), chunk));
+                (first..=last).for_each(|chunk| self.forget(&lock(&self.changes), chunk));
                 Found::Absent
             }
         }
@@ -260,7 +257,7 @@ impl Chunks {
         let checksum = self.map.as_ref().and_then(|map| map.get(chunk));
         let right =
             read.is_ok() && self.map.as_ref().is_some_and(|map| checksum == Some(map.checksum(chunk, data)));
-        let changes = self.change();
+        let changes = lock(&self.changes);
         if !same(state.load(Ordering::Acquire)) {
             return false;
         }
@@ -278,7 +275,7 @@ impl Chunks {
     /// # Errors
     /// The file system refuses. The chunk stays absent.
     pub(super) fn keep(&self, chunk: u64, data: &[u8], mark: bool) -> io::Result<()> {
-        let _changes = self.change();
+        let _changes = lock(&self.changes);
         let state = &self.states[chunk as usize];
         let before = state.load(Ordering::Relaxed);
         if before & (VALID | UNCHECKED) != 0 {
@@ -300,7 +297,7 @@ impl Chunks {
 
     /// Evicts the next chunk that was not used for a turn of the clock. Returns its bytes.
     pub(super) fn evict(&self) -> Option<u64> {
-        let mut hand = self.change();
+        let mut hand = lock(&self.changes);
         for _ in 0..2 * self.layout.count() + 1 {
             let chunk = *hand % self.layout.count();
             *hand = chunk + 1;

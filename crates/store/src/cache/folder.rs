@@ -2,12 +2,13 @@
 use super::Layout;
 use super::budget::Budget;
 use super::chunks::Chunks;
+use crate::lock::lock;
 use rustix::fs::FlockOperation;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::SystemTime;
 
 /// Endings of the two files of an object.
@@ -57,7 +58,7 @@ impl Folder {
     /// It cannot be read.
     pub(super) fn open(path: &Path, limit: u64) -> io::Result<Arc<Self>> {
         let path = path.canonicalize()?;
-        let mut folders = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut folders = lock(&FOLDERS);
         folders.retain(|folder| folder.strong_count() > 0);
         if let Some(folder) = folders.iter().filter_map(Weak::upgrade).find(|folder| folder.path == path) {
             return Ok(folder);
@@ -67,10 +68,6 @@ impl Folder {
         let folder = Arc::new(Self { path, budget: Budget::new(limit), files });
         folders.push(Arc::downgrade(&folder));
         Ok(folder)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Files> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where it is.
@@ -103,20 +100,20 @@ impl Folder {
     /// # Errors
     /// A file cannot be read or written.
     pub(super) fn take(&self, files: &mut Waiting, layout: Layout) -> io::Result<Option<Arc<Chunks>>> {
-        if !lock(&files.map)? {
+        if !lock_file(&files.map)? {
             return Ok(None);
         }
         if files.map.metadata()?.nlink() == 0 || files.data.metadata()?.nlink() == 0 {
             // Another process has removed them to make room, before this one had the lock.
             *files = self.files(layout, files.key)?;
-            if !lock(&files.map)? {
+            if !lock_file(&files.map)? {
                 return Ok(None);
             }
         }
         let (data, map) = (files.data.try_clone()?, files.map.try_clone()?);
         let chunks = Arc::new(Chunks::in_files(layout, data, map, files.key)?);
         self.budget.add(&chunks);
-        let mut all = self.lock();
+        let mut all = lock(&self.files);
         all.left.retain(|left| left.name != files.name);
         all.taken.push((files.name.clone(), Arc::downgrade(&chunks)));
         drop(all);
@@ -129,7 +126,7 @@ impl Folder {
     /// Leaves the files of a store that is not used any more.
     pub(super) fn leave(&self, store: &Arc<Chunks>) {
         self.budget.remove(store);
-        let mut files = self.lock();
+        let mut files = lock(&self.files);
         let (bytes, changed) = (store.used(), SystemTime::now());
         let is_it = |taken: &(String, Weak<Chunks>)| std::ptr::eq(taken.1.as_ptr(), Arc::as_ptr(store));
         if let Some(index) = files.taken.iter().position(is_it) {
@@ -148,7 +145,7 @@ impl Folder {
     }
 
     fn make_room(&self, bytes: u64) {
-        let mut files = self.lock();
+        let mut files = lock(&self.files);
         while !files.left.is_empty() {
             let left = files.left.iter().map(|left| left.bytes).sum::<u64>();
             if self.budget.used().0 + left + bytes <= self.budget.limit() {
@@ -163,7 +160,7 @@ impl Folder {
 }
 
 /// Tries to lock a file for this process. It is unlocked when its last descriptor is closed.
-fn lock(file: &File) -> io::Result<bool> {
+fn lock_file(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
@@ -206,7 +203,7 @@ fn left_in(folder: &Path) -> io::Result<Vec<Left>> {
         }
         let Some(name) = name else { continue };
         let Ok(map) = regular(OpenOptions::new().read(true), &path) else { continue };
-        if !lock(&map)? {
+        if !lock_file(&map)? {
             continue;
         }
         let data = fs::symlink_metadata(path.with_extension(DATA));
@@ -230,7 +227,7 @@ fn is_ours(name: &str) -> bool {
 fn remove(folder: &Path, name: &str) -> io::Result<()> {
     let path = folder.join(name).with_extension(MAP);
     let map = regular(OpenOptions::new().read(true), &path)?;
-    if !lock(&map)? {
+    if !lock_file(&map)? {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     fs::remove_file(path.with_extension(DATA))?;

@@ -18,7 +18,7 @@ const MARK: u32 = 0x4348_4b31;
 
 /// A map file that this process has locked.
 #[derive(Debug)]
-pub(super) struct Map {
+pub(super) struct ChunkMap {
     file: File,
     key: [u8; 32],
 }
@@ -35,7 +35,7 @@ fn header(layout: Layout, key: &[u8; 32]) -> [u8; HEADER] {
     header
 }
 
-impl Map {
+impl ChunkMap {
     /// Takes up a file. `true`: it has no entries, and what the data file has is void.
     ///
     /// # Errors
@@ -119,19 +119,19 @@ mod tests {
     fn entries_are_found_again_and_void_for_another_object() {
         let layout = Layout::new(100_000, 4096).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let (map, fresh) = Map::open(file.try_clone().unwrap(), layout, [1; 32]).unwrap();
+        let (map, fresh) = ChunkMap::open(file.try_clone().unwrap(), layout, [1; 32]).unwrap();
         assert!(fresh);
         map.set(3, Some(7)).unwrap();
         map.set(24, Some(0)).unwrap();
         map.set(5, Some(9)).unwrap();
         map.set(5, None).unwrap();
-        let (map, fresh) = Map::open(file.try_clone().unwrap(), layout, [1; 32]).unwrap();
+        let (map, fresh) = ChunkMap::open(file.try_clone().unwrap(), layout, [1; 32]).unwrap();
         let mut found = Vec::new();
         map.for_each(layout, |chunk| found.push(chunk)).unwrap();
         assert_eq!((fresh, found), (false, vec![3, 24]));
         assert_eq!((map.get(3), map.get(24), map.get(5)), (Some(7), Some(0), None));
 
-        let (map, fresh) = Map::open(file, layout, [2; 32]).unwrap();
+        let (map, fresh) = ChunkMap::open(file, layout, [2; 32]).unwrap();
         assert!(fresh);
         assert_eq!(map.get(3), None);
     }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_checksum_is_one_of_this_place() {
         let layout = Layout::new(100_000, 4096).unwrap();
-        let map = Map::open(tempfile::tempfile().unwrap(), layout, [1; 32]).unwrap().0;
+        let map = ChunkMap::open(tempfile::tempfile().unwrap(), layout, [1; 32]).unwrap().0;
         assert_ne!(map.checksum(1, b"data"), map.checksum(2, b"data"));
     }
 }

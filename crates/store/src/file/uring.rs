@@ -8,7 +8,7 @@
 //! kernel, see `rest`.
 use super::fallocate_mode;
 use super::registered::Registered;
-use crate::{Job, Outcome, Pieces, Rest, StoreQueue};
+use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use paravane_dma::Region;
 use rustix::event::EventfdFlags;
@@ -70,7 +70,7 @@ pub fn probe() -> io::Result<bool> {
         .map_err(io::Error::from_raw_os_error)
 }
 
-fn event() -> io::Result<OwnedFd> {
+pub(super) fn event() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
@@ -98,6 +98,7 @@ pub struct Uring {
     registered: Option<Registered>,
     /// Registered memory supports transfers of several pieces.
     lists: bool,
+    wakes: Option<WakeSource>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -107,34 +108,22 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    /// Makes a ring for `jobs` jobs in flight on `file`. It signals `event` after `rest(true)`.
+    /// Makes a ring for `jobs` jobs in flight on `file`.
     ///
-    /// With `registers`, it registers guest memory; see [`Uring::register_memory`].
+    /// With `registers`, it registers guest memory; see [`StoreQueue::register_memory`].
     ///
     /// # Errors
     /// The host refuses.
-    pub fn new(file: &File, registers: bool, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
+    pub fn new(file: &File, registers: bool, jobs: u16) -> io::Result<Self> {
         // Every job in flight has an entry in either queue (the completion queue is twice as long):
         // neither can overflow.
         let entries = u32::from(jobs).next_power_of_two().max(2);
         let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
+        let event = Arc::new(event()?);
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let registered = registers.then(Registered::default);
-        Ok(Self { ring, event, registered, lists: probe()? })
-    }
-
-    /// Whether it registers guest memory.
-    #[must_use]
-    pub fn registers(&self) -> bool {
-        self.registered.is_some()
-    }
-
-    /// Registers the regions of the memory map with this generation, unless they are already.
-    pub fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
-        if let Some(registered) = &mut self.registered {
-            registered.follow(&self.ring, generation, regions);
-        }
+        Ok(Self { ring, event, registered, lists: probe()?, wakes: None })
     }
 
     /// Number of the registered buffer that contains a transfer.
@@ -146,6 +135,20 @@ impl Uring {
 }
 
 impl StoreQueue for Uring {
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, &self.event, wakes)
+    }
+
+    fn registers(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
+        if let Some(registered) = &mut self.registered {
+            registered.follow(&self.ring, generation, regions);
+        }
+    }
+
     fn quiet(&mut self) {
         // Needs no ordering: the kernel only reads the flag. If it sees the flag late, it signals
         // once without need.

@@ -8,8 +8,8 @@
 use super::channel::Channel;
 use super::member::Fds;
 use super::queue::{NbdQueue, wait};
-use super::shared::lock;
 use super::task::Work;
+use crate::lock::lock;
 use crate::{Outcome, StoreQueue};
 use std::collections::VecDeque;
 use std::io;
@@ -22,12 +22,12 @@ const PLACES: u16 = 64;
 #[derive(Debug)]
 pub(super) struct Blocking {
     fds: Arc<Fds>,
-    state: Mutex<State>,
+    state: Mutex<BlockingState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct BlockingState {
     queue: NbdQueue,
     /// Free heads.
     free: Vec<u16>,
@@ -43,7 +43,7 @@ impl Blocking {
         let queue = NbdQueue::new(channel, PLACES)?;
         Ok(Self {
             fds: queue.fds().clone(),
-            state: Mutex::new(State {
+            state: Mutex::new(BlockingState {
                 queue,
                 free: (0..PLACES).collect(),
                 results: vec![None; usize::from(PLACES)],
@@ -89,7 +89,7 @@ impl Blocking {
             }
             state = lock(&self.state);
             state.has_leader = false;
-            let State { queue, outcomes, results, .. } = &mut *state;
+            let BlockingState { queue, outcomes, results, .. } = &mut *state;
             queue.reap(outcomes);
             for outcome in outcomes.drain(..) {
                 results[usize::from(outcome.head())] = Some(outcome.result());

@@ -14,11 +14,12 @@
 //! member that receives delivers to the others, too.
 use super::export::Export;
 use super::member::{Fds, Member};
-use super::session::{Ended, Lost, Session};
-use super::shared::{OldSocket, Shared, lock};
+use super::session::{EndedTask, Lost, NbdSession};
+use super::shared::{NbdShared, OldSocket};
 use super::socket::timespec;
 use super::task::{Tasks, Work};
 use super::wire::Wire;
+use crate::lock::lock;
 use crate::{Link, Outcome, WakeSet};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -52,9 +53,9 @@ pub(super) enum Begin {
 /// A connection.
 pub(super) struct Channel {
     me: Weak<Self>,
-    shared: Arc<Shared>,
+    shared: Arc<NbdShared>,
     launch: Box<Launch>,
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
 }
 
 impl std::fmt::Debug for Channel {
@@ -64,12 +65,12 @@ impl std::fmt::Debug for Channel {
 }
 
 #[derive(Debug)]
-struct State {
+struct ChannelState {
     link: Link,
-    session: Option<Session>,
+    session: Option<NbdSession>,
     tasks: Tasks,
     to_send: VecDeque<u32>,
-    ended: Vec<Ended>,
+    ended: Vec<EndedTask>,
     members: Vec<Member>,
     /// Members wait for room in the socket, too.
     awaits_room: bool,
@@ -103,19 +104,19 @@ pub(super) struct Report {
 impl Channel {
     /// A channel over a new connection.
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<NbdShared>,
         launch: Box<Launch>,
         wire: Wire,
         export: Export,
     ) -> io::Result<Arc<Self>> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        let session = Session::new(wire, export, &shared.options);
+        let session = NbdSession::new(wire, export, &shared.options);
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             shared,
             launch,
-            state: Mutex::new(State {
+            state: Mutex::new(ChannelState {
                 link: Link::Up,
                 session: Some(session),
                 tasks: Tasks::default(),
@@ -133,7 +134,7 @@ impl Channel {
         }))
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<NbdShared> {
         &self.shared
     }
 
@@ -157,7 +158,7 @@ impl Channel {
         };
         let all =
             state.members.iter().filter(|member| member.is_used).map(|member| member.jobs).sum::<usize>();
-        let State { tasks, to_send, ended, .. } = &mut *state;
+        let ChannelState { tasks, to_send, ended, .. } = &mut *state;
         let room = all.saturating_sub(tasks.capacity());
         tasks.reserve(room);
         to_send.reserve(all);
@@ -169,7 +170,7 @@ impl Channel {
     /// Removes a user. Its memory is touched no more when this returns.
     pub(super) fn leave(&self, member: u16) {
         let mut state = lock(&self.state);
-        let has_begun = state.session.as_ref().is_some_and(Session::has_begun);
+        let has_begun = state.session.as_ref().is_some_and(NbdSession::has_begun);
         let front = state.to_send.front().copied().filter(|_| has_begun);
         let cuts = front.is_some_and(|task| state.tasks.get(task).member == member);
         if cuts {
@@ -195,7 +196,7 @@ impl Channel {
     /// See [`StoreQueue::register`](crate::StoreQueue::register).
     pub(super) fn register(&self, member: u16, wakes: Option<&WakeSet>) -> io::Result<()> {
         let mut state = lock(&self.state);
-        let State { members, session, timer, awaits_room, .. } = &mut *state;
+        let ChannelState { members, session, timer, awaits_room, .. } = &mut *state;
         let wire = session.as_ref().map(|session| (&session.wire, *awaits_room));
         members[usize::from(member)].register(wakes, timer, wire)
     }
@@ -208,7 +209,7 @@ impl Channel {
         for (head, work) in jobs.drain(..) {
             let task = state.tasks.add(member, head, work);
             if fails {
-                state.ended.push(Ended { task, result: -libc::EIO });
+                state.ended.push(EndedTask { task, result: -libc::EIO });
             } else {
                 state.to_send.push_back(task);
             }
@@ -276,14 +277,14 @@ impl Channel {
         let state = &mut *state;
         for (head, work) in pushed.drain(..) {
             let task = state.tasks.add(member, head, work);
-            state.ended.push(Ended { task, result: -libc::ECANCELED });
+            state.ended.push(EndedTask { task, result: -libc::ECANCELED });
         }
-        let State { to_send, tasks, ended, .. } = state;
+        let ChannelState { to_send, tasks, ended, .. } = state;
         to_send.retain(|index| {
             let task = tasks.get(*index);
             let cancels = task.member == member && task.is_untouched();
             if cancels {
-                ended.push(Ended { task: *index, result: -libc::ECANCELED });
+                ended.push(EndedTask { task: *index, result: -libc::ECANCELED });
             }
             !cancels
         });
@@ -320,7 +321,7 @@ impl Channel {
     pub(super) fn resume(&self, wire: Wire, export: Export) -> Resumed {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let mut session = Session::new(wire, export, &self.shared.options);
+        let mut session = NbdSession::new(wire, export, &self.shared.options);
         if let Some(why) = export.differs(&self.shared.opened()) {
             session.say_goodbye();
             self.unusable(state, why);
@@ -381,7 +382,7 @@ impl Channel {
     }
 
     /// Does what can be done without waiting.
-    fn serve(&self, state: &mut State) {
+    fn serve(&self, state: &mut ChannelState) {
         if state.due.is_some_and(|due| Instant::now() >= due) {
             self.time_is_over(state);
         }
@@ -399,7 +400,7 @@ impl Channel {
     }
 
     /// A turn is over: a loss is dealt with, the timer is set. What has ended is delivered later.
-    fn after(&self, state: &mut State, done: Result<(), Lost>) {
+    fn after(&self, state: &mut ChannelState, done: Result<(), Lost>) {
         match done {
             Ok(()) => self.watch_socket(state),
             Err(lost) => self.lose(state, lost),
@@ -417,7 +418,7 @@ impl Channel {
     /// Has all members wait for room in the socket while a send is incomplete.
     ///
     /// All: the one that sent may have ended its turn, and others wait for replies.
-    fn watch_socket(&self, state: &mut State) {
+    fn watch_socket(&self, state: &mut ChannelState) {
         let Some(session) = &state.session else { return };
         if session.is_blocked == state.awaits_room {
             return;
@@ -428,9 +429,9 @@ impl Channel {
     }
 
     /// Delivers what has ended.
-    fn finish(&self, state: &mut State, reaps: Option<u16>) {
-        let State { ended, tasks, members, session, violations, .. } = state;
-        for Ended { task, result } in ended.drain(..) {
+    fn finish(&self, state: &mut ChannelState, reaps: Option<u16>) {
+        let ChannelState { ended, tasks, members, session, violations, .. } = state;
+        for EndedTask { task, result } in ended.drain(..) {
             let task = tasks.remove(task);
             if task.is_orphan {
                 continue;
@@ -454,7 +455,7 @@ impl Channel {
     }
 
     /// The connection is of no more use.
-    fn lose(&self, state: &mut State, lost: Lost) {
+    fn lose(&self, state: &mut ChannelState, lost: Lost) {
         // What was answered before is not sent again.
         self.finish(state, None);
         let Some(session) = state.session.take() else { return };
@@ -477,7 +478,7 @@ impl Channel {
             } else {
                 continue;
             };
-            state.ended.push(Ended { task, result });
+            state.ended.push(EndedTask { task, result });
             state.to_send.retain(|other| *other != task);
         }
         let old = OldSocket(session.wire.into_socket());
@@ -494,7 +495,7 @@ impl Channel {
         self.start_helper(state, Some(old));
     }
 
-    fn start_helper(&self, state: &mut State, old: Option<OldSocket>) {
+    fn start_helper(&self, state: &mut ChannelState, old: Option<OldSocket>) {
         let Some(me) = self.me.upgrade() else { return };
         let begin = if state.link == Link::Unusable { Begin::Later } else { Begin::AtOnce };
         match (self.launch)(&me, old, begin) {
@@ -503,7 +504,7 @@ impl Channel {
         }
     }
 
-    fn unusable(&self, state: &mut State, why: String) {
+    fn unusable(&self, state: &mut ChannelState, why: String) {
         tracing::warn!(reason = why, "NBD export is unusable");
         self.shared.note(why);
         self.go_down(state);
@@ -512,14 +513,14 @@ impl Channel {
     }
 
     /// All that waits fails.
-    fn go_down(&self, state: &mut State) {
+    fn go_down(&self, state: &mut ChannelState) {
         state.link = Link::Down;
         self.set_timer(state, None);
-        state.ended.extend(state.to_send.drain(..).map(|task| Ended { task, result: -libc::EIO }));
+        state.ended.extend(state.to_send.drain(..).map(|task| EndedTask { task, result: -libc::EIO }));
     }
 
     /// The timer has run out: for waiting jobs, or for replies.
-    fn time_is_over(&self, state: &mut State) {
+    fn time_is_over(&self, state: &mut ChannelState) {
         self.set_timer(state, None);
         let Some(received) = state.session.as_ref().map(|session| session.received) else {
             tracing::warn!(jobs = state.tasks.count(), "NBD jobs fail: no connection in time");
@@ -539,7 +540,7 @@ impl Channel {
     }
 
     /// Sets the timer that all members wait on.
-    fn set_timer(&self, state: &mut State, after: Option<Duration>) {
+    fn set_timer(&self, state: &mut ChannelState, after: Option<Duration>) {
         // A moment later, so that the timer is not seen before its time.
         let value = after.map_or(Duration::ZERO, |after| after + Duration::from_millis(1));
         let spec = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(value) };

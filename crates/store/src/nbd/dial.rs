@@ -27,7 +27,7 @@ pub(super) struct Dialer {
     connect_timeout: Duration,
     silence: Duration,
     #[cfg(feature = "tls")]
-    tls: Option<super::tls::Client>,
+    tls: Option<super::tls::TlsClient>,
 }
 
 impl Dialer {
@@ -44,7 +44,7 @@ impl Dialer {
         let tls = location
             .tls
             .as_ref()
-            .map(|files| super::tls::Client::new(files, &location.target, named))
+            .map(|files| super::tls::TlsClient::new(files, &location.target, named))
             .transpose()?;
         #[cfg(not(feature = "tls"))]
         if location.tls.is_some() {

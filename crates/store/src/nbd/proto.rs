@@ -97,7 +97,7 @@ pub(super) const REQUEST_LIMIT: usize = 32;
 
 /// A request without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct NbdRequest {
     pub(super) command: u16,
     pub(super) flags: u16,
     pub(super) cookie: u64,
@@ -106,7 +106,7 @@ pub(super) struct Request {
     pub(super) len: u64,
 }
 
-impl Request {
+impl NbdRequest {
     /// Bytes of a header.
     pub(super) fn size(extended: bool) -> usize {
         if extended { 32 } else { 28 }
@@ -163,7 +163,7 @@ pub(super) fn shown(text: &[u8]) -> String {
 
 /// The request that ends a session; the server does not answer.
 pub(super) fn goodbye(extended: bool) -> ([u8; REQUEST_LIMIT], usize) {
-    let request = Request { command: CMD_DISC, flags: 0, cookie: 0, offset: 0, len: 0 };
+    let request = NbdRequest { command: CMD_DISC, flags: 0, cookie: 0, offset: 0, len: 0 };
     let mut out = [0; REQUEST_LIMIT];
     let len = request.encode(extended, &mut out);
     (out, len)
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn a_request_has_the_layout_of_the_protocol() {
         let request =
-            Request { command: CMD_WRITE, flags: CMD_FUA, cookie: 0x0102, offset: 0x1000, len: 512 };
+            NbdRequest { command: CMD_WRITE, flags: CMD_FUA, cookie: 0x0102, offset: 0x1000, len: 512 };
         let mut out = [0xee; REQUEST_LIMIT];
         assert_eq!(request.encode(false, &mut out), 28);
         assert_eq!(

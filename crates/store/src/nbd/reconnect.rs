@@ -10,7 +10,7 @@
 use super::channel::{Begin, Channel, Resumed};
 use super::dial::Dialer;
 use super::handshake::Purpose;
-use super::shared::{OldSocket, Shared};
+use super::shared::{NbdShared, OldSocket};
 use super::socket::timespec;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
@@ -41,7 +41,7 @@ pub(super) fn launch(
     Ok(())
 }
 
-fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &Shared, old: Option<OldSocket>, begin: Begin) {
+fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &NbdShared, old: Option<OldSocket>, begin: Begin) {
     if let Some(old) = old
         && !fence(&old)
     {

@@ -220,7 +220,7 @@ pub enum ReplyError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum DecoderState {
     Header,
     Payload { cookie: u64, at: u64, left: u64, last: bool },
     Extents { cookie: u64, left: u64, last: bool },
@@ -231,7 +231,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct ReplyDecoder {
     style: ReplyStyle,
-    state: State,
+    state: DecoderState,
 }
 
 /// Header of a chunk.
@@ -245,6 +245,24 @@ struct Chunk {
     len: u64,
 }
 
+impl Chunk {
+    fn wrong_kind(&self) -> ReplyError {
+        ReplyError::Kind { cookie: self.cookie, kind: self.kind }
+    }
+
+    fn wrong_length(&self) -> ReplyError {
+        ReplyError::Length { cookie: self.cookie, kind: self.kind, len: self.len }
+    }
+
+    /// Whether `least` bytes of the body are there, which has a valid length if `is_valid`.
+    fn has(&self, body: &[u8], least: u64, is_valid: bool) -> Result<bool, ReplyError> {
+        if is_valid { Ok(body.len() as u64 >= least) } else { Err(self.wrong_length()) }
+    }
+}
+
+/// What a chunk leads to, with the bytes of its body that were used; `None`: the rest needs more.
+type Step = Result<Option<(usize, Event)>, ReplyError>;
+
 impl ReplyDecoder {
     /// Bytes of the longest part that [`ReplyDecoder::next`] needs as a whole.
     pub const WINDOW: usize = 32 + CONTROL_LIMIT as usize;
@@ -252,7 +270,7 @@ impl ReplyDecoder {
     /// A decoder for a new connection.
     #[must_use]
     pub fn new(style: ReplyStyle) -> Self {
-        Self { style, state: State::Header }
+        Self { style, state: DecoderState::Header }
     }
 
     /// Decodes one step. Returns how many bytes it used.
@@ -261,16 +279,18 @@ impl ReplyDecoder {
     /// The server breaks the protocol: there is no next step.
     pub fn next(&mut self, bytes: &[u8], owed: &mut impl Owed) -> Result<(usize, Event), ReplyError> {
         match self.state {
-            State::Header => self.header(bytes, owed),
-            State::Payload { cookie, at, left, .. } => Ok((0, Event::Payload { cookie, at, len: left })),
-            State::Extents { cookie, left, last } => self.extent(bytes, owed, cookie, left, last),
-            State::Ended { cookie } => self.end(owed, cookie),
+            DecoderState::Header => self.header(bytes, owed),
+            DecoderState::Payload { cookie, at, left, .. } => {
+                Ok((0, Event::Payload { cookie, at, len: left }))
+            }
+            DecoderState::Extents { cookie, left, last } => self.extent(bytes, owed, cookie, left, last),
+            DecoderState::Ended { cookie } => self.end(owed, cookie),
         }
     }
 
     /// `len` bytes of the payload were taken, which are no more than there are.
     pub fn took(&mut self, len: u64) {
-        if let State::Payload { cookie, at, left, last } = &mut self.state {
+        if let DecoderState::Payload { cookie, at, left, last } = &mut self.state {
             debug_assert!(len <= *left);
             (*at, *left) = (*at + len, *left - len);
             if *left == 0 {
@@ -292,30 +312,18 @@ impl ReplyDecoder {
         if magic == SIMPLE_REPLY_MAGIC {
             return self.simple(u32_at(bytes, 4), u64_at(bytes, 8), owed);
         }
-        let chunk = if self.style == ReplyStyle::Extended {
-            if bytes.len() < 32 {
-                return Ok((0, Event::More));
-            }
-            Chunk {
-                header: 32,
-                last: u16_at(bytes, 4) & REPLY_DONE != 0,
-                kind: u16_at(bytes, 6),
-                cookie: u64_at(bytes, 8),
-                offset: Some(u64_at(bytes, 16)),
-                len: u64_at(bytes, 24),
-            }
-        } else {
-            if bytes.len() < 20 {
-                return Ok((0, Event::More));
-            }
-            Chunk {
-                header: 20,
-                last: u16_at(bytes, 4) & REPLY_DONE != 0,
-                kind: u16_at(bytes, 6),
-                cookie: u64_at(bytes, 8),
-                offset: None,
-                len: u32_at(bytes, 16).into(),
-            }
+        let is_extended = self.style == ReplyStyle::Extended;
+        let header = if is_extended { 32 } else { 20 };
+        if bytes.len() < header {
+            return Ok((0, Event::More));
+        }
+        let chunk = Chunk {
+            header,
+            last: u16_at(bytes, 4) & REPLY_DONE != 0,
+            kind: u16_at(bytes, 6),
+            cookie: u64_at(bytes, 8),
+            offset: is_extended.then(|| u64_at(bytes, 16)),
+            len: if is_extended { u64_at(bytes, 24) } else { u32_at(bytes, 16).into() },
         };
         self.chunk(&chunk, bytes, owed)
     }
@@ -348,7 +356,7 @@ impl ReplyDecoder {
         if error == 0 && has_data {
             let (offset, len) = (request.offset, request.len);
             request.cover(cookie, offset, len)?;
-            self.state = State::Payload { cookie, at: 0, left: len, last: true };
+            self.state = DecoderState::Payload { cookie, at: 0, left: len, last: true };
             return Ok((16, Event::Payload { cookie, at: 0, len }));
         }
         let (_, event) = self.end(owed, cookie)?;
@@ -362,120 +370,125 @@ impl ReplyDecoder {
         owed: &mut impl Owed,
     ) -> Result<(usize, Event), ReplyError> {
         let &Chunk { header, last, kind, cookie, offset, len } = chunk;
-        let style = self.style;
         let request = owed.owed(cookie).ok_or(ReplyError::Cookie(cookie))?;
         if let Some(offset) = offset.filter(|offset| *offset != request.offset) {
             return Err(ReplyError::Offset { cookie, offset });
         }
-        let wrong_kind = ReplyError::Kind { cookie, kind };
-        let wrong_length = ReplyError::Length { cookie, kind, len };
-        let body = bytes.len() as u64 - header as u64;
-        let kinds = match style {
+        let kind_of_extents = match self.style {
             ReplyStyle::Extended => REPLY_BLOCK_STATUS_EXT,
             _ => REPLY_BLOCK_STATUS,
         };
-        match kind {
+        let body = &bytes[header..];
+        let step = match kind {
+            REPLY_NONE if len != 0 => Err(chunk.wrong_length()),
+            REPLY_NONE if !last => Err(chunk.wrong_kind()),
             REPLY_NONE => {
-                if len != 0 {
-                    return Err(wrong_length);
-                }
-                if !last {
-                    return Err(wrong_kind);
-                }
-                self.state = State::Ended { cookie };
-                let (_, event) = self.end(owed, cookie)?;
-                Ok((header, event))
+                self.state = DecoderState::Ended { cookie };
+                self.end(owed, cookie).map(Some)
             }
-            REPLY_OFFSET_DATA => {
-                if request.asked != Asked::Bytes {
-                    return Err(wrong_kind);
+            REPLY_OFFSET_DATA => self.data(chunk, body, request),
+            REPLY_OFFSET_HOLE => self.hole(chunk, body, request),
+            _ if kind == kind_of_extents => match self.extents(chunk, body, request)? {
+                None => Ok(None),
+                Some((prefix, left)) => {
+                    let (used, event) = self.extent(&body[prefix..], owed, cookie, left, last)?;
+                    Ok(Some((prefix + used, event)))
                 }
-                // Not above what was asked for, so that nothing waits for more than a request.
-                if len < 9 || len - 8 > request.len {
-                    return Err(wrong_length);
-                }
-                if body < 8 {
-                    return Ok((0, Event::More));
-                }
-                request.chunks += 1;
-                let at = request.cover(cookie, u64_at(bytes, header), len - 8)?;
-                self.state = State::Payload { cookie, at, left: len - 8, last };
-                Ok((header + 8, Event::Payload { cookie, at, len: len - 8 }))
-            }
-            REPLY_OFFSET_HOLE => {
-                if request.asked != Asked::Bytes {
-                    return Err(wrong_kind);
-                }
-                if len != 12 {
-                    return Err(wrong_length);
-                }
-                if body < 12 {
-                    return Ok((0, Event::More));
-                }
-                request.chunks += 1;
-                let hole = u32_at(bytes, header + 8).into();
-                let at = request.cover(cookie, u64_at(bytes, header), hole)?;
-                self.state = after(cookie, last);
-                Ok((header + 12, Event::Zeroes { cookie, at, len: hole }))
-            }
-            _ if kind == kinds => {
-                let Asked::Extents { context } = request.asked else { return Err(wrong_kind) };
-                let (prefix, each) = if style == ReplyStyle::Extended { (8, 16) } else { (4, 8) };
-                let list = len.checked_sub(prefix).filter(|list| *list > 0 && list % each == 0);
-                let list = list.ok_or(wrong_length)?;
-                if list / each > EXTENT_LIMIT {
-                    return Err(wrong_length);
-                }
-                if body < prefix {
-                    return Ok((0, Event::More));
-                }
-                let counted =
-                    style != ReplyStyle::Extended || u64::from(u32_at(bytes, header + 4)) == list / each;
-                if u32_at(bytes, header) != context || request.extents > 0 || !counted {
-                    return Err(wrong_kind);
-                }
-                request.chunks += 1;
-                self.state = State::Extents { cookie, left: list, last };
-                let (used, event) =
-                    self.extent(&bytes[header + prefix as usize..], owed, cookie, list, last)?;
-                Ok((header + prefix as usize + used, event))
-            }
-            _ if kind & REPLY_ERROR_BIT != 0 => {
-                if !(6..=CONTROL_LIMIT).contains(&len) {
-                    return Err(wrong_length);
-                }
-                if body < len {
-                    return Ok((0, Event::More));
-                }
-                let text = usize::from(u16_at(bytes, header + 4));
-                let fixed = if kind == REPLY_ERROR_OFFSET { 14 } else { 6 };
-                if (text + fixed) as u64 > len || text > STRING_LIMIT {
-                    return Err(wrong_length);
-                }
-                if kind == REPLY_ERROR_OFFSET {
-                    let offset = u64_at(bytes, header + 6 + text);
-                    let at = offset.checked_sub(request.offset);
-                    // The end counts: some requests have no length.
-                    if at.is_none_or(|at| at > request.len) {
-                        return Err(ReplyError::Outside { cookie, offset, len: 0 });
-                    }
-                }
-                let error = u32_at(bytes, header);
-                if error == 0 {
-                    return Err(ReplyError::NoError(cookie));
-                }
-                request.chunks += 1;
-                if !request.count_error() {
-                    return Err(ReplyError::Chunks(cookie));
-                }
-                if request.error == 0 {
-                    request.error = error;
-                }
-                self.state = after(cookie, last);
-                Ok((header + len as usize, Event::Message { cookie, start: header + 6, len: text }))
-            }
-            _ => Err(wrong_kind),
+            },
+            _ if kind & REPLY_ERROR_BIT != 0 => self.error(chunk, body, request),
+            _ => Err(chunk.wrong_kind()),
+        };
+        Ok(step?.map_or((0, Event::More), |(used, event)| (header + used, event)))
+    }
+
+    /// Bytes of a read.
+    fn data(&mut self, chunk: &Chunk, body: &[u8], request: &mut Expected) -> Step {
+        let &Chunk { last, cookie, len, .. } = chunk;
+        if request.asked != Asked::Bytes {
+            return Err(chunk.wrong_kind());
         }
+        // Not above what was asked for, so that nothing waits for more than a request.
+        if !chunk.has(body, 8, len >= 9 && len - 8 <= request.len)? {
+            return Ok(None);
+        }
+        request.chunks += 1;
+        let at = request.cover(cookie, u64_at(body, 0), len - 8)?;
+        self.state = DecoderState::Payload { cookie, at, left: len - 8, last };
+        Ok(Some((8, Event::Payload { cookie, at, len: len - 8 })))
+    }
+
+    /// Zeroes of a read.
+    fn hole(&mut self, chunk: &Chunk, body: &[u8], request: &mut Expected) -> Step {
+        let cookie = chunk.cookie;
+        if request.asked != Asked::Bytes {
+            return Err(chunk.wrong_kind());
+        }
+        if !chunk.has(body, 12, chunk.len == 12)? {
+            return Ok(None);
+        }
+        request.chunks += 1;
+        let len = u32_at(body, 8).into();
+        let at = request.cover(cookie, u64_at(body, 0), len)?;
+        self.state = after(cookie, chunk.last);
+        Ok(Some((12, Event::Zeroes { cookie, at, len })))
+    }
+
+    /// The head of a list of extents. Returns its length, and that of the list.
+    fn extents(
+        &mut self,
+        chunk: &Chunk,
+        body: &[u8],
+        request: &mut Expected,
+    ) -> Result<Option<(usize, u64)>, ReplyError> {
+        let is_extended = self.style == ReplyStyle::Extended;
+        let Asked::Extents { context } = request.asked else { return Err(chunk.wrong_kind()) };
+        let (prefix, each) = if is_extended { (8, 16) } else { (4, 8) };
+        let list = chunk.len.checked_sub(prefix).filter(|list| *list > 0 && list % each == 0);
+        let list = list.ok_or(chunk.wrong_length())?;
+        if !chunk.has(body, prefix, list / each <= EXTENT_LIMIT)? {
+            return Ok(None);
+        }
+        let is_counted = !is_extended || u64::from(u32_at(body, 4)) == list / each;
+        if u32_at(body, 0) != context || request.extents > 0 || !is_counted {
+            return Err(chunk.wrong_kind());
+        }
+        request.chunks += 1;
+        self.state = DecoderState::Extents { cookie: chunk.cookie, left: list, last: chunk.last };
+        Ok(Some((prefix as usize, list)))
+    }
+
+    /// An error, which may have a text and a place.
+    fn error(&mut self, chunk: &Chunk, body: &[u8], request: &mut Expected) -> Step {
+        let &Chunk { last, kind, cookie, len, .. } = chunk;
+        if !chunk.has(body, len, (6..=CONTROL_LIMIT).contains(&len))? {
+            return Ok(None);
+        }
+        let text = usize::from(u16_at(body, 4));
+        let fixed = if kind == REPLY_ERROR_OFFSET { 14 } else { 6 };
+        if (text + fixed) as u64 > len || text > STRING_LIMIT {
+            return Err(chunk.wrong_length());
+        }
+        if kind == REPLY_ERROR_OFFSET {
+            let offset = u64_at(body, 6 + text);
+            let at = offset.checked_sub(request.offset);
+            // The end counts: some requests have no length.
+            if at.is_none_or(|at| at > request.len) {
+                return Err(ReplyError::Outside { cookie, offset, len: 0 });
+            }
+        }
+        let error = u32_at(body, 0);
+        if error == 0 {
+            return Err(ReplyError::NoError(cookie));
+        }
+        request.chunks += 1;
+        if !request.count_error() {
+            return Err(ReplyError::Chunks(cookie));
+        }
+        if request.error == 0 {
+            request.error = error;
+        }
+        self.state = after(cookie, last);
+        Ok(Some((len as usize, Event::Message { cookie, start: chunk.header + 6, len: text })))
     }
 
     /// The next extent of a list.
@@ -502,7 +515,8 @@ impl ReplyDecoder {
             return Err(ReplyError::Length { cookie, kind: REPLY_BLOCK_STATUS, len: 0 });
         }
         let left = left - each as u64;
-        self.state = if left == 0 { after(cookie, last) } else { State::Extents { cookie, left, last } };
+        self.state =
+            if left == 0 { after(cookie, last) } else { DecoderState::Extents { cookie, left, last } };
         Ok((each, Event::Extent { cookie, len, flags }))
     }
 
@@ -516,14 +530,14 @@ impl ReplyDecoder {
         if request.error == 0 && !is_whole {
             return Err(ReplyError::Short(cookie));
         }
-        self.state = State::Header;
+        self.state = DecoderState::Header;
         Ok((0, Event::End { cookie, error: request.error }))
     }
 }
 
 /// State behind a chunk.
-fn after(cookie: u64, last: bool) -> State {
-    if last { State::Ended { cookie } } else { State::Header }
+fn after(cookie: u64, last: bool) -> DecoderState {
+    if last { DecoderState::Ended { cookie } } else { DecoderState::Header }
 }
 
 #[cfg(test)]

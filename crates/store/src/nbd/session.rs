@@ -5,7 +5,7 @@ use super::options::NbdOptions;
 use super::proto::*;
 use super::reply::{Event, ReplyDecoder, ReplyError};
 use super::socket::IOV_MAX;
-use super::task::{Next, Tasks};
+use super::task::{NextOfTask, Tasks};
 use super::wire::Wire;
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
@@ -56,13 +56,13 @@ impl From<ReplyError> for Lost {
 
 /// A job that has ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedTask {
     pub(super) task: u32,
     pub(super) result: i32,
 }
 
 /// A connection after its negotiation.
-pub(super) struct Session {
+pub(super) struct NbdSession {
     pub(super) wire: Wire,
     pub(super) export: Export,
     write_through: bool,
@@ -87,13 +87,13 @@ pub(super) struct Session {
     pub(super) message: Option<String>,
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for NbdSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").field("export", &self.export).finish_non_exhaustive()
     }
 }
 
-impl Session {
+impl NbdSession {
     pub(super) fn new(wire: Wire, export: Export, options: &NbdOptions) -> Self {
         Self {
             wire,
@@ -120,7 +120,7 @@ impl Session {
         &mut self,
         tasks: &mut Tasks,
         to_send: &mut VecDeque<u32>,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<EndedTask>,
     ) -> Result<(), Lost> {
         let mut most = BATCH;
         loop {
@@ -163,7 +163,7 @@ impl Session {
         &mut self,
         tasks: &mut Tasks,
         to_send: &mut VecDeque<u32>,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<EndedTask>,
         most: usize,
     ) -> (usize, u64) {
         self.pieces.clear();
@@ -174,10 +174,10 @@ impl Session {
             let skip = if count == 0 { self.front_sent } else { 0 };
             if skip == 0 {
                 match tasks.plan(index, &self.export, self.write_through) {
-                    Next::Send => {}
-                    Next::Ended(result) => {
+                    NextOfTask::Send => {}
+                    NextOfTask::Ended(result) => {
                         to_send.remove(count);
-                        ended.push(Ended { task: index, result });
+                        ended.push(EndedTask { task: index, result });
                         continue;
                     }
                 }
@@ -205,7 +205,7 @@ impl Session {
 
     /// `sent` bytes of the first requests are sent.
     fn advance(&mut self, tasks: &mut Tasks, to_send: &mut VecDeque<u32>, sent: u64) {
-        let header = Request::size(self.export.is_extended()) as u64;
+        let header = NbdRequest::size(self.export.is_extended()) as u64;
         let mut left = sent + self.front_sent;
         while let Some(&index) = to_send.front() {
             let whole = header + tasks.payload(index);
@@ -226,14 +226,14 @@ impl Session {
     }
 
     /// The memory of the first request to send cannot be read.
-    fn faulted(&mut self, to_send: &mut VecDeque<u32>, ended: &mut Vec<Ended>) -> Result<(), Lost> {
+    fn faulted(&mut self, to_send: &mut VecDeque<u32>, ended: &mut Vec<EndedTask>) -> Result<(), Lost> {
         let faulty = to_send.front().copied();
         if self.front_sent > 0 {
             // The server waits for the rest, which does not exist.
             return Err(Lost { faulty, ..Lost::because("the memory of a write cannot be read") });
         }
         to_send.pop_front();
-        ended.extend(faulty.map(|task| Ended { task, result: -libc::EFAULT }));
+        ended.extend(faulty.map(|task| EndedTask { task, result: -libc::EFAULT }));
         Ok(())
     }
 
@@ -247,7 +247,7 @@ impl Session {
         &mut self,
         tasks: &mut Tasks,
         to_send: &mut VecDeque<u32>,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<EndedTask>,
     ) -> Result<(), Lost> {
         let mut turn = 0;
         loop {
@@ -286,7 +286,7 @@ impl Session {
 
     /// Whether a reply has begun whose rest may be worth waiting for.
     ///
-    /// `payload` is what [`Session::decode`] returned.
+    /// `payload` is what [`NbdSession::decode`] returned.
     fn waits_for_rest(&self, payload: Option<(u64, u64, u64)>, tasks: &Tasks) -> bool {
         (payload.is_some() || self.start < self.end) && tasks.in_flight() <= FEW
     }
@@ -326,7 +326,7 @@ impl Session {
         &mut self,
         tasks: &mut Tasks,
         to_send: &mut VecDeque<u32>,
-        ended: &mut Vec<Ended>,
+        ended: &mut Vec<EndedTask>,
     ) -> Result<Option<(u64, u64, u64)>, Lost> {
         loop {
             let bytes = &self.buffer[self.start..self.end];
@@ -358,8 +358,8 @@ impl Session {
                 Event::End { cookie, error } => {
                     let task = cookie as u32;
                     match tasks.answered(task, error, &self.export, self.write_through) {
-                        Next::Send => to_send.push_back(task),
-                        Next::Ended(result) => ended.push(Ended { task, result }),
+                        NextOfTask::Send => to_send.push_back(task),
+                        NextOfTask::Ended(result) => ended.push(EndedTask { task, result }),
                     }
                 }
             }

@@ -1,21 +1,15 @@
 //! What the connections of a store have in common.
 use super::export::Opened;
 use super::options::NbdOptions;
+use crate::lock::lock;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
-
-/// Locks, ignoring poison.
-///
-/// Nothing panics under these locks, and their state would still be valid.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// State of a store.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct NbdShared {
     pub(super) options: NbdOptions,
     /// As the owner knows the export. Its size is `size`.
     opened: Opened,
@@ -29,7 +23,7 @@ pub(super) struct Shared {
     wake: Condvar,
 }
 
-impl Shared {
+impl NbdShared {
     pub(super) fn new(options: NbdOptions, opened: Opened) -> Self {
         Self {
             options,
@@ -101,7 +95,7 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Waits, until [`Shared::wake`] at the latest, as long as `is_wanted`.
+    /// Waits, until [`NbdShared::wake`] at the latest, as long as `is_wanted`.
     pub(super) fn pause(&self, time: Duration, is_wanted: impl Fn() -> bool) {
         let end = Instant::now() + time;
         let mut guard = lock(&self.sleep);

@@ -13,7 +13,8 @@ use super::flag;
 use super::proto::*;
 use super::reply::{Asked, Expected, Owed};
 use super::zeroes::{self, HOLE};
-use crate::{Job, Pieces};
+use crate::Job;
+use crate::pieces::{parts, total};
 use paravane_dma::HostSlice;
 use std::collections::VecDeque;
 
@@ -45,7 +46,7 @@ impl Work {
             Self::Job(Job::Flush) => None,
             Self::Job(Job::Read { pieces, offset } | Job::Write { pieces, offset, .. }) => {
                 // SAFETY: the memory of a job in flight, as `StoreQueue::push` demands.
-                let len = unsafe { pieces.slices() }.iter().map(|piece| piece.len as u64).sum();
+                let len = unsafe { pieces.bytes() };
                 Some((offset, len))
             }
             Self::Job(Job::Discard { offset, len } | Job::Zeroes { offset, len, .. })
@@ -65,14 +66,14 @@ impl Work {
 
 /// A job until its outcome.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct NbdTask {
     pub(super) work: Work,
     pub(super) member: u16,
     pub(super) head: u16,
     /// Place in the order in which requests were sent first. 0: never sent.
     pub(super) sequence: u64,
     /// Its request, if `is_planned`.
-    pub(super) request: Request,
+    pub(super) request: NbdRequest,
     /// The request is on its way as a whole, and is owed a reply.
     is_sent: bool,
     /// Nobody waits for it, and its memory is gone.
@@ -93,7 +94,7 @@ pub(super) struct Task {
     pub(super) extents: Vec<(u64, u32)>,
 }
 
-impl Task {
+impl NbdTask {
     /// Whether no server has seen any of it.
     pub(super) fn is_untouched(&self) -> bool {
         self.sequence == 0 && self.done == 0 && !self.flushes
@@ -111,7 +112,7 @@ impl Task {
 
 /// What comes next of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum NextOfTask {
     /// A request, which is in the task.
     Send,
     /// Nothing: the job has ended.
@@ -121,7 +122,7 @@ pub(super) enum Next {
 /// The tasks of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    slots: Vec<Task>,
+    slots: Vec<NbdTask>,
     free: Vec<u32>,
     /// Requests ever planned; numbers cookies.
     planned: u32,
@@ -134,12 +135,12 @@ impl Tasks {
     pub(super) fn reserve(&mut self, jobs: usize) {
         let first = self.slots.len() as u32;
         for _ in 0..jobs {
-            self.slots.push(Task {
+            self.slots.push(NbdTask {
                 work: Work::Job(Job::Flush),
                 member: 0,
                 head: 0,
                 sequence: 0,
-                request: Request { command: 0, flags: 0, cookie: 0, offset: 0, len: 0 },
+                request: NbdRequest { command: 0, flags: 0, cookie: 0, offset: 0, len: 0 },
                 is_sent: false,
                 is_orphan: false,
                 is_used: false,
@@ -189,7 +190,7 @@ impl Tasks {
     }
 
     /// Takes a task out, which has ended or is given up.
-    pub(super) fn remove(&mut self, index: u32) -> &mut Task {
+    pub(super) fn remove(&mut self, index: u32) -> &mut NbdTask {
         let task = &mut self.slots[index as usize];
         debug_assert!(task.is_used);
         if task.is_sent {
@@ -201,31 +202,31 @@ impl Tasks {
         task
     }
 
-    pub(super) fn get(&mut self, index: u32) -> &mut Task {
+    pub(super) fn get(&mut self, index: u32) -> &mut NbdTask {
         &mut self.slots[index as usize]
     }
 
     /// Numbers of all tasks that a test holds for.
-    pub(super) fn find(&self, test: impl Fn(&Task) -> bool) -> Vec<u32> {
+    pub(super) fn find(&self, test: impl Fn(&NbdTask) -> bool) -> Vec<u32> {
         let used = self.slots.iter().enumerate().filter(|(_, task)| task.is_used && test(task));
         used.map(|(index, _)| index as u32).collect()
     }
 
     /// Plans the next request of a task for this export.
-    pub(super) fn plan(&mut self, index: u32, export: &Export, write_through: bool) -> Next {
+    pub(super) fn plan(&mut self, index: u32, export: &Export, write_through: bool) -> NextOfTask {
         let task = &mut self.slots[index as usize];
         let left = task.len - task.done;
         let ends_inside = task.offset.checked_add(task.len).is_some_and(|end| end <= export.size);
         let block = u64::from(export.block) - 1;
         if !matches!(task.work, Work::Job(Job::Flush)) {
             if !ends_inside {
-                return Next::Ended(if task.is_write() { -libc::ENOSPC } else { -libc::EINVAL });
+                return NextOfTask::Ended(if task.is_write() { -libc::ENOSPC } else { -libc::EINVAL });
             }
             if (task.offset | task.len) & block != 0 {
-                return Next::Ended(-libc::EINVAL);
+                return NextOfTask::Ended(-libc::EINVAL);
             }
             if left == 0 && !task.flushes {
-                return Next::Ended(0);
+                return NextOfTask::Ended(0);
             }
         }
         let durable = if export.has(flag::FUA) { CMD_FUA } else { 0 };
@@ -245,7 +246,7 @@ impl Tasks {
             Work::Job(Job::Discard { .. }) if export.has(flag::TRIM) => (CMD_TRIM, 0, effect),
             Work::Cache { .. } if export.has(flag::CACHE) => (CMD_CACHE, 0, payload),
             // All of these are hints, or have no effect on what is durable already.
-            Work::Job(Job::Flush | Job::Discard { .. }) | Work::Cache { .. } => return Next::Ended(0),
+            Work::Job(Job::Flush | Job::Discard { .. }) | Work::Cache { .. } => return NextOfTask::Ended(0),
             Work::Job(Job::Zeroes { unmap, .. }) if export.has(flag::WRITE_ZEROES) => {
                 let whole = (effect, false);
                 let (len, is_hole) =
@@ -258,14 +259,16 @@ impl Tasks {
                 asked = Asked::Extents { context };
                 (CMD_BLOCK_STATUS, 0, effect)
             }
-            Work::Job(Job::Zeroes { .. }) | Work::Extents { .. } => return Next::Ended(-libc::EOPNOTSUPP),
+            Work::Job(Job::Zeroes { .. }) | Work::Extents { .. } => {
+                return NextOfTask::Ended(-libc::EOPNOTSUPP);
+            }
         };
         self.planned = self.planned.wrapping_add(1);
         let cookie = u64::from(self.planned) << 32 | u64::from(index);
         let offset = if command == CMD_FLUSH { 0 } else { task.offset + task.done };
-        task.request = Request { command, flags, cookie, offset, len };
+        task.request = NbdRequest { command, flags, cookie, offset, len };
         task.expected.renew(asked, offset, len);
-        Next::Send
+        NextOfTask::Send
     }
 
     /// The server has begun to get the planned request.
@@ -286,18 +289,24 @@ impl Tasks {
     }
 
     /// The reply is complete. What comes next.
-    pub(super) fn answered(&mut self, index: u32, error: u32, export: &Export, write_through: bool) -> Next {
+    pub(super) fn answered(
+        &mut self,
+        index: u32,
+        error: u32,
+        export: &Export,
+        write_through: bool,
+    ) -> NextOfTask {
         let task = &mut self.slots[index as usize];
         task.is_sent = false;
         self.in_flight -= 1;
         if error != 0 {
-            return Next::Ended(errno(error));
+            return NextOfTask::Ended(errno(error));
         }
         if task.is_faulty {
-            return Next::Ended(-libc::EFAULT);
+            return NextOfTask::Ended(-libc::EFAULT);
         }
         if task.is_orphan || matches!(task.work, Work::Extents { .. }) || task.flushes {
-            return Next::Ended(task.work.moved(task.len));
+            return NextOfTask::Ended(task.work.moved(task.len));
         }
         task.done += task.request.len;
         if task.done == task.len {
@@ -305,18 +314,18 @@ impl Tasks {
             if task.is_write() && wanted && !export.has(flag::FUA) && export.has(flag::FLUSH) {
                 task.flushes = true;
             } else {
-                return Next::Ended(task.work.moved(task.len));
+                return NextOfTask::Ended(task.work.moved(task.len));
             }
         }
         // The next part is a new request behind those that were sent meanwhile.
         task.sequence = 0;
-        Next::Send
+        NextOfTask::Send
     }
 
     /// The connection is lost: all requests that it got are waiting again, in the order in which
     /// they were sent first. Writes with volatile parts begin again.
     pub(super) fn unsend(&mut self, to_send: &mut VecDeque<u32>) {
-        for index in self.find(Task::has_volatile_parts) {
+        for index in self.find(NbdTask::has_volatile_parts) {
             // The server has seen it, even if its next request was not sent yet.
             self.began(index);
             let task = &mut self.slots[index as usize];
@@ -349,7 +358,11 @@ impl Tasks {
         else {
             return 0;
         };
-        range(pieces, task.done + at, len, out, most)
+        // SAFETY: the list of a job in flight, as `StoreQueue::push` demands.
+        let pieces = unsafe { pieces.slices() };
+        let before = out.len();
+        out.extend(parts(pieces, task.done + at, len).take(most.saturating_sub(before)));
+        total(&out[before..])
     }
 
     /// Whether the request has a payload to send.
@@ -392,26 +405,6 @@ impl Owed for Tasks {
         let task = self.slots.get_mut(cookie as u32 as usize)?;
         (task.is_sent && task.request.cookie == cookie).then_some(&mut task.expected)
     }
-}
-
-/// Appends the parts of pieces that lie between `at` and `at + len`; returns their bytes.
-fn range(pieces: Pieces, mut at: u64, len: u64, out: &mut Vec<HostSlice>, most: usize) -> u64 {
-    let mut left = len;
-    // SAFETY: the list of a job in flight, as `StoreQueue::push` demands.
-    for piece in unsafe { pieces.slices() } {
-        if left == 0 || out.len() >= most {
-            break;
-        }
-        if at >= piece.len as u64 {
-            at -= piece.len as u64;
-            continue;
-        }
-        let part = left.min(piece.len as u64 - at);
-        // SAFETY: `at` is inside of the piece.
-        out.push(HostSlice { ptr: unsafe { piece.ptr.add(at as usize) }, len: part as usize });
-        (at, left) = (0, left - part);
-    }
-    len - left
 }
 
 #[cfg(test)]

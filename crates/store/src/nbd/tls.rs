@@ -20,12 +20,12 @@ const RECORD: usize = 16 << 10;
 
 /// What this side needs for TLS.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct TlsClient {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
-impl Client {
+impl TlsClient {
     pub(super) fn new(files: &TlsFiles, target: &Target, named: &NamedFiles) -> Result<Self, NbdError> {
         let name = match (&files.hostname, target) {
             (Some(name), _) => name.clone(),

@@ -32,7 +32,7 @@ impl Failure {
 
 /// What tells an object from another one at the same place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct ObjectIdentity {
     /// Bytes.
     pub(super) size: u64,
     /// Header that each answer has, and condition that each request states.
@@ -46,7 +46,7 @@ struct Validator {
     value: HeaderValue,
 }
 
-impl Identity {
+impl ObjectIdentity {
     /// Of the answer to a request for the first byte.
     ///
     /// # Errors
@@ -201,12 +201,12 @@ mod tests {
         response.body(()).unwrap().into_parts().0
     }
 
-    fn identity() -> Identity {
-        Identity::of(&head(206, &[("content-range", "bytes 0-0/1000"), ("etag", "\"a\"")])).unwrap()
+    fn identity() -> ObjectIdentity {
+        ObjectIdentity::of(&head(206, &[("content-range", "bytes 0-0/1000"), ("etag", "\"a\"")])).unwrap()
     }
 
     fn refused(status: u16, headers: &[(&str, &str)], part: &str) {
-        match Identity::of(&head(status, headers)).unwrap_err() {
+        match ObjectIdentity::of(&head(status, headers)).unwrap_err() {
             Failure::Refused(why) | Failure::Unusable(why) => assert!(why.contains(part), "{why}"),
             other => panic!("{other:?}"),
         }
@@ -218,9 +218,10 @@ mod tests {
         assert_eq!((identity().size, identity().condition()), (1000, Some((name, value))));
         let date = "Wed, 21 Oct 2015 07:28:00 GMT";
         let range = ("content-range", "bytes 0-0/7");
-        let weak = Identity::of(&head(206, &[range, ("etag", "W/\"a\""), ("last-modified", date)])).unwrap();
+        let weak =
+            ObjectIdentity::of(&head(206, &[range, ("etag", "W/\"a\""), ("last-modified", date)])).unwrap();
         assert_eq!(weak.condition().unwrap().0, IF_UNMODIFIED_SINCE);
-        let none = Identity::of(&head(206, &[range])).unwrap();
+        let none = ObjectIdentity::of(&head(206, &[range])).unwrap();
         assert!(!none.is_certain() && weak.is_certain());
         assert_ne!(none.bytes(), weak.bytes());
     }
@@ -238,8 +239,11 @@ mod tests {
         refused(403, &[], "credentials");
         refused(404, &[], "no such object");
         refused(302, &[], "nowhere");
-        assert_eq!(Identity::of(&head(307, &[("location", "/x")])), Err(Failure::Redirect("/x".into())));
-        assert!(matches!(Identity::of(&head(503, &[])), Err(Failure::Again(_))));
+        assert_eq!(
+            ObjectIdentity::of(&head(307, &[("location", "/x")])),
+            Err(Failure::Redirect("/x".into()))
+        );
+        assert!(matches!(ObjectIdentity::of(&head(503, &[])), Err(Failure::Again(_))));
     }
 
     #[test]

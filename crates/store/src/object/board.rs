@@ -21,7 +21,7 @@ pub(super) struct Board {
     layout: Layout,
     /// Chunks to fetch ahead.
     window: u64,
-    flights: HashMap<u64, Flight>,
+    flights: HashMap<u64, ChunkFlight>,
     /// Chunks that somebody waits for, in order of arrival. One may have been begun already.
     wanted: VecDeque<u64>,
     /// Chunks that are fetched ahead, likewise.
@@ -32,7 +32,7 @@ pub(super) struct Board {
 
 /// One request for a chunk.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(super) struct ChunkFlight {
     /// Jobs that wait for it.
     pub(super) jobs: Vec<Arc<PendingJob>>,
     begun: bool,
@@ -101,7 +101,7 @@ impl Board {
             if has(chunk) || self.flights.contains_key(&chunk) {
                 continue;
             }
-            let flight = Flight { ahead: true, mark: chunk == from, ..Flight::default() };
+            let flight = ChunkFlight { ahead: true, mark: chunk == from, ..ChunkFlight::default() };
             self.flights.insert(chunk, flight);
             self.ahead.push_back(chunk);
         }
@@ -138,17 +138,17 @@ impl Board {
 
     /// Whether a job waits for one of these chunks.
     pub(super) fn is_waited_for(&self, mut chunks: RangeInclusive<u64>) -> bool {
-        let waits = |flight: &Flight| flight.jobs.iter().any(|job| !job.is_over());
+        let waits = |flight: &ChunkFlight| flight.jobs.iter().any(|job| !job.is_over());
         chunks.any(|chunk| self.flights.get(&chunk).is_some_and(waits))
     }
 
     /// Ends the flight of a chunk.
-    pub(super) fn end(&mut self, chunk: u64) -> Option<Flight> {
+    pub(super) fn end(&mut self, chunk: u64) -> Option<ChunkFlight> {
         self.flights.remove(&chunk)
     }
 
     /// Ends all flights that were not begun.
-    pub(super) fn end_waiting(&mut self) -> Vec<Flight> {
+    pub(super) fn end_waiting(&mut self) -> Vec<ChunkFlight> {
         self.wanted.clear();
         self.ahead.clear();
         let waiting: Vec<u64> =
@@ -161,8 +161,9 @@ impl Board {
         // A job of several chunks counts at its first.
         let first =
             |chunk: u64, job: &PendingJob| self.layout.chunks(job.range().0, 1).0 == chunk && !job.is_over();
-        let of =
-            |(chunk, flight): (&u64, &Flight)| flight.jobs.iter().filter(|job| first(*chunk, job)).count();
+        let of = |(chunk, flight): (&u64, &ChunkFlight)| {
+            flight.jobs.iter().filter(|job| first(*chunk, job)).count()
+        };
         self.flights.iter().map(of).sum()
     }
 }

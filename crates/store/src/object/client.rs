@@ -1,9 +1,10 @@
 //! Requests for ranges, over connections that are kept.
-use super::answer::{Failure, Identity};
-use super::dialer::Dialer;
+use super::answer::{Failure, ObjectIdentity};
+use super::dialer::ObjectDialer;
 use super::options::ObjectOptions;
 use super::origin::Origin;
 use super::tls::Tls;
+use crate::lock::lock;
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -17,7 +18,7 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -34,10 +35,10 @@ type Sender = SendRequest<Empty<Bytes>>;
 
 /// A server with an object.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct HttpClient {
     origin: Origin,
     tls: Option<Tls>,
-    dialer: Dialer,
+    dialer: ObjectDialer,
     idle: Mutex<Vec<Sender>>,
     most_idle: usize,
     connect_timeout: Duration,
@@ -52,7 +53,7 @@ pub(super) struct Client {
 /// The bytes of an answer.
 #[derive(Debug)]
 pub(super) struct Body<'a> {
-    client: &'a Client,
+    client: &'a HttpClient,
     incoming: Incoming,
     sender: Option<Sender>,
 }
@@ -66,9 +67,14 @@ impl Drop for Up {
     }
 }
 
-impl Client {
+impl HttpClient {
     /// A server without connections.
-    pub(super) fn new(origin: Origin, tls: Option<Tls>, dialer: Dialer, options: &ObjectOptions) -> Self {
+    pub(super) fn new(
+        origin: Origin,
+        tls: Option<Tls>,
+        dialer: ObjectDialer,
+        options: &ObjectOptions,
+    ) -> Self {
         Self {
             origin,
             tls,
@@ -108,7 +114,7 @@ impl Client {
     ///
     /// # Errors
     /// It cannot be read by ranges, or the server takes too long.
-    pub(super) async fn find(&mut self) -> Result<Identity, Failure> {
+    pub(super) async fn find(&mut self) -> Result<ObjectIdentity, Failure> {
         let Some(limit) = self.open_timeout else { return self.find_slowly().await };
         match timeout(limit, self.find_slowly()).await {
             Err(_) => Err(Failure::Again(format!("no answer in {limit:?}"))),
@@ -116,7 +122,7 @@ impl Client {
         }
     }
 
-    async fn find_slowly(&mut self) -> Result<Identity, Failure> {
+    async fn find_slowly(&mut self) -> Result<ObjectIdentity, Failure> {
         for _ in 0..=MOST_REDIRECTS {
             match self.identity().await {
                 Err(Failure::Redirect(to)) => self.origin.redirect(&to).map_err(Failure::Refused)?,
@@ -130,9 +136,9 @@ impl Client {
     ///
     /// # Errors
     /// It cannot be read by ranges.
-    pub(super) async fn identity(&self) -> Result<Identity, Failure> {
+    pub(super) async fn identity(&self) -> Result<ObjectIdentity, Failure> {
         let (head, mut body) = self.request(0, 0, None).await?;
-        let identity = Identity::of(&head)?;
+        let identity = ObjectIdentity::of(&head)?;
         // So that the connection can be used again. The byte is of no use.
         while body.next().await?.is_some_and(|bytes| bytes.len() <= 1) {}
         Ok(identity)
@@ -142,7 +148,12 @@ impl Client {
     ///
     /// # Errors
     /// The answer is not that.
-    pub(super) async fn get(&self, identity: &Identity, first: u64, last: u64) -> Result<Body<'_>, Failure> {
+    pub(super) async fn get(
+        &self,
+        identity: &ObjectIdentity,
+        first: u64,
+        last: u64,
+    ) -> Result<Body<'_>, Failure> {
         let (head, body) = self.request(first, last, Some(identity)).await?;
         identity.check(&head, first, last)?;
         Ok(body)
@@ -152,10 +163,10 @@ impl Client {
         &self,
         first: u64,
         last: u64,
-        identity: Option<&Identity>,
+        identity: Option<&ObjectIdentity>,
     ) -> Result<(Parts, Body<'_>), Failure> {
         loop {
-            let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let kept = lock(&self.idle).pop();
             let (mut sender, fresh) = match kept {
                 Some(sender) if sender.is_closed() => continue,
                 Some(sender) => (sender, false),
@@ -179,7 +190,7 @@ impl Client {
         &self,
         first: u64,
         last: u64,
-        identity: Option<&Identity>,
+        identity: Option<&ObjectIdentity>,
     ) -> Result<Request<Empty<Bytes>>, Failure> {
         // Secret if it is signed: it is in no message.
         let url = self.origin.signed();
@@ -194,7 +205,7 @@ impl Client {
             .header(RANGE, format!("bytes={first}-{last}"))
             .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"))
             .header(USER_AGENT, concat!("paravane/", env!("CARGO_PKG_VERSION")));
-        if let Some((name, value)) = identity.and_then(Identity::condition) {
+        if let Some((name, value)) = identity.and_then(ObjectIdentity::condition) {
             request = request.header(name, value);
         }
         request.body(Empty::new()).map_err(|_| Failure::Refused("the URL cannot be sent".into()))
@@ -283,7 +294,7 @@ impl Body<'_> {
         let Some(mut sender) = self.sender.take() else { return };
         // A server that does not keep the connection closes it now.
         if let Ok(Ok(())) = timeout(self.client.stall_timeout, sender.ready()).await {
-            let mut idle = self.client.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = lock(&self.client.idle);
             if idle.len() < self.client.most_idle {
                 idle.push(sender);
             }

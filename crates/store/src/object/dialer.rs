@@ -11,9 +11,9 @@ type Answer = oneshot::Sender<io::Result<OwnedFd>>;
 
 /// Asks the thread, which ends with it.
 #[derive(Debug)]
-pub(super) struct Dialer(Sender<Answer>);
+pub(super) struct ObjectDialer(Sender<Answer>);
 
-impl Dialer {
+impl ObjectDialer {
     /// Starts the thread for connections to one server.
     ///
     /// # Errors

@@ -1,15 +1,16 @@
 //! Whether the server can be reached, and since when it cannot.
 use super::answer::Failure;
 use crate::Link;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::lock::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// State of the link to a server.
 #[derive(Debug, Default)]
-pub(super) struct LinkState(Mutex<State>);
+pub(super) struct LinkState(Mutex<LatestLink>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LatestLink {
     link: Link,
     error: Option<String>,
     failing_since: Option<Instant>,
@@ -17,7 +18,7 @@ struct State {
 
 /// What to do after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum AfterFailure {
     /// Try again.
     Again,
     /// Give up what waits.
@@ -27,19 +28,15 @@ pub(super) enum Next {
 }
 
 impl LinkState {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The state, and the last error.
     pub(super) fn get(&self) -> (Link, Option<String>) {
-        let state = self.lock();
+        let state = lock(&self.0);
         (state.link, state.error.clone())
     }
 
     /// The server has answered.
     pub(super) fn answered(&self, object: &dyn std::fmt::Display) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         state.failing_since = None;
         if matches!(state.link, Link::Reconnecting | Link::Down) {
             state.link = Link::Up;
@@ -49,7 +46,7 @@ impl LinkState {
 
     /// Nobody waits for what has failed: the next request finds out.
     pub(super) fn leave(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if state.link == Link::Reconnecting {
             state.link = Link::Up;
             state.failing_since = None;
@@ -57,19 +54,24 @@ impl LinkState {
     }
 
     /// A request has failed. Servers that may answer later have `retry` to do so.
-    pub(super) fn failed(&self, failure: &Failure, retry: Duration, object: &dyn std::fmt::Display) -> Next {
-        let mut state = self.lock();
+    pub(super) fn failed(
+        &self,
+        failure: &Failure,
+        retry: Duration,
+        object: &dyn std::fmt::Display,
+    ) -> AfterFailure {
+        let mut state = lock(&self.0);
         if state.link == Link::Unusable {
-            return Next::Never;
+            return AfterFailure::Never;
         }
         let message = failure.message();
         let since = *state.failing_since.get_or_insert_with(Instant::now);
         let (link, next) = match failure {
-            Failure::Unusable(_) => (Link::Unusable, Next::Never),
+            Failure::Unusable(_) => (Link::Unusable, AfterFailure::Never),
             Failure::Again(_) if state.link != Link::Down && since.elapsed() < retry => {
-                (Link::Reconnecting, Next::Again)
+                (Link::Reconnecting, AfterFailure::Again)
             }
-            _ => (Link::Down, Next::GiveUp),
+            _ => (Link::Down, AfterFailure::GiveUp),
         };
         if link != state.link {
             match link {
@@ -92,19 +94,19 @@ mod tests {
     fn a_link_goes_down_comes_back_and_ends() {
         let (link, again) = (LinkState::default(), Failure::Again("503".into()));
         let hour = Duration::from_secs(3600);
-        assert_eq!(link.failed(&again, hour, &"x"), Next::Again);
+        assert_eq!(link.failed(&again, hour, &"x"), AfterFailure::Again);
         assert_eq!(link.get(), (Link::Reconnecting, Some("503".into())));
         link.answered(&"x");
         assert_eq!(link.get().0, Link::Up);
-        assert_eq!(link.failed(&again, Duration::ZERO, &"x"), Next::GiveUp);
+        assert_eq!(link.failed(&again, Duration::ZERO, &"x"), AfterFailure::GiveUp);
         // While it is down, a request has one attempt.
-        assert_eq!(link.failed(&again, hour, &"x"), Next::GiveUp);
+        assert_eq!(link.failed(&again, hour, &"x"), AfterFailure::GiveUp);
         assert_eq!(link.get().0, Link::Down);
         link.answered(&"x");
-        assert_eq!(link.failed(&Failure::Refused("404".into()), hour, &"x"), Next::GiveUp);
-        assert_eq!(link.failed(&Failure::Unusable("changed".into()), hour, &"x"), Next::Never);
+        assert_eq!(link.failed(&Failure::Refused("404".into()), hour, &"x"), AfterFailure::GiveUp);
+        assert_eq!(link.failed(&Failure::Unusable("changed".into()), hour, &"x"), AfterFailure::Never);
         link.answered(&"x");
-        assert_eq!(link.failed(&again, hour, &"x"), Next::Never);
+        assert_eq!(link.failed(&again, hour, &"x"), AfterFailure::Never);
         assert_eq!(link.get(), (Link::Unusable, Some("changed".into())));
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Whoever ends a job holds its lock, and so does whoever copies into its memory: when its outcome
 //! is made, nobody accesses its memory any more.
+use crate::lock::lock;
+use crate::pieces::scatter;
 use crate::{Outcome, Pieces};
-use paravane_dma::HostSlice;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,7 +50,7 @@ pub(super) struct Waiter {
 impl Waiter {
     /// Waits. Returns what [`Outcome::result`] would be.
     pub(super) fn wait(&self) -> i32 {
-        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = lock(&self.result);
         loop {
             match *result {
                 Some(result) => return result,
@@ -113,7 +114,7 @@ impl Completions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Outcome>> {
-        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outcomes)
     }
 
     fn push(&self, outcome: Outcome) {
@@ -146,7 +147,7 @@ impl PendingJob {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<u64>> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.missing)
     }
 
     /// Whether it has ended.
@@ -163,7 +164,7 @@ impl PendingJob {
         if from < to {
             let data = &data[(from - start) as usize..(to - start) as usize];
             // SAFETY: the job has not ended, and its lock is held (the contract of `new`).
-            unsafe { copy(self.pieces.slices(), from - self.offset, data) };
+            unsafe { scatter(self.pieces.slices(), from - self.offset, data) };
         }
         *left -= 1;
         if *left == 0 {
@@ -187,31 +188,9 @@ impl PendingJob {
             // SAFETY: the job ends here, once, under its lock: nobody accesses its memory any more.
             End::Queue { head, to } => to.push(unsafe { Outcome::new(*head, result) }),
             End::Thread(waiter) => {
-                *waiter.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                *lock(&waiter.result) = Some(result);
                 waiter.done.notify_all();
             }
-        }
-    }
-}
-
-/// Copies `data` to the place that is `skip` bytes into the pieces.
-///
-/// # Safety
-/// The memory of the pieces is valid.
-unsafe fn copy(pieces: &[HostSlice], mut skip: u64, mut data: &[u8]) {
-    for piece in pieces {
-        if skip >= piece.len as u64 {
-            skip -= piece.len as u64;
-            continue;
-        }
-        let now = data.len().min(piece.len - skip as usize);
-        let part = HostSlice { ptr: piece.ptr.wrapping_add(skip as usize), len: now };
-        // SAFETY: a part of the piece, which the caller promises to be valid.
-        unsafe { part.write(&data[..now]) };
-        data = &data[now..];
-        skip = 0;
-        if data.is_empty() {
-            return;
         }
     }
 }
@@ -219,6 +198,7 @@ unsafe fn copy(pieces: &[HostSlice], mut skip: u64, mut data: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_dma::HostSlice;
     use std::ptr::NonNull;
 
     #[test]

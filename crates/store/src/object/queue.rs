@@ -1,13 +1,14 @@
 //! Jobs of one virtqueue.
 use super::pending::{Completions, End, PendingJob};
-use super::shared::Shared;
+use super::shared::ObjectShared;
 use crate::cache::{Batch, Found, Layout, Read};
+use crate::lock::lock;
 use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Most bytes of one read; a longer one is short.
 pub(super) const MOST_BYTES: u64 = 1 << 30;
@@ -24,13 +25,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    fn jobs(&self) -> MutexGuard<'_, HashMap<u16, Arc<PendingJob>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends all jobs that wait, with a negative error number.
     pub(super) fn fail(&self, result: i32) {
-        self.jobs().values().for_each(|job| job.fail(result));
+        lock(&self.jobs).values().for_each(|job| job.fail(result));
     }
 }
 
@@ -43,16 +40,16 @@ impl Lane {
 /// ```
 #[derive(Debug)]
 pub(super) struct ObjectQueue {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectShared>,
     /// Reads of what is in the folder, by the latest that is known.
     batch: Batch,
-    begun: Begun,
+    begun: BegunJobs,
     wakes: Option<WakeSource>,
 }
 
 /// Jobs that have ended, or wait for chunks.
 #[derive(Debug)]
-struct Begun {
+struct BegunJobs {
     lane: Arc<Lane>,
     /// Outcomes of jobs that waited for nothing.
     ready: VecDeque<Outcome>,
@@ -65,14 +62,14 @@ impl ObjectQueue {
     ///
     /// # Errors
     /// The host refuses a descriptor.
-    pub(super) fn new(shared: Arc<Shared>, jobs: u16, closed: Arc<AtomicBool>) -> io::Result<Self> {
+    pub(super) fn new(shared: Arc<ObjectShared>, jobs: u16, closed: Arc<AtomicBool>) -> io::Result<Self> {
         let lane = Lane {
             completions: Arc::new(Completions::new()?),
             jobs: Mutex::new(HashMap::with_capacity(jobs.into())),
             hit_bytes: AtomicU64::new(0),
             closed,
         };
-        let begun = Begun {
+        let begun = BegunJobs {
             lane: Arc::new(lane),
             ready: VecDeque::with_capacity(jobs.into()),
             pushed: Vec::with_capacity(jobs.into()),
@@ -129,7 +126,7 @@ impl ObjectQueue {
     }
 }
 
-impl Begun {
+impl BegunJobs {
     /// Answers a read, or makes a job of it that waits.
     ///
     /// # Safety
@@ -148,7 +145,7 @@ impl Begun {
                 let end = End::Queue { head, to: self.lane.completions.clone() };
                 // SAFETY: the caller's promise; `drop` ends what has not ended.
                 let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
-                self.lane.jobs().insert(head, job.clone());
+                lock(&self.lane.jobs).insert(head, job.clone());
                 self.pushed.push(job);
             }
         }
@@ -201,7 +198,7 @@ impl StoreQueue for ObjectQueue {
         if self.begun.lane.completions.has_some() {
             let before = outcomes.len();
             self.begun.lane.completions.take(outcomes);
-            let mut jobs = self.begun.lane.jobs();
+            let mut jobs = lock(&self.begun.lane.jobs);
             outcomes.range(before..).for_each(|outcome| {
                 jobs.remove(&outcome.head());
             });

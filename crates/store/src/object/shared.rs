@@ -1,7 +1,7 @@
 //! Objects that are open: users of the same one share it.
-use super::answer::{Failure, Identity};
-use super::client::Client;
-use super::dialer::Dialer;
+use super::answer::{Failure, ObjectIdentity};
+use super::client::HttpClient;
+use super::dialer::ObjectDialer;
 use super::error::ObjectError;
 use super::fetch;
 use super::options::ObjectOptions;
@@ -9,13 +9,14 @@ use super::origin::Origin;
 use super::source::Source;
 use super::tls::Tls;
 use crate::cache::{Cache, CacheConfig, Layout};
+use crate::lock::lock;
 use crate::{Connector, Location, ObjectFiles, Target};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,21 +41,21 @@ struct Name {
 }
 
 /// Holds an object. Locked while it is being opened.
-type Place = Arc<Mutex<Weak<Shared>>>;
+type Place = Arc<Mutex<Weak<ObjectShared>>>;
 
 /// The objects that are open.
 static OPEN: Mutex<Option<HashMap<Name, Place>>> = Mutex::new(None);
 
 /// An object that is open, with the thread that fetches.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct ObjectShared {
     pub(super) source: Arc<Source>,
     /// Digest of the rights that the server has found good, and when.
     checked: Mutex<([u8; 32], Instant)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Shared {
+impl Drop for ObjectShared {
     fn drop(&mut self) {
         self.source.stop();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -72,7 +73,7 @@ pub(super) fn open(
     options: &ObjectOptions,
     cache: Option<&CacheConfig>,
     connector: Arc<dyn Connector>,
-) -> Result<Arc<Shared>, ObjectError> {
+) -> Result<Arc<ObjectShared>, ObjectError> {
     let origin = Origin::new(location, &options.files)?;
     let name = Name {
         url: origin.name().into(),
@@ -80,7 +81,7 @@ pub(super) fn open(
         files: origin.files().clone(),
     };
     let place = {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         let open = open.get_or_insert_default();
         // Places that nobody uses or waits for.
         open.retain(|_, place| {
@@ -88,11 +89,11 @@ pub(super) fn open(
         });
         open.entry(name).or_default().clone()
     };
-    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut place = lock(&place);
     let rights = origin.rights();
     let known = place.upgrade().filter(|known| !known.source.is_unusable());
     if let Some(known) = &known {
-        let checked = known.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let checked = lock(&known.checked);
         if checked.0 == rights && checked.1.elapsed() < FRESH {
             drop(checked);
             return Ok(known.clone());
@@ -102,21 +103,21 @@ pub(super) fn open(
     let (client, identity) = thread.found()?;
     if let Some(known) = known {
         if known.source.identity == identity {
-            *known.checked.lock().unwrap_or_else(PoisonError::into_inner) = (rights, Instant::now());
+            *lock(&known.checked) = (rights, Instant::now());
             return Ok(known);
         }
         known.source.changed(&Failure::Unusable("the object has changed".into()));
     }
     let source = Arc::new(source(client, identity, options, cache)?);
     let checked = Mutex::new((rights, Instant::now()));
-    let shared = Arc::new(Shared { thread: Some(thread.serve(source.clone())), source, checked });
+    let shared = Arc::new(ObjectShared { thread: Some(thread.serve(source.clone())), source, checked });
     *place = Arc::downgrade(&shared);
     Ok(shared)
 }
 
 fn source(
-    client: Client,
-    identity: Identity,
+    client: HttpClient,
+    identity: ObjectIdentity,
     options: &ObjectOptions,
     cache: Option<&CacheConfig>,
 ) -> Result<Source, ObjectError> {
@@ -153,7 +154,7 @@ fn source(
 
 /// A thread with the connections of one object.
 struct Thread {
-    found: Receiver<Result<(Client, Identity), Failure>>,
+    found: Receiver<Result<(HttpClient, ObjectIdentity), Failure>>,
     source: Sender<Arc<Source>>,
     thread: JoinHandle<()>,
 }
@@ -172,8 +173,8 @@ impl Thread {
             }
             _ => None,
         };
-        let dialer = Dialer::start(connector, target, options.connect_timeout)?;
-        let mut client = Client::new(origin, tls, dialer, options);
+        let dialer = ObjectDialer::start(connector, target, options.connect_timeout)?;
+        let mut client = HttpClient::new(origin, tls, dialer, options);
         let parallel = usize::from(options.connections).max(1);
         // Its descriptors are made here, before a sandbox may refuse them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
@@ -192,7 +193,7 @@ impl Thread {
     }
 
     /// What the server has answered.
-    fn found(&self) -> Result<(Client, Identity), ObjectError> {
+    fn found(&self) -> Result<(HttpClient, ObjectIdentity), ObjectError> {
         let gone = || io::Error::other("the thread that fetches has ended");
         self.found.recv().map_err(|_| gone())?.map_err(|failure| match failure {
             Failure::Again(why) => ObjectError::Unreachable(why),

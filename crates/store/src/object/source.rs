@@ -1,23 +1,24 @@
 //! An object as all of its users share it: its server, its cache, and what is wanted of it.
-use super::answer::{Failure, Identity};
+use super::answer::{Failure, ObjectIdentity};
 use super::board::Board;
-use super::client::Client;
+use super::client::HttpClient;
 use super::digests::Digests;
-use super::link::{LinkState, Next};
+use super::link::{AfterFailure, LinkState};
 use super::pending::PendingJob;
 use crate::cache::{Batch, Cache, Found, Layout, Read};
+use crate::lock::lock;
 use crate::{CacheStatus, Link, Pieces, StoreStatus};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
 /// An object that is open.
 #[derive(Debug)]
 pub(super) struct Source {
-    pub(super) client: Client,
-    pub(super) identity: Identity,
+    pub(super) client: HttpClient,
+    pub(super) identity: ObjectIdentity,
     pub(super) layout: Layout,
     digests: Option<Arc<Digests>>,
     cache: Cache,
@@ -35,8 +36,8 @@ pub(super) struct Source {
 impl Source {
     /// An object of which nothing is wanted yet.
     pub(super) fn new(
-        client: Client,
-        identity: Identity,
+        client: HttpClient,
+        identity: ObjectIdentity,
         layout: Layout,
         digests: Option<Arc<Digests>>,
         cache: Cache,
@@ -60,10 +61,6 @@ impl Source {
             miss_bytes: AtomicU64::new(0),
             read_ahead_bytes: AtomicU64::new(0),
         }
-    }
-
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether all jobs fail from now on.
@@ -117,14 +114,14 @@ impl Source {
 
     #[cold]
     fn go_on(&self, mark: u64) {
-        self.board().go_on(mark, |chunk| self.cache.has(chunk));
+        lock(&self.board).go_on(mark, |chunk| self.cache.has(chunk));
         self.wake.notify_one();
     }
 
     /// Adds jobs, which wait for their chunks.
     pub(super) fn want<'a>(&self, jobs: impl IntoIterator<Item = &'a Arc<PendingJob>>) {
         {
-            let mut board = self.board();
+            let mut board = lock(&self.board);
             for job in jobs {
                 board.want(job, |chunk| self.cache.has(chunk));
             }
@@ -138,12 +135,12 @@ impl Source {
 
     /// The next chunk to begin with.
     pub(super) fn next(&self) -> Option<u64> {
-        self.board().next()
+        lock(&self.board).next()
     }
 
     /// The chunks to fetch together with one.
     pub(super) fn run(&self, first: u64) -> RangeInclusive<u64> {
-        self.board().run(first, |chunk| self.cache.has(chunk))
+        lock(&self.board).run(first, |chunk| self.cache.has(chunk))
     }
 
     /// Ends the flight of a chunk that is here after all.
@@ -167,7 +164,7 @@ impl Source {
         }
         // Before the jobs end: whoever waits for them sees a server that answers.
         self.link.answered(self.client.origin());
-        let (ahead, mark) = self.board().kind(chunk);
+        let (ahead, mark) = lock(&self.board).kind(chunk);
         let counter = if ahead { &self.read_ahead_bytes } else { &self.miss_bytes };
         counter.fetch_add(data.len() as u64, Ordering::Relaxed);
         // First: who comes after the end of the flight finds it.
@@ -177,7 +174,7 @@ impl Source {
     }
 
     fn end_flight(&self, chunk: u64, data: &[u8]) {
-        let Some(flight) = self.board().end(chunk) else { return };
+        let Some(flight) = lock(&self.board).end(chunk) else { return };
         let start = self.layout.start(chunk);
         flight.jobs.iter().for_each(|job| job.fill(start, data));
     }
@@ -186,22 +183,22 @@ impl Source {
     pub(super) fn failed(&self, failure: &Failure, chunks: RangeInclusive<u64>) -> bool {
         self.client.failed();
         let next = self.link.failed(failure, self.retry, self.client.origin());
-        if next == Next::Again {
-            if self.board().is_waited_for(chunks.clone()) {
+        if next == AfterFailure::Again {
+            if lock(&self.board).is_waited_for(chunks.clone()) {
                 return true;
             }
             self.link.leave();
         }
         // First what others see, then the ends of their jobs.
-        if next == Next::Never {
+        if next == AfterFailure::Never {
             self.unusable.store(true, Ordering::SeqCst);
         }
         let mut flights = Vec::new();
         {
             // All at once: a job that comes after the first end is not one of these.
-            let mut board = self.board();
+            let mut board = lock(&self.board);
             flights.extend(chunks.filter_map(|chunk| board.end(chunk)));
-            if next != Next::Again {
+            if next != AfterFailure::Again {
                 flights.append(&mut board.end_waiting());
             }
         }
@@ -216,7 +213,7 @@ impl Source {
 
     /// Ends what was not begun.
     fn give_up_waiting(&self) {
-        let flights = self.board().end_waiting();
+        let flights = lock(&self.board).end_waiting();
         flights.iter().flat_map(|flight| &flight.jobs).for_each(|job| job.fail(-libc::EIO));
     }
 
@@ -226,7 +223,7 @@ impl Source {
         // What fails now goes before what may be over.
         let trouble = self.cache.trouble();
         let error = if link == Link::Up { trouble.or(error) } else { error.or(trouble) };
-        let waiting = if link == Link::Up { 0 } else { self.board().waiting() };
+        let waiting = if link == Link::Up { 0 } else { lock(&self.board).waiting() };
         StoreStatus {
             location: self.client.origin().to_string(),
             link,

@@ -3,15 +3,16 @@
 //! librbd calls back on threads of its own. (It can also signal an eventfd for each request and keep
 //! the list, `rbd_poll_io_events`. An image has one such list, but each queue needs one; and it
 //! writes the eventfd for each request, also to an owner that polls.)
+use crate::lock::lock;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Requests `R` of one queue that have ended, and when those in flight began.
 #[derive(Debug)]
-pub(super) struct Ended<R> {
+pub(super) struct EndedRequests<R> {
     list: Mutex<List<R>>,
     /// Length of the list, for an owner that polls.
     count: AtomicUsize,
@@ -37,7 +38,7 @@ pub(super) struct Late {
     pub(super) first: u32,
 }
 
-impl<R> Ended<R> {
+impl<R> EndedRequests<R> {
     pub(super) fn new(slots: usize) -> io::Result<Self> {
         Ok(Self {
             // Callbacks do not allocate.
@@ -49,13 +50,9 @@ impl<R> Ended<R> {
         })
     }
 
-    fn list(&self) -> MutexGuard<'_, List<R>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a request. Called by threads of librbd.
     pub(super) fn put(&self, request: R) {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         if list.abandoned {
             return;
         }
@@ -81,7 +78,7 @@ impl<R> Ended<R> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         std::mem::swap(&mut list.requests, into);
         self.count.store(0, Ordering::Relaxed);
     }
@@ -101,12 +98,12 @@ impl<R> Ended<R> {
         // What signalled before has been seen, or is in the list.
         _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.asleep.store(true, Ordering::Relaxed);
-        !self.list().requests.is_empty()
+        !lock(&self.list).requests.is_empty()
     }
 
     /// Drops what will still arrive.
     pub(super) fn abandon(&self) {
-        let mut list = self.list();
+        let mut list = lock(&self.list);
         list.abandoned = true;
         list.requests.clear();
     }
@@ -132,14 +129,14 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn is_readable(ended: &Ended<u32>) -> bool {
+    fn is_readable(ended: &EndedRequests<u32>) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&ended.event, PollFlags::IN)], Some(&now)).unwrap() == 1
     }
 
     #[test]
     fn only_a_sleeper_is_signalled() {
-        let ended = Ended::new(2).unwrap();
+        let ended = EndedRequests::new(2).unwrap();
         ended.put(1);
         assert!(ended.has_some() && !is_readable(&ended));
         assert!(ended.listen(), "there is one already");
@@ -160,7 +157,7 @@ mod tests {
     #[test]
     fn no_request_is_slept_over() {
         const EACH: u32 = 20_000;
-        let ended = Arc::new(Ended::new(8).unwrap());
+        let ended = Arc::new(EndedRequests::new(8).unwrap());
         std::thread::scope(|scope| {
             for thread in 0..2 {
                 let ended = &ended;
@@ -183,7 +180,7 @@ mod tests {
 
     #[test]
     fn old_jobs_are_counted() {
-        let ended = Ended::<()>::new(3).unwrap();
+        let ended = EndedRequests::<()>::new(3).unwrap();
         ended.note(0, 5);
         ended.note(2, 9);
         let late = |second| (ended.older_than(second).count, ended.older_than(second).first);

@@ -9,8 +9,8 @@
 //! ```text
 //!   queue --start--> librbd --(a thread of librbd)--> ended --> Ended, or dropped if abandoned
 //! ```
-use super::ended::Ended;
-use super::image::Image;
+use super::ended::EndedRequests;
+use super::image::RbdImage;
 use super::library::{Completion, Library};
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -22,7 +22,7 @@ const THICK_PROVISION: libc::c_int = 1;
 
 /// What librbd is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum RbdRequest {
     /// Reads `len` bytes into the buffer.
     Read {
         offset: u64,
@@ -60,7 +60,7 @@ pub(super) struct Parts {
     pub(super) result: i32,
     library: &'static Library,
     /// Where it goes. In librbd only.
-    ended: Option<Arc<Ended<Flight>>>,
+    ended: Option<Arc<EndedRequests<Flight>>>,
 }
 
 impl Flight {
@@ -81,12 +81,12 @@ impl Flight {
     /// librbd does not take it: the flight is back, with the error as its result.
     pub(super) fn start(
         mut self,
-        image: &Image,
-        ended: &Arc<Ended<Self>>,
-        request: Request,
+        image: &RbdImage,
+        ended: &Arc<EndedRequests<Self>>,
+        request: RbdRequest,
     ) -> Result<(), Self> {
         let library = self.library;
-        if let Request::Read { len, .. } | Request::Write { len, .. } = request {
+        if let RbdRequest::Read { len, .. } | RbdRequest::Write { len, .. } = request {
             assert!(len <= self.buffer.len(), "a request exceeds its buffer");
         }
         self.ended = Some(Arc::clone(ended));
@@ -111,17 +111,17 @@ impl Flight {
         // requests in flight.
         let started = unsafe {
             match request {
-                Request::Read { offset, len } => {
+                RbdRequest::Read { offset, len } => {
                     (library.rbd_aio_read)(handle, offset, len, buffer.cast(), completion)
                 }
-                Request::Write { offset, len } => {
+                RbdRequest::Write { offset, len } => {
                     (library.rbd_aio_write)(handle, offset, len, buffer.cast(), completion)
                 }
-                Request::Flush => (library.rbd_aio_flush)(handle, completion),
-                Request::Discard { offset, len } => {
+                RbdRequest::Flush => (library.rbd_aio_flush)(handle, completion),
+                RbdRequest::Discard { offset, len } => {
                     (library.rbd_aio_discard)(handle, offset, len, completion)
                 }
-                Request::Zeroes { offset, len, unmap } => {
+                RbdRequest::Zeroes { offset, len, unmap } => {
                     let flags = if unmap { 0 } else { THICK_PROVISION };
                     // All of our targets have 64 bits.
                     (library.rbd_aio_write_zeroes)(handle, offset, len as usize, completion, flags, 0)

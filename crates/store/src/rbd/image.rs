@@ -4,6 +4,7 @@ use super::discard::{Stripes, discard_block};
 use super::error::RbdReason;
 use super::library::{self, Library, Setting};
 use super::options::RbdOptions;
+use crate::lock::lock;
 use std::ffi::{CStr, CString, c_void};
 use std::io;
 use std::ops::Range;
@@ -27,8 +28,8 @@ const OWNERS: usize = 8;
 
 /// An image that is open.
 #[derive(Debug)]
-pub(super) struct Image {
-    handle: library::Image,
+pub(super) struct RbdImage {
+    handle: library::ImageHandle,
     connection: Connection,
     pub(super) read_only: bool,
     /// Bytes of the smallest discard that frees space.
@@ -37,11 +38,11 @@ pub(super) struct Image {
 }
 
 // SAFETY: an image may be used by any thread.
-unsafe impl Send for Image {}
+unsafe impl Send for RbdImage {}
 // SAFETY: and by several at once.
-unsafe impl Sync for Image {}
+unsafe impl Sync for RbdImage {}
 
-impl Image {
+impl RbdImage {
     /// Opens the image that `names` names.
     pub(super) fn open(
         connection: Connection,
@@ -98,7 +99,7 @@ impl Image {
         self.connection.library
     }
 
-    pub(super) fn handle(&self) -> library::Image {
+    pub(super) fn handle(&self) -> library::ImageHandle {
         self.handle
     }
 
@@ -239,7 +240,7 @@ impl Image {
             let list = unsafe { &*list.cast::<Mutex<Vec<Range<u64>>>>() };
             if exists != 0 {
                 let part = at..at.saturating_add(len as u64);
-                list.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+                lock(list).push(part);
             }
             0
         }
@@ -275,7 +276,7 @@ impl Image {
     }
 }
 
-impl Drop for Image {
+impl Drop for RbdImage {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: the handle is valid and used no more. librbd waits for requests in flight,

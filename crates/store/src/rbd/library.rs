@@ -15,11 +15,11 @@ pub(super) type Cluster = *mut c_void;
 /// `rados_ioctx_t`: a pool of a cluster, and a namespace in it.
 pub(super) type Pool = *mut c_void;
 /// `rbd_image_t`: an open image.
-pub(super) type Image = *mut c_void;
+pub(super) type ImageHandle = *mut c_void;
 /// `rbd_completion_t`: one request in flight.
 pub(super) type Completion = *mut c_void;
 /// `rbd_callback_t`: a request has ended.
-pub(super) type Ended = unsafe extern "C" fn(Completion, *mut c_void);
+pub(super) type EndedRequests = unsafe extern "C" fn(Completion, *mut c_void);
 /// `rbd_update_callback_t`: an image has changed.
 pub(super) type Changed = unsafe extern "C" fn(*mut c_void);
 /// `librbd_progress_fn_t`: how far an operation is.
@@ -77,15 +77,15 @@ pub enum LibraryError {
 }
 
 /// A library of Ceph, and the Debian package that has it.
-struct Source {
+struct CephLibrary {
     file: &'static str,
     package: &'static str,
 }
 
-const RADOS: Source = Source { file: "librados.so.2", package: "librados2" };
-const RBD: Source = Source { file: "librbd.so.1", package: "librbd1" };
+const RADOS: CephLibrary = CephLibrary { file: "librados.so.2", package: "librados2" };
+const RBD: CephLibrary = CephLibrary { file: "librbd.so.1", package: "librbd1" };
 
-impl Source {
+impl CephLibrary {
     fn load(&self) -> Result<Object, LibraryError> {
         // SAFETY: loading runs the initializers of the library, as it would if the program were
         // linked with it. It is a library of the host that is as trusted as the C library.
@@ -135,33 +135,33 @@ functions! {
     rados rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
     rados rados_ioctx_set_namespace(Pool, *const c_char);
     rados rados_ioctx_destroy(Pool);
-    rbd rbd_open(Pool, *const c_char, *mut Image, *const c_char) -> c_int;
-    rbd rbd_open_read_only(Pool, *const c_char, *mut Image, *const c_char) -> c_int;
-    rbd rbd_close(Image) -> c_int;
-    rbd rbd_get_size(Image, *mut u64) -> c_int;
-    rbd rbd_get_features(Image, *mut u64) -> c_int;
-    rbd rbd_stat(Image, *mut Info, size_t) -> c_int;
-    rbd rbd_get_stripe_unit(Image, *mut u64) -> c_int;
-    rbd rbd_get_stripe_count(Image, *mut u64) -> c_int;
-    rbd rbd_get_overlap(Image, *mut u64) -> c_int;
-    rbd rbd_diff_iterate2(Image, *const c_char, u64, u64, u8, u8, Differs, *mut c_void) -> c_int;
-    rbd rbd_resize2(Image, u64, bool, Progress, *mut c_void) -> c_int;
-    rbd rbd_lock_acquire(Image, c_int) -> c_int;
-    rbd rbd_lock_get_owners(Image, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
+    rbd rbd_open(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+    rbd rbd_open_read_only(Pool, *const c_char, *mut ImageHandle, *const c_char) -> c_int;
+    rbd rbd_close(ImageHandle) -> c_int;
+    rbd rbd_get_size(ImageHandle, *mut u64) -> c_int;
+    rbd rbd_get_features(ImageHandle, *mut u64) -> c_int;
+    rbd rbd_stat(ImageHandle, *mut Info, size_t) -> c_int;
+    rbd rbd_get_stripe_unit(ImageHandle, *mut u64) -> c_int;
+    rbd rbd_get_stripe_count(ImageHandle, *mut u64) -> c_int;
+    rbd rbd_get_overlap(ImageHandle, *mut u64) -> c_int;
+    rbd rbd_diff_iterate2(ImageHandle, *const c_char, u64, u64, u8, u8, Differs, *mut c_void) -> c_int;
+    rbd rbd_resize2(ImageHandle, u64, bool, Progress, *mut c_void) -> c_int;
+    rbd rbd_lock_acquire(ImageHandle, c_int) -> c_int;
+    rbd rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
     rbd rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
-    rbd rbd_lock_break(Image, c_int, *const c_char) -> c_int;
-    rbd rbd_update_watch(Image, *mut u64, Changed, *mut c_void) -> c_int;
-    rbd rbd_update_unwatch(Image, u64) -> c_int;
-    rbd rbd_config_image_list(Image, *mut Setting, *mut c_int) -> c_int;
+    rbd rbd_lock_break(ImageHandle, c_int, *const c_char) -> c_int;
+    rbd rbd_update_watch(ImageHandle, *mut u64, Changed, *mut c_void) -> c_int;
+    rbd rbd_update_unwatch(ImageHandle, u64) -> c_int;
+    rbd rbd_config_image_list(ImageHandle, *mut Setting, *mut c_int) -> c_int;
     rbd rbd_config_image_list_cleanup(*mut Setting, c_int);
-    rbd rbd_aio_create_completion(*mut c_void, Ended, *mut Completion) -> c_int;
+    rbd rbd_aio_create_completion(*mut c_void, EndedRequests, *mut Completion) -> c_int;
     rbd rbd_aio_get_return_value(Completion) -> ssize_t;
     rbd rbd_aio_release(Completion);
-    rbd rbd_aio_read(Image, u64, size_t, *mut c_char, Completion) -> c_int;
-    rbd rbd_aio_write(Image, u64, size_t, *const c_char, Completion) -> c_int;
-    rbd rbd_aio_flush(Image, Completion) -> c_int;
-    rbd rbd_aio_discard(Image, u64, u64, Completion) -> c_int;
-    rbd rbd_aio_write_zeroes(Image, u64, size_t, Completion, c_int, c_int) -> c_int;
+    rbd rbd_aio_read(ImageHandle, u64, size_t, *mut c_char, Completion) -> c_int;
+    rbd rbd_aio_write(ImageHandle, u64, size_t, *const c_char, Completion) -> c_int;
+    rbd rbd_aio_flush(ImageHandle, Completion) -> c_int;
+    rbd rbd_aio_discard(ImageHandle, u64, u64, Completion) -> c_int;
+    rbd rbd_aio_write_zeroes(ImageHandle, u64, size_t, Completion, c_int, c_int) -> c_int;
 }
 
 impl Library {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_missing_library_names_its_package() {
-        let error = Source { file: "librbd-of-nowhere.so.1", package: "librbd1" }.load().unwrap_err();
+        let error = CephLibrary { file: "librbd-of-nowhere.so.1", package: "librbd1" }.load().unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("images of Ceph need librbd-of-nowhere.so.1: "), "{text}");
         assert!(text.ends_with("(Debian: apt-get install librbd1)"), "{text}");
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_library_without_the_functions_is_too_old() {
-        let libc = Source { file: "libc.so.6", package: "libc6" }.load().expect("the C library");
+        let libc = CephLibrary { file: "libc.so.6", package: "libc6" }.load().expect("the C library");
         let error = Library::find(&libc, &libc).unwrap_err();
         assert_eq!(
             error.to_string(),

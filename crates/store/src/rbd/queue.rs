@@ -8,10 +8,10 @@
 //! A job that is long is done part by part, so that the memory of a queue has a bound whatever a
 //! guest asks for. librbd acknowledges a write when it is durable: its cache is off. With a journal
 //! a durable write is followed by a flush.
-use super::ended::Ended;
-use super::flight::{Flight, Request};
-use super::session::Session;
-use super::transfer::{gather, scatter, total};
+use super::ended::EndedRequests;
+use super::flight::{Flight, RbdRequest};
+use super::session::RbdSession;
+use crate::pieces::{gather, scatter, total};
 use crate::{Job, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
@@ -30,7 +30,7 @@ const KEEP: usize = 128 << 10;
 
 /// A job that has a slot.
 #[derive(Clone, Copy, Debug)]
-struct Task {
+struct RbdTask {
     head: u16,
     job: Job,
     /// Bytes to do.
@@ -38,7 +38,7 @@ struct Task {
     /// Bytes done.
     done: u64,
     /// What librbd has now.
-    request: Request,
+    request: RbdRequest,
     /// The flush after a durable write is still to come.
     flush: bool,
 }
@@ -46,10 +46,10 @@ struct Task {
 /// [`StoreQueue`] of an image.
 #[derive(Debug)]
 pub(super) struct RbdQueue {
-    session: Arc<Session>,
-    ended: Arc<Ended<Flight>>,
+    session: Arc<RbdSession>,
+    ended: Arc<EndedRequests<Flight>>,
     /// By slot.
-    tasks: Vec<Option<Task>>,
+    tasks: Vec<Option<RbdTask>>,
     /// Slots without a task.
     free: Vec<usize>,
     /// Slots whose task has not been started.
@@ -69,9 +69,9 @@ pub(super) struct RbdQueue {
 }
 
 impl RbdQueue {
-    pub(super) fn new(session: Arc<Session>, jobs: u16) -> io::Result<Self> {
+    pub(super) fn new(session: Arc<RbdSession>, jobs: u16) -> io::Result<Self> {
         let slots = usize::from(jobs.max(1));
-        let ended = Arc::new(Ended::new(slots)?);
+        let ended = Arc::new(EndedRequests::new(slots)?);
         session.add(&ended);
         let library = session.image().library();
         Ok(Self {
@@ -91,24 +91,24 @@ impl RbdQueue {
     }
 
     /// The next request of a task, and its length in a buffer. `None` if nothing is left to do.
-    fn next(task: &Task) -> Option<(Request, usize)> {
+    fn next(task: &RbdTask) -> Option<(RbdRequest, usize)> {
         let left = task.total - task.done;
         Some(match task.job {
             Job::Read { offset, .. } if left > 0 => {
                 let len = left.min(MAX_TRANSFER) as usize;
-                (Request::Read { offset: offset + task.done, len }, len)
+                (RbdRequest::Read { offset: offset + task.done, len }, len)
             }
             Job::Write { offset, .. } if left > 0 => {
                 let len = left.min(MAX_TRANSFER) as usize;
-                (Request::Write { offset: offset + task.done, len }, len)
+                (RbdRequest::Write { offset: offset + task.done, len }, len)
             }
             Job::Discard { offset, .. } if left > 0 => {
-                (Request::Discard { offset: offset + task.done, len: left.min(MAX_RANGE) }, 0)
+                (RbdRequest::Discard { offset: offset + task.done, len: left.min(MAX_RANGE) }, 0)
             }
             Job::Zeroes { offset, unmap, .. } if left > 0 => {
-                (Request::Zeroes { offset: offset + task.done, len: left.min(MAX_RANGE), unmap }, 0)
+                (RbdRequest::Zeroes { offset: offset + task.done, len: left.min(MAX_RANGE), unmap }, 0)
             }
-            _ if task.flush => (Request::Flush, 0),
+            _ if task.flush => (RbdRequest::Flush, 0),
             _ => return None,
         })
     }
@@ -156,7 +156,7 @@ impl RbdQueue {
         flight.slot = slot;
         flight.make_room(len);
         if let Job::Write { pieces, .. } = task.job
-            && let Request::Write { .. } = request
+            && let RbdRequest::Write { .. } = request
         {
             // SAFETY: the job is in flight, so that its pieces are valid.
             let lost = unsafe {
@@ -182,7 +182,7 @@ impl RbdQueue {
         let slot = flight.slot;
         self.in_flight -= 1;
         let Some(task) = self.tasks[slot].as_mut() else { return self.keep(flight) };
-        if let Request::Read { len, .. } | Request::Write { len, .. } = task.request {
+        if let RbdRequest::Read { len, .. } | RbdRequest::Write { len, .. } = task.request {
             self.bytes -= len;
         }
         if flight.result < 0 {
@@ -192,7 +192,7 @@ impl RbdQueue {
             return self.finish(slot, result);
         }
         match (task.request, task.job) {
-            (Request::Read { len, .. }, Job::Read { pieces, .. }) => {
+            (RbdRequest::Read { len, .. }, Job::Read { pieces, .. }) => {
                 let got = len.min(flight.result as usize);
                 // SAFETY: the job is in flight, so that its pieces are valid.
                 unsafe { scatter(pieces.slices(), task.done, &flight.buffer[..got]) };
@@ -201,8 +201,8 @@ impl RbdQueue {
                     task.total = task.done;
                 }
             }
-            (Request::Write { len, .. }, _) => task.done += len as u64,
-            (Request::Discard { len, .. } | Request::Zeroes { len, .. }, _) => task.done += len,
+            (RbdRequest::Write { len, .. }, _) => task.done += len as u64,
+            (RbdRequest::Discard { len, .. } | RbdRequest::Zeroes { len, .. }, _) => task.done += len,
             _ => task.flush = false,
         }
         self.start(slot, flight);
@@ -297,7 +297,7 @@ impl StoreQueue for RbdQueue {
             _ => false,
         };
         let total = admitted.unwrap_or(0);
-        self.tasks[slot] = Some(Task { head, job, total, done: 0, request: Request::Flush, flush });
+        self.tasks[slot] = Some(RbdTask { head, job, total, done: 0, request: RbdRequest::Flush, flush });
         match admitted {
             Ok(_) => self.pending.push_back(slot),
             Err(error) => self.finish(slot, error),

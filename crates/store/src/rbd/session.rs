@@ -1,14 +1,15 @@
 //! An open image as all of its queues share it.
 use super::bounded::bounded;
-use super::ended::Ended;
+use super::ended::EndedRequests;
 use super::extents::{listed, window};
 use super::flight::Flight;
-use super::image::Image;
+use super::image::RbdImage;
 use super::watch::{Bell, SizeWatch};
+use crate::lock::lock;
 use crate::{Link, StoreExtent, StoreStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A request in flight for more seconds waits for an OSD that is down or hangs.
@@ -16,15 +17,11 @@ use std::time::{Duration, Instant};
 /// Ceph's own warning (`osd_op_complaint_time`) comes after 30 s; no healthy OSD takes 5 s.
 const LATE: u32 = 5;
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// An open image with what is known of it.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RbdSession {
     /// The image until the session ends, and the watch on it.
-    open: Option<(SizeWatch, Image)>,
+    open: Option<(SizeWatch, RbdImage)>,
     location: String,
     timeout: Duration,
     start: Instant,
@@ -33,11 +30,11 @@ pub(super) struct Session {
     /// Another client has broken the lock; the cluster refuses this one.
     fenced: AtomicBool,
     error: Mutex<Option<String>>,
-    queues: Mutex<Vec<Weak<Ended<Flight>>>>,
+    queues: Mutex<Vec<Weak<EndedRequests<Flight>>>>,
 }
 
-impl Session {
-    pub(super) fn new(image: Image, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
+impl RbdSession {
+    pub(super) fn new(image: RbdImage, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
         let bell = Arc::<Bell>::default();
         let watch = SizeWatch::new(&image, Arc::clone(&bell))?;
         // After it: no change is missed.
@@ -62,7 +59,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(super) fn image(&self) -> &Image {
+    pub(super) fn image(&self) -> &RbdImage {
         // Taken by `drop` only.
         &self.open.as_ref().expect("the session lives").1
     }
@@ -111,17 +108,17 @@ impl Session {
         u32::try_from(self.start.elapsed().as_secs()).unwrap_or(u32::MAX - 1) + 1
     }
 
-    /// Registers the end of a queue for [`Session::close`] and [`Session::status`].
-    pub(super) fn add(&self, queue: &Arc<Ended<Flight>>) {
-        locked(&self.queues).push(Arc::downgrade(queue));
+    /// Registers the end of a queue for [`RbdSession::close`] and [`RbdSession::status`].
+    pub(super) fn add(&self, queue: &Arc<EndedRequests<Flight>>) {
+        lock(&self.queues).push(Arc::downgrade(queue));
         // A call of `close` meanwhile has not seen it.
         if self.is_closed() {
             queue.signal();
         }
     }
 
-    pub(super) fn remove(&self, queue: &Arc<Ended<Flight>>) {
-        locked(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
+    pub(super) fn remove(&self, queue: &Arc<EndedRequests<Flight>>) {
+        lock(&self.queues).retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(queue)));
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -131,7 +128,7 @@ impl Session {
     /// Makes all jobs fail, those in flight and those to come.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        locked(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
+        lock(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
     }
 
     /// Keeps an error for observers.
@@ -143,13 +140,13 @@ impl Session {
                 "another client has broken the lock of the image and fenced this one off; all requests fail"
             );
         }
-        *locked(&self.error) = Some(error.to_string());
+        *lock(&self.error) = Some(error.to_string());
     }
 
     pub(super) fn status(&self) -> StoreStatus {
         let now = self.second();
         let (mut waiting, mut first) = (0, now);
-        for queue in locked(&self.queues).iter().filter_map(Weak::upgrade) {
+        for queue in lock(&self.queues).iter().filter_map(Weak::upgrade) {
             let late = queue.older_than(now.saturating_sub(LATE));
             waiting += late.count;
             first = first.min(late.first);
@@ -164,7 +161,7 @@ impl Session {
             Link::Stalled => {
                 Some(format!("{waiting} requests have had no reply for up to {} s", now - first))
             }
-            _ => locked(&self.error).clone(),
+            _ => lock(&self.error).clone(),
         };
         StoreStatus {
             location: self.location.clone(),
@@ -177,7 +174,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for RbdSession {
     fn drop(&mut self) {
         let open = self.open.take();
         // The lock is free when this returns, unless the cluster does not answer.

@@ -2,8 +2,9 @@
 //!
 //! librbd forbids its callback to wait, and asking for the size may.
 use super::connection::check;
-use super::image::Image;
+use super::image::RbdImage;
 use super::library::Library;
+use crate::lock::lock;
 use std::ffi::c_void;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,19 +13,19 @@ use std::thread;
 /// Wakes a thread.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     rung: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WatchState {
     rung: bool,
     end: bool,
 }
 
 impl Bell {
-    fn set(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    fn set(&self, change: impl FnOnce(&mut WatchState)) {
+        change(&mut lock(&self.state));
         self.rung.notify_one();
     }
 
@@ -35,8 +36,8 @@ impl Bell {
     pub(super) fn on_ring(self: Arc<Self>, work: impl Fn() + Send + 'static) -> io::Result<()> {
         let run = move || {
             loop {
-                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-                let quiet = |state: &mut State| !state.rung && !state.end;
+                let state = lock(&self.state);
+                let quiet = |state: &mut WatchState| !state.rung && !state.end;
                 let mut state = self.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner);
                 if state.end {
                     return;
@@ -56,7 +57,7 @@ impl Bell {
 #[derive(Debug)]
 pub(super) struct SizeWatch {
     library: &'static Library,
-    image: super::library::Image,
+    image: super::library::ImageHandle,
     handle: u64,
     bell: Arc<Bell>,
 }
@@ -67,7 +68,7 @@ unsafe impl Send for SizeWatch {}
 unsafe impl Sync for SizeWatch {}
 
 impl SizeWatch {
-    pub(super) fn new(image: &Image, bell: Arc<Bell>) -> io::Result<Self> {
+    pub(super) fn new(image: &RbdImage, bell: Arc<Bell>) -> io::Result<Self> {
         let mut watch = Self { library: image.library(), image: image.handle(), handle: 0, bell };
         let bell = Arc::as_ptr(&watch.bell).cast_mut().cast();
         // SAFETY: the image is open. `bell` lives until `drop` has ended the watch.

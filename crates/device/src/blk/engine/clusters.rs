@@ -9,71 +9,53 @@
 //! in flight; allocations, zeroes, flushes, backing files and tables are the workers'. A worker enters
 //! the clusters that it has come across into the map. A transfer that the map knows only in part is
 //! done in parts.
-use super::beside::Rule;
-use super::{Image, Job};
+use super::Image;
 use crate::blk::qcow2::QueueRanges;
 use paravane_dma::HostSlice;
+use paravane_store::Job;
+use paravane_store::file::Rule;
 use std::io;
 use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::blk) struct Clusters {
+pub(super) struct Clusters {
     image: Arc<Image>,
     /// What the transfers below use.
     ranges: Arc<QueueRanges>,
-    /// Jobs whose transfers are below, by head; as long as the greatest head so far needs.
-    placed: Vec<Placed>,
-    /// Number of them.
+    /// The pieces of each transfer below that is a part of its job, by head; as long as the greatest head
+    /// so far needs.
+    parts: Vec<Vec<HostSlice>>,
+    /// Number of transfers below.
     in_flight: usize,
-}
-
-/// A transfer below.
-#[derive(Debug, Default)]
-struct Placed {
-    job: Option<Job>,
-    /// Its pieces, if it is a part of the job.
-    part: Vec<HostSlice>,
 }
 
 impl Clusters {
     /// The clusters of an image for one queue.
     pub(super) fn new(image: &Arc<Image>) -> io::Result<Self> {
         let qcow2 = image.qcow2.as_ref().ok_or_else(|| io::Error::other("the image has no clusters"))?;
-        Ok(Self { image: image.clone(), ranges: qcow2.ranges(), placed: Vec::new(), in_flight: 0 })
-    }
-
-    /// A transfer is below no more.
-    fn leave(&mut self, head: u16) -> Option<Job> {
-        self.ranges.leave(head);
-        let job = self.placed.get_mut(usize::from(head)).and_then(|placed| placed.job.take());
-        self.in_flight -= usize::from(job.is_some());
-        job
+        Ok(Self { image: image.clone(), ranges: qcow2.ranges(), parts: Vec::new(), in_flight: 0 })
     }
 }
 
-// SAFETY: a transfer in the file has the pieces of the job, or a part of them, which is listed in `part`
+// SAFETY: a transfer in the file has the pieces of the job, or a part of them, which is listed in `parts`
 // until the head has another job.
 unsafe impl Rule for Clusters {
     fn place(&mut self, head: u16, job: Job) -> Option<Job> {
-        if self.placed.len() <= usize::from(head) {
-            self.placed.resize_with(usize::from(head) + 1, Placed::default);
+        if self.parts.len() <= usize::from(head) {
+            self.parts.resize_with(usize::from(head) + 1, Vec::new);
         }
-        let placed = &mut self.placed[usize::from(head)];
         let qcow2 = self.image.qcow2.as_ref()?;
-        let transfer = qcow2.place(job, (head, &self.ranges), &mut placed.part)?;
-        placed.job = Some(job);
+        let transfer = qcow2.place(job, head, &self.ranges, &mut self.parts[usize::from(head)])?;
         self.in_flight += 1;
         Some(transfer)
     }
 
-    fn done(&mut self, head: u16, result: i32) -> Option<Job> {
+    fn done(&mut self, head: u16, _: Job, result: Option<i32>) -> bool {
+        self.ranges.leave(head);
+        self.in_flight -= 1;
         // The file ends within a cluster, which reads as zeroes there.
-        self.leave(head).filter(|_| result == 0)
-    }
-
-    fn refused(&mut self, head: u16) {
-        let _ = self.leave(head);
+        result == Some(0)
     }
 }
 

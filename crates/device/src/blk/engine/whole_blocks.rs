@@ -5,31 +5,20 @@
 //!                '------------------------ else ---------------------------------> reap
 //! ```
 //! To change a part of a block takes a read and a write, for which workers wait.
-use super::Job;
-use super::beside::Rule;
+use paravane_store::Job;
+use paravane_store::file::Rule;
 
 /// See the module.
-#[derive(Debug, Default)]
-pub(in crate::blk) struct WholeBlocks {
-    /// Transfers below, by head; as long as the greatest head so far needs.
-    transfers: Vec<Option<Job>>,
-}
+#[derive(Debug)]
+pub(super) struct WholeBlocks;
 
 // SAFETY: the job itself is placed.
 unsafe impl Rule for WholeBlocks {
-    fn place(&mut self, head: u16, job: Job) -> Option<Job> {
-        if self.transfers.len() <= usize::from(head) {
-            self.transfers.resize(usize::from(head) + 1, None);
-        }
-        let is_transfer = matches!(job, Job::Read { .. } | Job::Write { .. });
-        self.transfers[usize::from(head)] = is_transfer.then_some(job);
+    fn place(&mut self, _: u16, job: Job) -> Option<Job> {
         Some(job)
     }
 
-    fn done(&mut self, head: u16, result: i32) -> Option<Job> {
-        let transfer = self.transfers.get_mut(usize::from(head)).and_then(Option::take);
-        transfer.filter(|_| result == -libc::EINVAL)
+    fn done(&mut self, _: u16, job: Job, result: Option<i32>) -> bool {
+        result == Some(-libc::EINVAL) && matches!(job, Job::Read { .. } | Job::Write { .. })
     }
-
-    fn refused(&mut self, _: u16) {}
 }

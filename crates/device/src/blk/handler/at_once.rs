@@ -7,7 +7,6 @@
 //! ```
 //! A request that is never in flight in the host needs no entry, and its memory no mapping that
 //! outlives the batch. So most requests for an image in memory take half the instructions.
-use super::super::engine::{EngineQueue, Mapped};
 use super::super::in_flight::Measured;
 use super::super::operation::{READ, WRITE};
 use super::super::request::{Command, HEADER, Request};
@@ -20,6 +19,7 @@ use paravane_dma::{AccessGuard, ReadSpan, WriteSpan};
 use paravane_ring::Segment;
 use paravane_ring::device::{Batch, Chain, Queue};
 use paravane_spec::blk;
+use paravane_store::file::Mapped;
 use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of a transfer that are prefetched at each side.
@@ -166,7 +166,7 @@ impl Handler {
         (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<u64, ServeError> {
         // A write may have to wait behind others.
-        let at_once = self.engine.mapped().is_some() && self.waiting.is_empty();
+        let at_once = self.mapped.as_deref().is_some() && self.waiting.is_empty();
         let mut bytes = 0;
         for chain in ahead(chains.iter(), AHEAD, |chain| expect(memory, chain)) {
             let request = self.parse(memory, chain, (&*latency, taken))?;
@@ -196,7 +196,7 @@ impl Handler {
         (latency, taken): (&mut LatencyRecorder, Taken),
     ) -> Result<(), ServeError> {
         let mut copied = [false; TRANSFERS];
-        if let Some(mapped) = self.engine.mapped() {
+        if let Some(mapped) = self.mapped.as_deref() {
             let transfers = ahead(transfers.iter(), 1, |transfer| transfer.expect(mapped));
             for (transfer, copied) in transfers.zip(&mut copied) {
                 if transfer.is_possible(mapped) {

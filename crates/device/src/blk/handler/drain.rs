@@ -1,5 +1,4 @@
 //! The end of a queue: waits for its requests in flight, and completes or leaves them.
-use super::super::engine::StoreQueue;
 use super::{Handler, leave};
 use crate::{MappedQueue, QueueBatch, Served};
 use std::sync::atomic::{AtomicBool, Ordering};

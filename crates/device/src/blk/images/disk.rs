@@ -5,12 +5,13 @@ use super::super::image_file::{ImageFile, Opening};
 use super::super::mark;
 use super::super::qcow2::{Extent, Qcow2, Recorded};
 use super::super::{FileId, Format, Layer, LayerSource, OpenError};
-use super::{ImageError, NewImage, create_in, open_file, open_with};
-use crate::blk::source::Source;
+use super::{ImageError, NewImage, create_in, open_file};
 use paravane_spec::blk::SECTOR;
+use paravane_store::Store;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes of zeroes that are written at once, where nothing else makes zeroes.
 const ZEROES: u64 = 256 << 10;
@@ -57,7 +58,7 @@ impl Disk {
         overlay: &Path,
     ) -> Result<Self, OpenError> {
         let opening = Opening { frozen: true, ..Opening::cached(format, false) };
-        let file = open_with(place, opening)?;
+        let file = place.image(opening)?;
         if let Some(marked) = file.source.file().and_then(mark::overlay)
             && marked != overlay
             && !matches!((marked.canonicalize(), overlay.canonicalize()), (Ok(one), Ok(other)) if one == other)
@@ -97,21 +98,14 @@ impl Disk {
                     regular.set_len(0).map_err(|error| failed(&file.path, error))?;
                 }
                 create_in(&file.source, &file.path, new)?;
-                file.size = file.source.size().map_err(|error| failed(&file.path, error))?;
+                file.size = file.source.try_size().map_err(|error| failed(&file.path, error))?;
             }
         }
         Ok(Self::of(file, format, &[])?)
     }
 
     fn of(file: ImageFile, format: Format, backing: &[Layer]) -> Result<Self, OpenError> {
-        let image = match format {
-            Format::Qcow2 => {
-                let qcow2 = Qcow2::open(&file, backing)?;
-                Image::through(file, qcow2)?
-            }
-            Format::Raw if backing.is_empty() => Image::raw(file),
-            Format::Raw => return Err(OpenError::NoBacking { path: file.path }),
-        };
+        let image = Image::open(file, format, backing)?;
         Ok(Self { image, has_backing: !backing.is_empty(), status: BlockStatus::default() })
     }
 
@@ -206,7 +200,10 @@ impl Disk {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Result<(), ImageError> {
         let done = match &self.image.qcow2 {
             Some(qcow2) => qcow2.read_at(into, offset),
-            None => read_all(&self.image.source, into, offset),
+            None => match self.image.source.read_up_to(into, offset) {
+                Ok(len) if len < into.len() => Err(io::ErrorKind::UnexpectedEof.into()),
+                done => done.map(drop),
+            },
         };
         self.named("read", done)
     }
@@ -287,23 +284,8 @@ fn is_regular(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file())
 }
 
-fn read_all(source: &Source, mut into: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !into.is_empty() {
-        match source.read_at(into, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => {
-                into = &mut into[len..];
-                offset += len as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 /// Makes a range read as zeroes, by writes if nothing else makes zeroes.
-fn zero(source: &Source, offset: u64, len: u64) -> io::Result<()> {
+fn zero(source: &Arc<dyn Store>, offset: u64, len: u64) -> io::Result<()> {
     for unmap in [true, false] {
         match source.zero(offset, len, unmap) {
             // EINVAL: a block device with larger blocks.
@@ -314,7 +296,7 @@ fn zero(source: &Source, offset: u64, len: u64) -> io::Result<()> {
     write_zeroes(source, offset, len)
 }
 
-fn write_zeroes(source: &Source, offset: u64, len: u64) -> io::Result<()> {
+fn write_zeroes(source: &Arc<dyn Store>, offset: u64, len: u64) -> io::Result<()> {
     let zeroes = vec![0; len.min(ZEROES) as usize];
     let mut done = 0;
     while done < len {

@@ -3,8 +3,9 @@ use super::entry::corrupt;
 use super::io::Io;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+use paravane_store::lock;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The cluster that was read last, since readers go on where they were.
 #[derive(Debug, Default)]
@@ -26,7 +27,7 @@ impl Inflated {
             Some(part) => into.copy_from_slice(part),
             None => into.fill(0),
         };
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || lock(&self.0);
         if let Some((at, whole)) = &*lock()
             && *at == data.0
         {

@@ -4,14 +4,15 @@
 //!   refcount table --> blocks, each a cluster --> a count for each cluster of the file
 //! ```
 //! A region of clusters whose block is missing is free.
-use super::super::source::Source;
 use super::entry::{Shape, corrupt};
 use super::header::{Header, MAX_OFFSET};
 use super::io::Io;
 use super::map::read_table;
 use super::slices::Slices;
+use paravane_store::Store;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most bytes of blocks in memory.
 const CACHE: u64 = 2 << 20;
@@ -31,7 +32,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Reads the refcount table.
-    pub(super) fn read(source: &Source, header: &Header) -> io::Result<Self> {
+    pub(super) fn read(source: &Arc<dyn Store>, header: &Header) -> io::Result<Self> {
         let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
         let (offset, entries) = header.refcount_table;
         let blocks = Slices::new(shape.cluster(), CACHE);

@@ -5,12 +5,13 @@
 //! ```
 //! The header is written last, when all else is durable: until then there is no image.
 use super::super::Format;
-use super::super::source::Source;
 use super::counts::set_count;
 use super::header::{BACKING_FORMAT, END, KNOWN_LEN, MAGIC};
 use super::io::Io;
 use paravane_spec::blk::SECTOR;
+use paravane_store::Store;
 use std::io;
+use std::sync::Arc;
 
 /// An empty qcow2 image that is to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,10 +82,10 @@ impl Plan {
 }
 
 /// Writes the tables of an empty image to `source`, and makes them durable.
-pub(in crate::blk) fn create(source: &Source, new: &NewQcow2) -> io::Result<()> {
+pub(in crate::blk) fn create(source: &Arc<dyn Store>, new: &NewQcow2) -> io::Result<()> {
     let plan = Plan::new(new);
     let header = header(&plan, new)?;
-    let io = Io::new(source.try_clone()?)?;
+    let io = Io::new(source.clone())?;
     let cluster = plan.cluster;
     if io.size()? > 0 {
         // What was there must not become the header of these tables.

@@ -2,9 +2,10 @@
 //!
 //! Every header is checked before anything else is read, including those of backing files, and a
 //! refused image is not changed. Fields are those of docs/interop/qcow2.rst of QEMU.
-use super::super::source::Source;
+use paravane_store::Store;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The header of a qcow2 image is refused. The image has not been changed.
@@ -152,9 +153,9 @@ impl Header {
     ///
     /// # Errors
     /// See [`HeaderError`].
-    pub(super) fn read(file: &Source) -> Result<Self, HeaderError> {
+    pub(super) fn read(file: &Arc<dyn Store>) -> Result<Self, HeaderError> {
         let mut fixed = [0; KNOWN_LEN];
-        let len = read(file, &mut fixed, 0)?;
+        let len = file.read_up_to(&mut fixed, 0)?;
         let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| fixed[at + n]));
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
         if len < V2_LEN as usize || word(0) != MAGIC {
@@ -236,7 +237,12 @@ impl Header {
 }
 
 /// The name of the backing file, at `offset` with `len` bytes; 0: there is none.
-fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Option<String>, HeaderError> {
+fn backing_name(
+    file: &Arc<dyn Store>,
+    offset: u64,
+    len: u32,
+    cluster: u64,
+) -> Result<Option<String>, HeaderError> {
     if offset == 0 || len == 0 {
         return Ok(None);
     }
@@ -244,7 +250,7 @@ fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Op
         return Err(HeaderError::BackingName);
     }
     let mut name = vec![0; len as usize];
-    read(file, &mut name, offset)?;
+    file.read_up_to(&mut name, offset)?;
     Ok(Some(String::from_utf8_lossy(&name).into_owned()))
 }
 
@@ -254,14 +260,14 @@ fn backing_name(file: &Source, offset: u64, len: u32, cluster: u64) -> Result<Op
 ///
 /// The format allows unknown ones to be ignored. Returns whether one may own clusters.
 fn check_extensions(
-    file: &Source,
+    file: &Arc<dyn Store>,
     (start, backing_name): (u64, u64),
     cluster: u64,
     autoclear: u64,
 ) -> Result<bool, HeaderError> {
     // At most 2 MiB. Bytes beyond the end of the file are zeroes, which is the end mark.
     let mut first = vec![0; cluster as usize];
-    read(file, &mut first, 0)?;
+    file.read_up_to(&mut first, 0)?;
     let end = if backing_name == 0 { cluster } else { backing_name.min(cluster) } as usize;
     let (mut at, mut has_owners) = (start as usize, false);
     while let Some((head, _)) = first.get(at..end).and_then(<[u8]>::split_first_chunk::<8>) {
@@ -283,22 +289,4 @@ fn check_extensions(
         at = next;
     }
     Ok(has_owners)
-}
-
-/// Reads up to the end of the file, and returns the number of bytes.
-///
-/// The rest of `into` is unchanged.
-pub(super) fn read(file: &Source, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < into.len() {
-        // An offset that no file can have is beyond the end.
-        let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else { break };
-        match file.read_at(&mut into[done..], at) {
-            Ok(0) => break,
-            Ok(len) => done += len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }

@@ -9,14 +9,11 @@
 //! first: no transfer finds them any more, and those that have are listed. What they use stays
 //! allocated. The worker does not wait for them: the thread that would take their outcomes may itself
 //! wait for the worker, at the end of another queue.
+use paravane_store::lock;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Locks, ignoring poison: each list is valid after any panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Ranges of the disk that the queues of an image use.
 #[derive(Debug, Default)]
 pub(super) struct InUse(Mutex<Vec<Weak<QueueRanges>>>);

@@ -2,11 +2,13 @@
 //!
 //! Reads beyond the end are zeroes. Many threads that ask for [`Io::sync`] at the same time share one.
 use super::super::block_status::BlockStatus;
-use super::super::source::Source;
+use paravane_store::Store;
+use paravane_store::lock;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
@@ -16,7 +18,7 @@ const ZEROES: u64 = 256 << 10;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Io {
-    source: Source,
+    source: Arc<dyn Store>,
     /// Alignment of transfers in bytes; a power of two.
     block: u64,
     /// A regular file.
@@ -43,14 +45,11 @@ impl fmt::Debug for OnFree {
 }
 
 impl Io {
-    pub(super) fn new(source: Source) -> io::Result<Self> {
-        let (block, is_file, is_fixed) = match &source {
-            Source::File(file) => {
-                let is_file = file.metadata()?.is_file();
-                (1, is_file, !is_file)
-            }
-            Source::Store(store) => (u64::from(store.limits().block).max(1), false, false),
-        };
+    pub(super) fn new(source: Arc<dyn Store>) -> io::Result<Self> {
+        let block = u64::from(source.limits().block).max(1);
+        let metadata = source.file().map(File::metadata).transpose()?;
+        let is_file = metadata.as_ref().is_some_and(Metadata::is_file);
+        let is_fixed = metadata.is_some() && !is_file;
         let (is_fixed, partial) = (AtomicBool::new(is_fixed), Mutex::default());
         let (syncs, status, on_free) = (Syncs::default(), BlockStatus::default(), OnFree::default());
         Ok(Self { source, block, is_file, is_fixed, partial, syncs, status, on_free })
@@ -69,7 +68,7 @@ impl Io {
 
     /// Size in bytes.
     pub(super) fn size(&self) -> io::Result<u64> {
-        self.source.size()
+        self.source.try_size()
     }
 
     /// The file, if it is a regular one.
@@ -104,22 +103,11 @@ impl Io {
     }
 
     fn read_blocks(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        let known = match &self.source {
-            Source::File(_) => into.len() as u64,
-            Source::Store(store) => store.size().saturating_sub(offset).min(into.len() as u64),
-        } as usize;
-        let mut done = 0;
-        while done < known {
-            let Some(at) = offset.checked_add(done as u64).filter(|at| i64::try_from(*at).is_ok()) else {
-                break;
-            };
-            match self.source.read_at(&mut into[done..known], at) {
-                Ok(0) => break,
-                Ok(len) => done += len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let known = match self.source.file() {
+            Some(_) => into.len(),
+            None => self.source.size().saturating_sub(offset).min(into.len() as u64) as usize,
+        };
+        let done = self.source.read_up_to(&mut into[..known], offset)?;
         into[done..].fill(0);
         Ok(())
     }
@@ -131,7 +119,7 @@ impl Io {
         }
         let end = offset.checked_add(data.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
         let start = offset & !(self.block - 1);
-        let _alone = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.partial);
         if (offset | end) & (self.block - 1) == 0 {
             return self.source.write_all_at(data, offset);
         }
@@ -221,7 +209,7 @@ struct SyncState {
 impl Syncs {
     /// Returns when a sync has ended that began after this call.
     fn run(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let wanted = state.begun + 1;
         while state.ended < wanted {
             if state.is_running {
@@ -232,7 +220,7 @@ impl Syncs {
             state.begun += 1;
             drop(state);
             let done = sync();
-            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state = lock(&self.state);
             state.is_running = false;
             state.ended = state.begun;
             if let Err(error) = done {

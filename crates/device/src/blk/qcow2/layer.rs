@@ -1,11 +1,12 @@
 //! Reads of an image and of the layers below it.
-use super::super::source::Source;
 use super::compressed::Inflated;
 use super::entry::{Entry, Place, Shape};
 use super::header::{DIRTY, Header};
 use super::io::Io;
 use super::tables::Tables;
 use super::whole::Extent;
+use paravane_store::Store;
+use paravane_store::lock;
 use rustix::fs::SeekFrom;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,7 +44,7 @@ pub(super) struct Core {
 
 impl Below {
     /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: Source) -> io::Result<Self> {
+    pub(super) fn raw(source: Arc<dyn Store>) -> io::Result<Self> {
         Ok(Self::Raw(Arc::new(Io::new(source)?)))
     }
 
@@ -119,7 +120,7 @@ impl Core {
     /// The tables.
     pub(super) fn tables(&self) -> MutexGuard<'_, Tables> {
         // Nothing panics while it is locked; if it did, each change of the file is whole.
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     /// Waits for [`Core::changed`].

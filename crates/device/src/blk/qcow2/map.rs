@@ -1,11 +1,12 @@
 //! Where the clusters of the disk are: the L1 table, in memory, and the L2 tables, cached.
-use super::super::source::Source;
 use super::entry::{COPIED, Entry, OFFSET, Shape, corrupt};
-use super::header::{Header, read};
+use super::header::Header;
 use super::io::Io;
 use super::slices::Slices;
+use paravane_store::Store;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Most bytes of L2 tables in memory, for each image. They map 128 GiB in clusters of 64 KiB.
 const CACHE: u64 = 16 << 20;
@@ -23,7 +24,7 @@ pub(super) struct Map {
 
 impl Map {
     /// Reads the L1 table.
-    pub(super) fn read(source: &Source, header: &Header) -> io::Result<Self> {
+    pub(super) fn read(source: &Arc<dyn Store>, header: &Header) -> io::Result<Self> {
         let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
         let (l1_offset, entries) = header.l1_table;
         let mut map = Self {
@@ -195,10 +196,10 @@ fn follows(first: Entry, past: u64) -> Entry {
 }
 
 /// The entries of a table. Bytes beyond the end of the file are zeroes.
-pub(super) fn read_table(source: &Source, offset: u64, entries: u64) -> io::Result<Vec<u64>> {
+pub(super) fn read_table(source: &Arc<dyn Store>, offset: u64, entries: u64) -> io::Result<Vec<u64>> {
     // At most 32 MiB: `Header::read` has checked that.
     let mut bytes = vec![0; entries as usize * 8];
-    read(source, &mut bytes, offset)?;
+    source.read_up_to(&mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();
     Ok(entries.iter().map(|entry| u64::from_be_bytes(*entry)).collect())
 }

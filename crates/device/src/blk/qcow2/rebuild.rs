@@ -12,16 +12,17 @@
 //! **A repair needs no sync.** What a crash loses of it is repaired again: the mark stays until the image
 //! is closed, and version 2 is checked again. A freed cluster is used only after the sync of `fill`,
 //! which makes its count durable.
-use super::super::source::Source;
 use super::counts::Counts;
 use super::entry::{Entry, OFFSET, Place, Shape};
-use super::header::{Header, MAX_ENTRIES, read};
+use super::header::{Header, MAX_ENTRIES};
 use super::io::Io;
 use super::map::read_table;
 use super::refcounts::{ClusterRole, RefcountError};
+use paravane_store::Store;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most bytes of L2 tables that are read at each start: those of 128 GiB in clusters of 64 KiB.
@@ -35,8 +36,8 @@ const MOST_SNAPSHOTS: u32 = 65536;
 const MOST_SNAPSHOT_BYTES: u64 = 64 << 20;
 
 /// The image that is checked.
-struct Image<'a> {
-    source: &'a Source,
+struct CheckedImage<'a> {
+    source: &'a Arc<dyn Store>,
     header: &'a Header,
     shape: Shape,
     path: &'a Path,
@@ -62,7 +63,7 @@ struct Repaired {
 }
 
 /// Whether the check takes no longer than a start may.
-pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
+pub(super) fn is_quick(source: &Arc<dyn Store>, header: &Header) -> io::Result<bool> {
     let (offset, entries) = header.l1_table;
     let tables =
         read_table(source, offset, entries)?.into_iter().filter(|raw| raw & OFFSET != 0).count() as u64;
@@ -75,15 +76,15 @@ pub(super) fn is_quick(source: &Source, header: &Header) -> io::Result<bool> {
 /// # Errors
 /// See [`RefcountError`]; some counts may have been repaired.
 pub(super) fn rebuild(
-    source: &Source,
+    source: &Arc<dyn Store>,
     path: &Path,
     header: &Header,
     (io, counts): (&Io, &mut Counts),
 ) -> Result<(), RefcountError> {
     let shape = counts.shape;
-    let clusters = source.size()?.div_ceil(shape.cluster());
+    let clusters = source.try_size()?.div_ceil(shape.cluster());
     let mut image =
-        Image { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
+        CheckedImage { source, header, shape, path, clusters, l2_tables: Vec::new(), structures: Vec::new() };
     if header.is_dirty() {
         tracing::info!(
             path = %path.display(),
@@ -114,7 +115,7 @@ pub(super) fn rebuild(
     Ok(())
 }
 
-impl Image<'_> {
+impl CheckedImage<'_> {
     /// Finds all tables.
     fn find_tables(&mut self, counts: &Counts) -> Result<(), RefcountError> {
         let cluster = self.shape.cluster();
@@ -135,7 +136,7 @@ impl Image<'_> {
         let mut at = table;
         for _ in 0..number {
             let mut head = [0; 40];
-            read(self.source, &mut head, at)?;
+            self.source.read_up_to(&mut head, at)?;
             let word = |at: usize, len: usize| {
                 head[at..at + len].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
             };
@@ -189,7 +190,7 @@ impl Image<'_> {
             }
             window.add(table >> bits..(table >> bits) + 1);
             bytes.fill(0);
-            read(self.source, &mut bytes, *table)?;
+            self.source.read_up_to(&mut bytes, *table)?;
             for raw in bytes.as_chunks().0 {
                 let used = match Entry::decode(u64::from_be_bytes(*raw), self.shape)? {
                     Entry::Data(Place { host, .. }) | Entry::Zero { kept: Some(Place { host, .. }) } => {

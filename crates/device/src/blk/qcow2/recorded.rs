@@ -1,12 +1,13 @@
 //! What the header of an image says of it, also of one that is not supported. For reports only.
 //!
 //! Nothing is checked but what reading takes: a disk is opened by [`super::header`].
-use super::super::source::Source;
 use super::header::{
     BACKING_FORMAT, BITMAPS, BITMAPS_EXTENSION, CLUSTER_BITS, COMPRESSION_TYPE, CORRUPT, DATA_FILE, DIRTY,
-    END, EXTENDED_L2, Header, KNOWN_LEN, MAGIC, MAX_NAME, V2_LEN, V3_LEN, read,
+    END, EXTENDED_L2, Header, KNOWN_LEN, MAGIC, MAX_NAME, V2_LEN, V3_LEN,
 };
+use paravane_store::Store;
 use std::io;
+use std::sync::Arc;
 
 /// Compatible feature: refcounts may be written late.
 const LAZY_REFCOUNTS: u64 = 1 << 0;
@@ -43,9 +44,9 @@ pub struct Layout {
 
 impl Recorded {
     /// Reads the header. `None`: the magic number is missing.
-    pub(in crate::blk) fn read(file: &Source) -> io::Result<Option<Self>> {
+    pub(in crate::blk) fn read(file: &Arc<dyn Store>) -> io::Result<Option<Self>> {
         let mut fixed = [0; KNOWN_LEN];
-        let len = read(file, &mut fixed, 0)?;
+        let len = file.read_up_to(&mut fixed, 0)?;
         let (word, long) = (|at| word(&fixed, at), |at| long(&fixed, at));
         if len < V2_LEN as usize || word(0) != MAGIC {
             return Ok(None);
@@ -96,9 +97,9 @@ impl Recorded {
 
 impl Layout {
     /// Reads header extensions and the backing file's name, at `name` with its length.
-    fn read(file: &Source, cluster_size: u64, header_len: u32, name: (u64, u32)) -> io::Result<Self> {
+    fn read(file: &Arc<dyn Store>, cluster_size: u64, header_len: u32, name: (u64, u32)) -> io::Result<Self> {
         let mut first = vec![0; cluster_size as usize];
-        let len = read(file, &mut first, 0)?;
+        let len = file.read_up_to(&mut first, 0)?;
         first.truncate(len);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (start, name_len) = (usize::try_from(name.0).unwrap_or(usize::MAX), name.1.min(MAX_NAME));

@@ -16,9 +16,10 @@
 //! name. An image of 1 TiB with clusters of 64 KiB has 512 refcount blocks and 2,048 L2 tables: 24 KiB of
 //! tables, and a read of two bytes for each of them. Both tables are limited to 32 MiB. Data clusters are
 //! checked by [`super::rebuild`], if the last writer has not closed the image.
-use super::super::source::Source;
-use super::header::{Header, read};
+use super::header::Header;
+use paravane_store::Store;
 use std::io;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The refcounts of a qcow2 image are wrong, so that writing would corrupt it.
@@ -104,8 +105,8 @@ const BLOCK_OFFSET: u64 = 0xffff_ffff_ffff_fe00;
 const L2_OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// The refcount structures of an image.
-struct Tables<'a> {
-    file: &'a Source,
+struct RefcountTables<'a> {
+    file: &'a Arc<dyn Store>,
     /// log2 of the bytes of a cluster.
     cluster_bits: u32,
     /// log2 of the bits of a count.
@@ -120,7 +121,11 @@ struct Tables<'a> {
 ///
 /// # Errors
 /// See [`RefcountError`].
-pub(super) fn check_and_repair(file: &Source, size: u64, header: &Header) -> Result<(), RefcountError> {
+pub(super) fn check_and_repair(
+    file: &Arc<dyn Store>,
+    size: u64,
+    header: &Header,
+) -> Result<(), RefcountError> {
     let &Header { cluster_bits, refcount_order: count_bits, .. } = header;
     let (l1_offset, l1_entries) = header.l1_table;
     let (table_offset, table_entries) = header.refcount_table;
@@ -151,7 +156,7 @@ pub(super) fn check_and_repair(file: &Source, size: u64, header: &Header) -> Res
     if let Some(&(cluster, role)) = used.iter().find(outside) {
         return Err(RefcountError::Outside { cluster, role });
     }
-    let tables = Tables { file, cluster_bits, count_bits, blocks };
+    let tables = RefcountTables { file, cluster_bits, count_bits, blocks };
     let mut left = 0_u64;
     for (cluster, role) in used {
         if !tables.is_counted(cluster)? {
@@ -172,7 +177,7 @@ pub(super) fn check_and_repair(file: &Source, size: u64, header: &Header) -> Res
     Ok(())
 }
 
-impl Tables<'_> {
+impl RefcountTables<'_> {
     /// Place of a cluster's count; `None`: it has no block.
     ///
     /// Offset of its first byte, number of bytes, and lowest bit in the first.
@@ -190,7 +195,7 @@ impl Tables<'_> {
         let Some((offset, bytes, bit)) = self.place(cluster) else { return Ok(false) };
         let mut count = [0; 8];
         let count = &mut count[..bytes];
-        read(self.file, count, offset)?;
+        self.file.read_up_to(count, offset)?;
         let mask = if self.count_bits < 3 { (1 << (1 << self.count_bits)) - 1 } else { 0xff };
         Ok(count.iter().any(|byte| byte >> bit & mask != 0))
     }
@@ -200,7 +205,7 @@ impl Tables<'_> {
         let Some((offset, bytes, bit)) = self.place(cluster) else { return Ok(false) };
         let lowest = offset + bytes as u64 - 1;
         let mut byte = [0];
-        read(self.file, &mut byte, lowest)?;
+        self.file.read_up_to(&mut byte, lowest)?;
         byte[0] |= 1 << bit;
         self.file.write_all_at(&byte, lowest)?;
         Ok(true)
@@ -208,9 +213,9 @@ impl Tables<'_> {
 }
 
 /// The entries of a table, without their flags.
-fn table(file: &Source, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u64>> {
+fn table(file: &Arc<dyn Store>, offset: u64, entries: u64, mask: u64) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; entries as usize * 8];
-    read(file, &mut bytes, offset)?;
+    file.read_up_to(&mut bytes, offset)?;
     let (entries, _) = bytes.as_chunks();
     Ok(entries.iter().map(|entry| u64::from_be_bytes(*entry) & mask).collect())
 }

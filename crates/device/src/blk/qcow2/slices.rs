@@ -9,7 +9,7 @@ const SLICE: u64 = 4096;
 /// Pieces of tables, by their offsets in the file.
 #[derive(Debug)]
 pub(super) struct Slices {
-    slots: HashMap<u64, Slot>,
+    slots: HashMap<u64, CachedSlice>,
     /// Offsets in the order in which they may be dropped.
     order: VecDeque<u64>,
     /// Bytes of a slice.
@@ -19,7 +19,7 @@ pub(super) struct Slices {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct CachedSlice {
     bytes: Box<[u8]>,
     /// It was used since its last turn.
     is_used: bool,
@@ -44,7 +44,7 @@ impl Slices {
             let mut bytes = vec![0; self.slice as usize].into_boxed_slice();
             io.read(&mut bytes, start)?;
             self.make_room();
-            self.slots.insert(start, Slot { bytes, is_used: false });
+            self.slots.insert(start, CachedSlice { bytes, is_used: false });
             self.order.push_back(start);
         }
         match self.slots.get_mut(&start) {
@@ -113,8 +113,8 @@ impl Slices {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::source::Source;
     use super::*;
+    use paravane_store::file::FileStore;
     use std::os::unix::fs::FileExt;
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
         for number in 0..64_u64 {
             file.write_all_at(&number.to_be_bytes(), number * 512).unwrap();
         }
-        let io = Io::new(Source::File(file.try_clone().unwrap())).unwrap();
+        let io = Io::new(FileStore::of(file.try_clone().unwrap())).unwrap();
         let mut slices = Slices::new(512, 8 * 512);
         for round in 0..3 {
             for number in 0..64 {

@@ -38,7 +38,7 @@ struct Allocation {
 
 /// What the next bytes of a write need.
 #[derive(Debug)]
-enum Step {
+enum WriteStep {
     /// They lie at an offset in the file.
     InPlace {
         host: u64,
@@ -62,11 +62,11 @@ impl Core {
         }
         while !data.is_empty() {
             let done = match self.next_step(offset, data.len() as u64)? {
-                Step::InPlace { host, len } => {
+                WriteStep::InPlace { host, len } => {
                     self.io.write(&data[..len as usize], host)?;
                     len
                 }
-                Step::Allocate(allocation) => {
+                WriteStep::Allocate(allocation) => {
                     let end = (allocation.first + allocation.moves.len() as u64) << self.shape.cluster_bits;
                     let len = (end - offset).min(data.len() as u64);
                     self.allocate(allocation, &data[..len as usize], offset, entered)?;
@@ -79,7 +79,7 @@ impl Core {
         Ok(())
     }
 
-    fn next_step(&self, offset: u64, len: u64) -> io::Result<Step> {
+    fn next_step(&self, offset: u64, len: u64) -> io::Result<WriteStep> {
         let bits = self.shape.cluster_bits;
         let mut most = AT_ONCE;
         let mut tables = self.tables();
@@ -91,12 +91,12 @@ impl Core {
             let (entry, run) = tables.map.lookup(&self.io, offset, len)?;
             if let Entry::Data(Place { host, is_own: true }) = entry {
                 self.check_inside(host)?;
-                return Ok(Step::InPlace { host, len: run });
+                return Ok(WriteStep::InPlace { host, len: run });
             }
             let old = self.to_move(&mut tables, offset, len, most)?;
             let (new, missing) = self.needed(&tables, offset >> bits, &old)?;
             if tables.reserve.len() >= new + missing {
-                return Ok(Step::Allocate(self.begin(&mut tables, offset >> bits, old)?));
+                return Ok(WriteStep::Allocate(self.begin(&mut tables, offset >> bits, old)?));
             }
             match self.fill(tables, new + missing) {
                 Ok(filled) => tables = filled,

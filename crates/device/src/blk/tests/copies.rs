@@ -4,8 +4,8 @@ use super::pattern;
 use super::qcow2::{check, create_on, done, folder, layer, text};
 use super::stores::{LIMITS, TestStore};
 use crate::blk::block_status::BlockStatus;
-use crate::blk::source::Source;
 use crate::blk::{Format, Layer, LayerSource, OpenError};
+use paravane_store::file::FileStore;
 use paravane_store::{Job, Pieces, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use proptest::prelude::*;
 use std::fs::File;
@@ -23,7 +23,7 @@ const SIZE: u64 = 64 * MIB;
 #[derive(Debug)]
 struct Recorder {
     store: Arc<TestStore>,
-    file: Source,
+    file: Arc<dyn Store>,
     /// It knows which parts are zeroes.
     tells: bool,
     read: AtomicU64,
@@ -38,7 +38,7 @@ impl Recorder {
     fn new(file: &Path, limits: StoreLimits, tells: bool) -> Arc<Self> {
         Arc::new(Self {
             store: TestStore::new(file, limits),
-            file: Source::File(File::open(file).unwrap()),
+            file: FileStore::of(File::open(file).unwrap()),
             tells,
             read: 0.into(),
             written: 0.into(),

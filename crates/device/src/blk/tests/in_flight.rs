@@ -1,10 +1,10 @@
 //! Requests in flight: short transfers, errors, resets, memory that goes away.
-use super::super::engine::Job;
 use super::super::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
 use super::*;
 use crate::rig::{BASE, SIZE};
 use crate::{Device, MappedQueue, Served, State};
 use paravane_dma::{Access, Backing, Region, RegionConfig};
+use paravane_store::Job;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,17 +1,15 @@
 //! Images in memory, copied without system calls where possible.
 use super::*;
-use crate::blk::engine::{Engine, Job, Pieces, StoreQueue};
 use crate::rig::{BASE, SIZE};
 use crate::{Device as _, Rest};
 use paravane_dma::{Alarm, FileRange, HostSlice, MappingQuota, Region};
-use rustix::event::{EventfdFlags, eventfd};
+use paravane_store::{Job, Pieces, StoreQueue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 const DISK: usize = 4 << 20;
 
@@ -42,9 +40,7 @@ fn taken(memory: &File) -> u64 {
 #[test]
 fn jobs_are_done_when_they_are_submitted_or_given_up_before() {
     let (memory, rig) = disk();
-    let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-    let (image, kind) = (rig.device.current.image(), rig.device.current.attached().engine.clone());
-    let mut engine = Engine::new(&kind, &image, 8, &event).unwrap();
+    let mut engine = rig.device.current.attached().engine.queue(8).unwrap();
     let mut data = pattern(3 * 512, 80);
     let mut slices: Vec<_> =
         data.chunks_mut(512).map(|part| HostSlice { ptr: part.as_mut_ptr(), len: part.len() }).collect();
@@ -52,13 +48,13 @@ fn jobs_are_done_when_they_are_submitted_or_given_up_before() {
         let pieces = Pieces { first: NonNull::from(slice), count: 1 };
         (number as u16, Job::Write { pieces, offset: number as u64 * 512, durable: false })
     });
-    let mut push = |engine: &mut Engine, count| {
+    let mut push = |engine: &mut Box<dyn StoreQueue>, count| {
         for (head, job) in jobs.by_ref().take(count) {
             // SAFETY: slices and data live until the outcomes are reaped.
             unsafe { engine.push(head, job) }.unwrap();
         }
     };
-    let reaped = |engine: &mut Engine| {
+    let reaped = |engine: &mut Box<dyn StoreQueue>| {
         let mut outcomes = VecDeque::new();
         engine.reap(&mut outcomes);
         outcomes.iter().map(|outcome| (outcome.head(), outcome.result())).collect::<Vec<_>>()

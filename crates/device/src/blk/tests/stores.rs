@@ -1,17 +1,15 @@
 //! Images in stores that are no files.
+use super::fake_queue::{FakeHost, FakeQueue};
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
 use crate::blk::images::{Disk, Use};
 use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
-use paravane_store::{Job, Outcome, Pieces, Store, StoreLimits, StoreQueue, StoreStatus};
-use paravane_store::{Rest, WakeSet, WakeSource};
+use paravane_store::{Job, Pieces, Rest, Store, StoreLimits, StoreQueue, StoreStatus};
 use proptest::prelude::*;
-use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A store on a file: jobs end in the opposite order, and transfers are short.
@@ -89,10 +87,8 @@ fn is_outside(job: Job, size: u64) -> bool {
 
 impl Store for TestStore {
     fn queue(&self, _jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
-        let event = Arc::new(rustix::event::eventfd(0, EventfdFlags::NONBLOCK)?);
         let (file, limits, orders) = (self.file.clone(), self.limits, self.orders.clone());
-        let (jobs, done) = (Vec::new(), Vec::new());
-        Ok(Box::new(TestQueue { file, limits, orders, jobs, done, event, wakes: None }))
+        Ok(Box::new(FakeQueue::new(TestHost { file, limits, orders })))
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
@@ -137,61 +133,38 @@ impl Store for TestStore {
     }
 }
 
+/// Does the jobs of a queue in the opposite order.
 #[derive(Debug)]
-struct TestQueue {
+struct TestHost {
     file: Arc<File>,
     limits: StoreLimits,
     orders: Arc<Orders>,
-    jobs: Vec<(u16, Job)>,
-    done: Vec<Outcome>,
-    event: Arc<OwnedFd>,
-    wakes: Option<WakeSource>,
 }
 
-impl StoreQueue for TestQueue {
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, &self.event, wakes)
-    }
-
-    fn rest(&mut self, arm: bool) -> Rest {
-        if arm {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        }
-        Rest::serve_if(!self.done.is_empty())
-    }
-
-    unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
-        self.jobs.push((head, job));
-        Ok(())
-    }
-
-    fn submit(&mut self) -> io::Result<()> {
-        match self.orders.hold.load(Ordering::Relaxed) {
-            true => Ok(()),
-            false => self.wait(),
-        }
-    }
-
-    fn reap(&mut self, outcomes: &mut VecDeque<Outcome>) {
-        outcomes.extend(self.done.drain(..));
-    }
-
-    fn wait(&mut self) -> io::Result<()> {
-        for (head, job) in self.jobs.drain(..).rev() {
+impl FakeHost for TestHost {
+    fn run(&mut self, jobs: &mut VecDeque<(u16, Job)>, done: &mut Vec<(u16, i32)>) {
+        for (head, job) in jobs.drain(..).rev() {
             self.orders.done.fetch_add(1, Ordering::Relaxed);
             let result = match self.orders.is_outside(job) {
                 true => -libc::ENOSPC,
                 // SAFETY: the memory is valid until the outcome is reaped.
                 false => unsafe { perform(&self.file, &self.limits, job) },
             };
-            // SAFETY: the outcome is made here, once.
-            self.done.push(unsafe { Outcome::new(head, result) });
+            done.push((head, result));
         }
-        rustix::io::write(&self.event, &1u64.to_ne_bytes())?;
-        Ok(())
     }
 
-    fn cancel(&mut self) {}
+    fn is_prompt(&self) -> bool {
+        !self.orders.hold.load(Ordering::Relaxed)
+    }
+
+    fn begun(&self) -> usize {
+        usize::MAX
+    }
+
+    fn rest(&self, _: bool, has_outcomes: bool) -> Rest {
+        Rest::serve_if(has_outcomes)
+    }
 }
 
 fn over(store: &Arc<TestStore>, config: BlkConfig) -> Result<Blk, OpenError> {

@@ -1,5 +1,6 @@
 //! Plans of requests, and what is done with replies.
 use super::*;
+use crate::Pieces;
 use crate::nbd::reply::ReplyStyle;
 use std::ptr::NonNull;
 
@@ -20,15 +21,15 @@ fn requests(tasks: &mut Tasks, index: u32, export: &Export) -> (Vec<(u16, u16, u
     let mut list = Vec::new();
     loop {
         match tasks.plan(index, export, false) {
-            Next::Send => {}
-            Next::Ended(result) => return (list, result),
+            NextOfTask::Send => {}
+            NextOfTask::Ended(result) => return (list, result),
         }
         let request = tasks.get(index).request;
         list.push((request.command, request.flags, request.offset, request.len));
         assert!(tasks.owed(request.cookie).is_none(), "it is not sent yet");
         tasks.sent(index);
         assert!(tasks.owed(request.cookie).is_some() && tasks.owed(request.cookie ^ 1 << 32).is_none());
-        if let Next::Ended(result) = tasks.answered(index, 0, export, false) {
+        if let NextOfTask::Ended(result) = tasks.answered(index, 0, export, false) {
             assert!(tasks.owed(request.cookie).is_none(), "it is answered");
             return (list, result);
         }
@@ -83,7 +84,7 @@ fn a_lost_connection_keeps_the_order() {
     let list: Vec<u32> = (0..6).map(|head| tasks.add(0, head, Work::Job(Job::Flush))).collect();
     let limits = export(ALL);
     for &index in [list[3], list[1], list[4], list[0]].iter() {
-        assert_eq!(tasks.plan(index, &limits, false), Next::Send);
+        assert_eq!(tasks.plan(index, &limits, false), NextOfTask::Send);
         tasks.sent(index);
     }
     // This one is sent in part, and is still the first to send.
@@ -117,16 +118,16 @@ fn a_write_with_volatile_parts_begins_again() {
         let index = tasks.add(0, 0, Work::Job(job));
         let other = tasks.add(0, 1, Work::Job(Job::Flush));
         for index in [index, other] {
-            assert_eq!(tasks.plan(index, &limits, through), Next::Send);
+            assert_eq!(tasks.plan(index, &limits, through), NextOfTask::Send);
             tasks.sent(index);
         }
-        assert_eq!(tasks.answered(index, 0, &limits, through), Next::Send);
+        assert_eq!(tasks.answered(index, 0, &limits, through), NextOfTask::Send);
         // The next part is not sent yet.
         to_send.push_back(index);
         tasks.unsend(&mut to_send);
         assert_eq!(to_send, [other, index]);
         assert!(!tasks.get(index).is_untouched(), "{job:?}");
-        assert_eq!(tasks.plan(index, &limits, through), Next::Send);
+        assert_eq!(tasks.plan(index, &limits, through), NextOfTask::Send);
         let request = tasks.get(index).request;
         assert_eq!((request.offset, request.len), (again, part), "{job:?}");
     }

@@ -11,7 +11,7 @@
 //! opened, and those written since, until they are discarded. A stale entry leads to a new page of
 //! zeroes, which is what a system call would read, too; a missing one, to a system call.
 //!
-//! Of a qcow2 image, the clusters that are known are accessed in the same way, at their places in the
+//! Of an image with a format, the clusters that are known are accessed in the same way, at their places in the
 //! file. Workers write new clusters by system calls, and such data is not noted as present until it is
 //! written again.
 //!
@@ -21,74 +21,87 @@
 //! Benefit: the server's CPU time for 128 KiB is 8 to 12 µs, instead of 17 to 25 µs with preadv and
 //! pwritev; for 4 KiB 1.1 to 1.7 µs, instead of 1.8 to 3.0 µs (`paravane bench blk --filter
 //! tmpfs/split/`, depths 32 and 128; Linux 6.18, AMD EPYC).
-use super::super::image::Image;
-use super::super::present_pages::{MOST_TRACKED, PresentPages};
-use super::{Job, Pieces};
+use super::present_pages::{MOST_TRACKED, PresentPages};
+use crate::pieces::total;
+use crate::{Job, Pieces};
 use paravane_dma::{Alarm, FileView, NotWritten};
-use paravane_spec::blk::SECTOR;
+use std::fs::File;
 use std::io;
 
 /// A mapped image, shared by all queues of a disk.
 #[derive(Debug)]
-pub(in crate::blk) struct Mapped {
+pub struct Mapped {
     view: FileView,
     present: PresentPages,
 }
 
 impl Mapped {
-    /// Maps an image in memory. `present`: its pages, if they were looked for before.
+    /// Maps the first `len` bytes of a file in memory, by its descriptor `to_map`.
     ///
-    /// Of a qcow2 image, it is the file with its tables and clusters, as long as it is now.
-    pub(in crate::blk) fn new(image: &Image, present: Option<PresentPages>) -> io::Result<Self> {
-        let len = match image.qcow2 {
-            None => image.sectors() * SECTOR,
-            Some(_) => image.source.size()? / SECTOR * SECTOR,
-        };
+    /// `present`: its pages, if they were looked for before.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn new(
+        file: &File,
+        to_map: &File,
+        len: u64,
+        writable: bool,
+        present: Option<PresentPages>,
+    ) -> io::Result<Self> {
         // Beyond, no page counts as present.
         let mapped = len.min(MOST_TRACKED);
         let alarm = Alarm::new()?;
-        let file = image.guards.file_to_map(image.file()?).try_clone()?;
-        let view = FileView::new(file.into(), mapped, !image.read_only, &alarm).map_err(io::Error::other)?;
+        let view =
+            FileView::new(to_map.try_clone()?.into(), mapped, writable, &alarm).map_err(io::Error::other)?;
         let present = match present.filter(|present| present.len() == len) {
             Some(present) => present,
-            None => PresentPages::find(image.file()?, len)?,
+            None => PresentPages::find(file, len)?,
         };
         Ok(Self { view, present })
     }
 
     /// A range of the file is about to be freed.
-    pub(in crate::blk) fn forget(&self, range: std::ops::Range<u64>) {
+    pub fn forget(&self, range: std::ops::Range<u64>) {
         self.present.note(range, false);
     }
 
     /// Does a transfer by copying, if possible.
     ///
     /// Returns the result of the system call that it replaces.
-    fn perform(&self, job: Job) -> Option<i32> {
+    ///
+    /// # Safety
+    /// As [`Mapped::perform_or`].
+    unsafe fn perform(&self, job: Job) -> Option<i32> {
         match job {
-            Job::Read { pieces, offset } => self.transfer(&pieces, offset, false),
+            // SAFETY: the caller's promise.
+            Job::Read { pieces, offset } => unsafe { self.transfer(&pieces, offset, false) },
             // Memory has no later point at which data becomes durable.
-            Job::Write { pieces, offset, .. } => self.transfer(&pieces, offset, true),
+            // SAFETY: the caller's promise.
+            Job::Write { pieces, offset, .. } => unsafe { self.transfer(&pieces, offset, true) },
             _ => None,
         }
     }
 
     /// The file.
-    pub(in crate::blk) fn view(&self) -> &FileView {
+    #[must_use]
+    pub fn view(&self) -> &FileView {
         &self.view
     }
 
     /// Whether `len` bytes at `offset` are present, so that they may be accessed.
     #[inline]
-    pub(in crate::blk) fn has(&self, offset: u64, len: u64) -> bool {
+    #[must_use]
+    pub fn has(&self, offset: u64, len: u64) -> bool {
         !self.view.lost() && offset.checked_add(len).is_some_and(|end| self.present.all(offset..end))
     }
 
-    fn transfer(&self, pieces: &Pieces, offset: u64, writes: bool) -> Option<i32> {
-        // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push),
-        // and it has not even been posted.
+    /// # Safety
+    /// As [`Mapped::perform_or`].
+    unsafe fn transfer(&self, pieces: &Pieces, offset: u64, writes: bool) -> Option<i32> {
+        // SAFETY: the caller's promise.
         let pieces = unsafe { pieces.slices() };
-        let len: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
+        let len = total(pieces);
         let answer = i32::try_from(len).ok()?;
         if !self.has(offset, len) {
             return None;
@@ -113,8 +126,12 @@ impl Mapped {
     }
 
     /// Does a job by copying, or else by `call`, a system call.
-    pub(super) fn perform_or(&self, job: Job, call: impl FnOnce(Job) -> i32) -> i32 {
-        self.perform(job).unwrap_or_else(|| {
+    ///
+    /// # Safety
+    /// As [`Perform::perform`](super::Perform::perform).
+    pub unsafe fn perform_or(&self, job: Job, call: impl FnOnce(Job) -> i32) -> i32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.perform(job) }.unwrap_or_else(|| {
             self.before(job);
             let result = call(job);
             self.after(job, result);

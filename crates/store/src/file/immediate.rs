@@ -3,40 +3,54 @@
 //! ```text
 //!   push -> submit: a copy, or preadv, pwritev, ... -> done -> reap
 //! ```
-//! Transfers of one piece of a mapped image do not come here (`handler/at_once.rs`).
-//!
 //! I/O in memory does not wait for a disk. An image in memory is mapped, and transfers are copies
-//! where possible ([`Mapped`]). Other jobs are system calls. io_uring would take longer: neither
+//! where possible ([`Mapped`](super::Mapped)). Other jobs are system calls. io_uring would take longer: neither
 //! tmpfs nor the buffered writes of most file systems support non-blocking attempts, so io_uring
 //! hands every job to a worker thread (Linux 6.18: 7 to 9 µs for 4 KiB of tmpfs alone and 2.0 µs in
 //! a batch of 32, where preadv takes 1.6 µs).
-use super::{EngineQueue, Image, Job, Mapped, Outcome, StoreQueue, threads};
-use crate::Rest;
+use crate::{Job, Outcome, Rest, StoreQueue};
 use std::collections::VecDeque;
+use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
+/// Does jobs while its caller waits, for engines that are no rings.
+pub trait Perform: Debug + Send + Sync {
+    /// Does a job and waits for it. Returns what [`Outcome::result`] would be.
+    ///
+    /// # Safety
+    /// The pieces of the job, the array that lists them, and the memory that they name stay valid
+    /// during the call.
+    unsafe fn perform(&self, job: Job) -> i32;
+
+    /// Does a job, if that waits for nothing.
+    ///
+    /// # Safety
+    /// As [`Perform::perform`].
+    unsafe fn at_once(&self, job: Job) -> Option<i32> {
+        let _ = job;
+        None
+    }
+
+    /// Stack in bytes that [`Perform::perform`] needs \[for system calls and log lines\].
+    fn stack(&self) -> usize {
+        256 << 10
+    }
+}
+
+/// See the module.
 #[derive(Debug)]
-pub(in crate::blk) struct Immediate {
-    image: Arc<Image>,
-    mapped: Option<Arc<Mapped>>,
+pub struct Immediate {
+    work: Arc<dyn Perform>,
     pushed: Vec<(u16, Job)>,
     done: VecDeque<Outcome>,
 }
 
 impl Immediate {
-    pub(super) fn new(image: Arc<Image>, mapped: Option<Arc<Mapped>>) -> Self {
-        Self { image, mapped, pushed: Vec::new(), done: VecDeque::new() }
-    }
-}
-
-impl EngineQueue for Immediate {
-    fn copies(&self) -> bool {
-        true
-    }
-
-    fn mapped(&self) -> Option<&Mapped> {
-        self.mapped.as_deref()
+    /// The engine of one queue, which does jobs by `work`.
+    #[must_use]
+    pub fn new(work: Arc<dyn Perform>) -> Self {
+        Self { work, pushed: Vec::new(), done: VecDeque::new() }
     }
 }
 
@@ -53,10 +67,9 @@ impl StoreQueue for Immediate {
     /// Does all jobs.
     fn submit(&mut self) -> io::Result<()> {
         for &(head, job) in &self.pushed {
-            let result = match &self.mapped {
-                Some(mapped) => mapped.perform_or(job, |job| threads::perform(&self.image, job)),
-                None => threads::perform(&self.image, job),
-            };
+            // SAFETY: the pieces and their memory are valid until the outcome is reaped
+            // (StoreQueue::push), and it has not even been made.
+            let result = unsafe { self.work.perform(job) };
             // SAFETY: the job has been done, here and once.
             self.done.push_back(unsafe { Outcome::new(head, result) });
         }

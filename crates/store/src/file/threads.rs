@@ -1,5 +1,5 @@
 //! A pool of threads that block in system calls, for hosts that refuse io_uring, and for what a format
-//! has to do besides transfers ([`Clusters`](super::clusters)).
+//! has to do besides transfers.
 //!
 //! ```text
 //!   push -> pushed --submit--> the pool's jobs -> worker -> the queue's outcomes -> reap
@@ -9,98 +9,74 @@
 //! is opened: the process may drop privileges in between, which threads inherit. This engine takes
 //! locks: one for each batch on the queue's side, and one for each job on the worker's.
 //!
-//! A pool may do jobs **at once**, in the queue's thread and without a worker: transfers of a qcow2
-//! image in memory whose clusters are known. As with [`Immediate`](super::immediate), no disk has to
-//! be waited for.
-use super::{EngineQueue, Image, Job, Mapped, Outcome, StoreQueue};
-use crate::LogDevice;
-use paravane_store::Rest;
+//! A pool may do jobs **at once**, in the queue's thread and without a worker ([`Perform::at_once`]):
+//! transfers of a qcow2 image in memory whose clusters are known. As with [`Immediate`](super::Immediate),
+//! no disk has to be waited for.
+use super::Perform;
+use super::uring::event;
+use crate::lock::lock;
+use crate::{Job, LogDevice, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Workers of a pool: system calls that a disk has in flight.
 const WORKERS: usize = 8;
 
-/// Stack of a worker in bytes: for system calls and log lines.
-const STACK: usize = 256 << 10;
-/// Stack of a worker in bytes that runs the code of a format.
-const FORMAT_STACK: usize = 1 << 20;
-
-struct Task {
+#[derive(Debug)]
+struct PoolTask {
     head: u16,
     job: Job,
-    queue: Arc<Shared>,
+    queue: Arc<PoolQueue>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Jobs {
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<PoolTask>,
     stop: bool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct WorkQueue {
     jobs: Mutex<Jobs>,
     more: Condvar,
 }
 
-/// How a pool does jobs in the thread of a queue.
-#[derive(Debug)]
-pub(in crate::blk) enum AtOnce {
-    /// Not at all.
-    Never,
-    /// In the image's file, which is in memory and may be mapped.
-    InFile(Option<Arc<Mapped>>),
-}
-
 /// The threads.
 ///
 /// They start with the first queue, and end with the disk and its last queue.
-pub(in crate::blk) struct Pool {
-    image: Arc<Image>,
-    at_once: AtOnce,
+#[derive(Debug)]
+pub struct Pool {
+    work: Arc<dyn Perform>,
     work_queue: Arc<WorkQueue>,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl std::fmt::Debug for Pool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("workers", &lock(&self.workers).len()).finish_non_exhaustive()
-    }
-}
-
-/// Locks, ignoring poison.
-///
-/// Nothing panics under these locks, and their state would still be valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Pool {
-    /// Creates a pool without threads.
-    pub(in crate::blk) fn new(image: &Arc<Image>, at_once: AtOnce) -> Self {
-        Self { image: image.clone(), at_once, work_queue: Arc::default(), workers: Mutex::default() }
+    /// Creates a pool without threads, which do jobs by `work`.
+    #[must_use]
+    pub fn new(work: Arc<dyn Perform>) -> Arc<Self> {
+        Arc::new(Self { work, work_queue: Arc::default(), workers: Mutex::default() })
     }
 
-    /// The mapping of the image's file, to be unmapped later.
-    pub(in crate::blk) fn mapped(&self) -> Option<&Arc<Mapped>> {
-        match &self.at_once {
-            AtOnce::Never => None,
-            AtOnce::InFile(mapped) => mapped.as_ref(),
-        }
-    }
-
-    /// Does a job, if that waits for nothing.
-    fn at_once(&self, job: Job) -> Option<i32> {
-        let AtOnce::InFile(mapped) = &self.at_once else { return None };
-        // SAFETY: as in `perform`.
-        let file = |job| unsafe { self.image.source.perform(job) };
-        self.image.qcow2.as_ref()?.in_place(job, |job| match mapped {
-            Some(mapped) => mapped.perform_or(job, file),
-            None => file(job),
+    /// The engine of one queue, with room for `jobs` jobs.
+    ///
+    /// # Errors
+    /// The host refuses a thread or a descriptor.
+    pub fn queue(self: &Arc<Self>, jobs: u16) -> io::Result<Threads> {
+        self.start()?;
+        let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
+        let shared = Arc::new(PoolQueue { outcomes, posted: Condvar::new(), event: Arc::new(event()?) });
+        Ok(Threads {
+            pool: self.clone(),
+            shared,
+            pushed: Vec::with_capacity(jobs.into()),
+            handed_out: 0,
+            signals: 0,
+            done: VecDeque::with_capacity(jobs.into()),
+            wakes: None,
         })
     }
 
@@ -109,15 +85,15 @@ impl Pool {
     /// # Errors
     /// The host refuses a thread.
     fn start(&self) -> io::Result<()> {
-        let stack = if self.image.qcow2.is_some() { FORMAT_STACK } else { STACK };
+        let stack = self.work.stack();
         let mut workers = lock(&self.workers);
         while workers.len() < WORKERS {
-            let (work_queue, image, device) =
-                (self.work_queue.clone(), self.image.clone(), LogDevice::current());
+            let (work_queue, perform, device) =
+                (self.work_queue.clone(), self.work.clone(), LogDevice::current());
             let thread = std::thread::Builder::new().name(format!("blk-io-{}", workers.len()));
             workers.push(thread.stack_size(stack).spawn(move || {
                 let _named = LogDevice::enter(device);
-                work(&work_queue, &image);
+                work(&work_queue, &*perform);
             })?);
         }
         Ok(())
@@ -137,7 +113,7 @@ impl Drop for Pool {
     }
 }
 
-fn work(work_queue: &WorkQueue, image: &Image) {
+fn work(work_queue: &WorkQueue, work: &dyn Perform) {
     loop {
         let task = {
             let mut jobs = lock(&work_queue.jobs);
@@ -151,27 +127,23 @@ fn work(work_queue: &WorkQueue, image: &Image) {
                 jobs = work_queue.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
             }
         };
-        let result = perform(image, task.job);
+        // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push),
+        // and it has not even been posted.
+        let result = unsafe { work.perform(task.job) };
         // SAFETY: the worker has done the job, and took it off the list.
         task.queue.post(unsafe { Outcome::new(task.head, result) });
     }
 }
 
-/// Does a job and waits for it. Returns its result as io_uring would.
-pub(super) fn perform(image: &Image, job: Job) -> i32 {
-    // SAFETY: the pieces and their memory are valid until the outcome is reaped (StoreQueue::push), and
-    // it has not even been posted.
-    unsafe { image.perform(job) }
-}
-
 /// State that a queue shares with the workers.
-struct Shared {
+#[derive(Debug)]
+struct PoolQueue {
     outcomes: Mutex<Vec<Outcome>>,
     posted: Condvar,
     event: Arc<OwnedFd>,
 }
 
-impl Shared {
+impl PoolQueue {
     fn post(&self, outcome: Outcome) {
         let first = {
             let mut outcomes = lock(&self.outcomes);
@@ -188,10 +160,11 @@ impl Shared {
 }
 
 /// The engine of one queue.
-pub(in crate::blk) struct Threads {
+#[derive(Debug)]
+pub struct Threads {
     pool: Arc<Pool>,
-    shared: Arc<Shared>,
-    pushed: Vec<Task>,
+    shared: Arc<PoolQueue>,
+    pushed: Vec<PoolTask>,
     /// Jobs that workers have, or whose outcomes have not been reaped.
     handed_out: usize,
     /// Signals of outcomes that have been reaped, less those that were cleared.
@@ -200,23 +173,10 @@ pub(in crate::blk) struct Threads {
     signals: i64,
     /// Outcomes of jobs that were done at once.
     done: VecDeque<Outcome>,
-}
-
-impl std::fmt::Debug for Threads {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Threads").field("pool", &self.pool).finish_non_exhaustive()
-    }
+    wakes: Option<WakeSource>,
 }
 
 impl Threads {
-    pub(super) fn new(pool: Arc<Pool>, jobs: u16, event: Arc<OwnedFd>) -> io::Result<Self> {
-        pool.start()?;
-        let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
-        let shared = Arc::new(Shared { outcomes, posted: Condvar::new(), event });
-        let done = VecDeque::with_capacity(jobs.into());
-        Ok(Self { pool, shared, pushed: Vec::with_capacity(jobs.into()), handed_out: 0, signals: 0, done })
-    }
-
     /// Clears the event, before the owner sleeps.
     fn clear(&mut self) {
         if self.handed_out > 0 || self.signals > 0 {
@@ -230,23 +190,13 @@ impl Threads {
         }
     }
 
-    /// As [`Threads::rest`], for an owner that has cleared the event.
-    pub(super) fn rest_cleared(&self, arm: bool) -> Rest {
-        match self.handed_out {
-            _ if !self.done.is_empty() => Rest::Serve,
-            0 => Rest::Poll { kicks: true },
-            // Without a lock, only the event tells.
-            _ if arm && !lock(&self.shared.outcomes).is_empty() => Rest::Serve,
-            _ => Rest::Ask { kicks: true },
-        }
-    }
-
     /// Takes a job over, or does it at once.
     pub(super) fn add(&mut self, head: u16, job: Job) {
-        match self.pool.at_once(job) {
+        // SAFETY: as for a worker.
+        match unsafe { self.pool.work.at_once(job) } {
             // SAFETY: the job has been done, and no worker gets it.
             Some(result) => self.done.push_back(unsafe { Outcome::new(head, result) }),
-            None => self.pushed.push(Task { head, job, queue: self.shared.clone() }),
+            None => self.pushed.push(PoolTask { head, job, queue: self.shared.clone() }),
         }
     }
 
@@ -265,18 +215,22 @@ impl Threads {
     }
 }
 
-impl EngineQueue for Threads {
-    fn copies(&self) -> bool {
-        matches!(self.pool.at_once, AtOnce::InFile(_))
-    }
-}
-
 impl StoreQueue for Threads {
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        WakeSource::register(&mut self.wakes, &self.shared.event, wakes)
+    }
+
     fn rest(&mut self, arm: bool) -> Rest {
         if arm {
             self.clear();
         }
-        self.rest_cleared(arm)
+        match self.handed_out {
+            _ if !self.done.is_empty() => Rest::Serve,
+            0 => Rest::Poll { kicks: true },
+            // Without a lock, only the event tells.
+            _ if arm && !lock(&self.shared.outcomes).is_empty() => Rest::Serve,
+            _ => Rest::Ask { kicks: true },
+        }
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
@@ -291,7 +245,7 @@ impl StoreQueue for Threads {
 
     fn cancel(&mut self) {
         // SAFETY: no worker has the task, and none will.
-        let given_up = |task: Task| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
+        let given_up = |task: PoolTask| unsafe { Outcome::new(task.head, -libc::ECANCELED) };
         self.handed_out += self.pushed.len();
         let mut outcomes: Vec<Outcome> = self.pushed.drain(..).map(given_up).collect();
         {

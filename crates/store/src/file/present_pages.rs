@@ -20,7 +20,7 @@ pub(super) const MOST_TRACKED: u64 = 1 << 40;
 
 /// A bit for each present page. Each is a hint, which may be stale.
 #[derive(Debug)]
-pub(super) struct PresentPages {
+pub struct PresentPages {
     words: Box<[AtomicU64]>,
     /// Bytes of the image.
     len: u64,
@@ -35,7 +35,7 @@ impl PresentPages {
     ///
     /// # Errors
     /// The host has no memory for the bits, or the file cannot be read.
-    pub(super) fn find(file: &File, len: u64) -> io::Result<Self> {
+    pub fn find(file: &File, len: u64) -> io::Result<Self> {
         let present = Self::none(len)?;
         let mut at = 0;
         for _ in 0..MOST_RUNS {

@@ -5,13 +5,12 @@
 //!    |                             | the rule sends it to a worker
 //!    '--------- else --------------'---------------> a worker of the pool --> reap
 //! ```
-use super::threads::{Pool, Threads};
-use super::{Engine, EngineKind, EngineQueue, Image, Job, Outcome, StoreQueue};
-use crate::{MappedQueue, Rest, WakeSet};
+use super::Threads;
+use crate::{Job, Outcome, Rest, StoreQueue, WakeSet};
+use paravane_dma::Region;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Which jobs are the engine's, and which the workers'.
@@ -19,61 +18,49 @@ use std::sync::Arc;
 /// # Safety
 /// What [`Rule::place`] returns has only memory of the job. The list of its pieces is the job's, or
 /// stays in place until [`Rule::done`].
-pub(in crate::blk) unsafe trait Rule {
+pub unsafe trait Rule: Debug + Send {
     /// What the engine below does for a job. `None`: a worker does the job.
     fn place(&mut self, head: u16, job: Job) -> Option<Job>;
 
-    /// The engine below has done with what was placed. Returns the job if a worker must do it.
-    fn done(&mut self, head: u16, result: i32) -> Option<Job>;
-
-    /// The engine below has refused what was placed.
-    fn refused(&mut self, head: u16);
+    /// The engine below has done what was placed for a job, or has refused it \[`None`\].
+    ///
+    /// Returns whether a worker must do the job.
+    fn done(&mut self, head: u16, job: Job, result: Option<i32>) -> bool;
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(in crate::blk) struct Beside<R> {
-    below: Box<Engine>,
+pub struct Beside<R> {
+    below: Box<dyn StoreQueue>,
     workers: Threads,
     rule: R,
-    /// Number of jobs below.
+    /// Jobs below, by head; as long as the greatest head so far needs.
+    placed: Vec<Option<Job>>,
+    /// Number of them.
     below_in_flight: usize,
     /// Empty between calls.
     outcomes: VecDeque<Outcome>,
 }
 
 impl<R: Rule> Beside<R> {
-    /// An engine with room for `jobs` jobs; `below` is that of the image's file or store.
-    pub(super) fn new(
-        rule: R,
-        (pool, below): (&Arc<Pool>, &EngineKind),
-        image: &Arc<Image>,
-        jobs: u16,
-        event: &Arc<OwnedFd>,
-    ) -> io::Result<Self> {
-        Ok(Self {
-            below: Box::new(Engine::new(below, image, jobs, event)?),
-            workers: Threads::new(pool.clone(), jobs, event.clone())?,
-            rule,
-            below_in_flight: 0,
-            outcomes: VecDeque::with_capacity(jobs.into()),
-        })
+    /// An engine for the jobs that `rule` places in `below`, and for others, which `workers` do.
+    pub fn new(rule: R, below: Box<dyn StoreQueue>, workers: Threads) -> Self {
+        Self { below, workers, rule, placed: Vec::new(), below_in_flight: 0, outcomes: VecDeque::new() }
     }
 }
 
-impl<R> EngineQueue for Beside<R> {
-    fn follow(&mut self, queue: &mut MappedQueue) {
-        self.below.follow(queue);
+impl<R: Rule> StoreQueue for Beside<R> {
+    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
+        self.workers.register(wakes)?;
+        self.below.register(wakes)
     }
 
     fn registers(&self) -> bool {
         self.below.registers()
     }
-}
 
-impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        self.below.register(wakes)
+    fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
+        self.below.register_memory(generation, regions);
     }
 
     fn quiet(&mut self) {
@@ -83,11 +70,7 @@ impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
     fn rest(&mut self, arm: bool) -> Rest {
         // Both, so that both signal.
         let below = self.below.rest(arm);
-        below.max(match *self.below {
-            // It has cleared the event.
-            Engine::Uring(_) => self.workers.rest_cleared(arm),
-            _ => self.workers.rest(arm),
-        })
+        below.max(self.workers.rest(arm))
     }
 
     unsafe fn push(&mut self, head: u16, job: Job) -> io::Result<()> {
@@ -99,9 +82,13 @@ impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
         // reaped, which is that of this one, or comes after it. The rule promises the same for the
         // list of pieces.
         if let Err(error) = unsafe { self.below.push(head, placed) } {
-            self.rule.refused(head);
+            self.rule.done(head, job, None);
             return Err(error);
         }
+        if self.placed.len() <= usize::from(head) {
+            self.placed.resize(usize::from(head) + 1, None);
+        }
+        self.placed[usize::from(head)] = Some(job);
         self.below_in_flight += 1;
         Ok(())
     }
@@ -126,7 +113,8 @@ impl<R: Rule + Debug + Send> StoreQueue for Beside<R> {
         for outcome in self.outcomes.drain(..) {
             let head = outcome.head();
             self.below_in_flight -= 1;
-            match self.rule.done(head, outcome.result()) {
+            let job = self.placed.get_mut(usize::from(head)).and_then(Option::take);
+            match job.filter(|job| self.rule.done(head, *job, Some(outcome.result()))) {
                 Some(job) => {
                     self.workers.add(head, job);
                     again = true;
