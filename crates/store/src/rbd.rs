@@ -63,6 +63,7 @@ pub use options::RbdOptions;
 use crate::{Job, RbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use bounded::bounded;
 use connection::{Connection, Names};
+use discard::PHYSICAL_BLOCK;
 use image::RbdImage;
 use library::Library;
 use queue::RbdQueue;
@@ -72,8 +73,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A block that the OSDs write without reading before: BlueStore's unit of allocation.
-const PHYSICAL_BLOCK: u32 = 4096;
 /// Time to take the lock of a client that died: its watch ends after 30 s.
 const LOCK_TIME: Duration = Duration::from_secs(60);
 /// What a call has beyond the time in which the libraries themselves give up.

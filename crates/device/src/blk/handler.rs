@@ -16,19 +16,21 @@
 //! While a request is in flight the kernel reads or writes guest memory. Its entry keeps that
 //! memory mapped, and a handler that is dropped first waits for its requests.
 mod at_once;
+mod chain_parts;
 mod drain;
 
 use super::current::{Attached, Follower, Replacement};
 use super::errors::{Cause, Missed, StorageErrors};
 use super::image::Image;
-use super::in_flight::{Ended, Measured, Next, RequestTable};
+use super::in_flight::{Ended, Next, RequestTable};
+use super::measured::Measured;
 use super::request::{self, ByteRange, Command, Limits};
-use crate::latency::{LatencyRecorder, Operation, Request, Taken};
+use crate::latency::{LatencyRecorder, Taken};
 use crate::rate::{self, Brake};
 use crate::{
     Limiter, MappedQueue, QueueBatch, QueueGuard, QueueHandler, Rest, ServeError, Served, WakeSet, WakeSource,
 };
-use at_once::ChainParts;
+use chain_parts::ChainParts;
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::QueueError;
 use paravane_ring::device::{Batch, Queue};
@@ -176,7 +178,7 @@ impl Handler {
     ) -> Result<request::Request, QueueError> {
         let request = request::parse(memory, chain, &self.limits, &mut self.ranges)?;
         let measured = || Measured::new(request.command, &self.ranges, taken);
-        latency.request_taken(|| probed(measured(), chain.0.head));
+        latency.request_taken(|| measured().probed(chain.0.head));
         Ok(request)
     }
 
@@ -233,7 +235,7 @@ impl Handler {
             Err((ended, status, written)) => {
                 let measured = ended.measured();
                 finish(queue, memory, ended, (chain.head, status, written), served)?;
-                let request = || observed(measured, chain.head, status);
+                let request = || measured.observed(chain.head, status);
                 latency.answer_request(measured.operation, measured.taken, request);
                 return Ok(0);
             }
@@ -241,7 +243,7 @@ impl Handler {
         if memory.is_translated() {
             ready.map_status(memory)?;
         }
-        latency.request_started(|| probed(ready.measured(), chain.head));
+        latency.request_started(|| ready.measured().probed(chain.head));
         // After a write that waits for room, in order.
         if !self.waiting.is_empty() && ready.changes_data() && self.follower.full().hold(libc::ENOSPC) {
             self.waiting.push_back(ready.wait());
@@ -358,7 +360,7 @@ impl Handler {
         }
         let (operation, taken) = ended.taken();
         finish(queue, memory, ended, (head, code, written), served)?;
-        latency.complete_request(operation, taken, || observed(self.requests.measured(head), head, code));
+        latency.complete_request(operation, taken, || self.requests.measured(head).observed(head, code));
         Ok(())
     }
 
@@ -426,17 +428,6 @@ fn reason(image: &Image, cause: Cause) -> Option<String> {
         Cause::Os(libc::EIO) => image.qcow2.as_ref()?.reason(),
         _ => None,
     }
-}
-
-/// A request, for an observer.
-fn observed(measured: Measured, head: u16, status: u8) -> Request {
-    let Measured { sector, bytes, .. } = measured;
-    Request { head, sector, bytes, status }
-}
-
-/// A request without a status yet, for probes.
-fn probed(measured: Measured, head: u16) -> (&'static Operation, Request) {
-    (measured.operation, observed(measured, head, 0))
 }
 
 /// Writes the status of a request; completes its chain with `written` bytes.

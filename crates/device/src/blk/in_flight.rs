@@ -26,50 +26,15 @@ mod entry;
 
 use super::direct::{Alignment, Bounce};
 use super::errors::{Cause, Missed};
-use super::operation;
-use super::request::{self, ByteRange, Command, Request};
+use super::measured::Measured;
+use super::request::{self, ByteRange, Request};
 use crate::latency::{Operation, Taken};
 use entry::{Advance, Entry, Step};
 use paravane_dma::{Access, AccessGuard, DmaError, Mapping, MappingGuard};
 use paravane_ring::Segment;
-use paravane_spec::blk::SECTOR;
 use paravane_store::{Outcome, StoreQueue};
 use std::collections::TryReserveError;
 use std::io;
-
-/// What is measured of a request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Measured {
-    pub(super) operation: &'static Operation,
-    pub(super) taken: Taken,
-    /// First sector, if it has one.
-    pub(super) sector: Option<u64>,
-    /// Bytes of data, or the length of its ranges.
-    pub(super) bytes: u64,
-}
-
-impl Default for Measured {
-    fn default() -> Self {
-        Self { operation: operation::OTHER, taken: Taken::default(), sector: None, bytes: 0 }
-    }
-}
-
-impl Measured {
-    pub(super) fn new(command: Command, ranges: &[ByteRange], taken: Taken) -> Self {
-        use operation::{DISCARD, FLUSH, OTHER, READ, WRITE, WRITE_ZEROES};
-        let first = || ranges.first().map(|range| range.offset);
-        let sum = || ranges.iter().fold(0_u64, |sum, range| sum.saturating_add(range.len));
-        let (operation, offset, bytes) = match command {
-            Command::Read { offset, len } => (READ, Some(offset), len.into()),
-            Command::Write { offset, len } => (WRITE, Some(offset), len.into()),
-            Command::Flush => (FLUSH, None, 0),
-            Command::Discard => (DISCARD, first(), sum()),
-            Command::WriteZeroes => (WRITE_ZEROES, first(), sum()),
-            Command::GetId | Command::Answer(_) => (OTHER, None, 0),
-        };
-        Self { operation, taken, sector: offset.map(|offset| offset / SECTOR), bytes }
-    }
-}
 
 /// The requests of one queue, by descriptor head.
 ///

@@ -43,6 +43,7 @@ mod compressed;
 mod counts;
 mod create;
 mod entry;
+mod extent;
 mod header;
 mod in_use;
 mod io;
@@ -77,11 +78,11 @@ use unmap::Unmap;
 
 pub(super) use create::create;
 pub use create::{BackingName, NewQcow2};
+pub use extent::Extent;
 pub use header::{Features, HeaderError};
 pub(super) use in_use::QueueRanges;
 pub use recorded::{Layout, Recorded};
 pub use refcounts::{ClusterRole, RefcountError};
-pub use whole::Extent;
 
 type Result<T> = std::io::Result<T>;
 type Alone<'a> = RwLockWriteGuard<'a, ()>;
@@ -449,7 +450,7 @@ struct InPlace<'a> {
 
 /// Whether the image is read and written in blocks that are no larger than a sector.
 ///
-/// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, [`Io`] reads and
+/// Requests for a qcow2 disk are for sectors. Where the store takes only larger blocks, `io` reads and
 /// writes whole ones, which must not be written in place at the same time.
 fn has_small_blocks(source: &Arc<dyn Store>) -> bool {
     u64::from(source.limits().block) <= SECTOR

@@ -11,21 +11,10 @@ mod points;
 
 pub use points::PROBES;
 
+use super::operation::Operation;
 use super::request::{Request, RequestRecord, total};
-use super::{Operation, Stage};
+use super::stage::Stage;
 use std::ffi::{CStr, CString};
-
-/// A probe, for documentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Probe {
-    /// Name; the provider is `paravane`.
-    pub name: &'static str,
-    /// When it fires.
-    pub when: &'static str,
-    /// Names of its arguments, in order; see [`PROBE_ARGUMENTS`].
-    pub arguments: &'static [&'static str],
-}
 
 /// Arguments of probes, and what they mean. All have 64 bits.
 pub const PROBE_ARGUMENTS: &[(&str, &str)] = &[

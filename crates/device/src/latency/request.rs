@@ -1,5 +1,6 @@
 //! What observers and probes are told of one request.
-use super::{Operation, Stage};
+use super::operation::Operation;
+use super::stage::Stage;
 
 /// What one request of a disk was, for a [`RequestObserver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,9 @@
 //! librbd takes an aligned part of each object out of a discard and drops the rest, so that OSDs
 //! are not asked for what frees nothing: `rbd_discard_granularity_bytes`, 64 KiB. Less than an object
 //! is enough: OSDs punch holes. The kernel's client has the same default (`alloc_size`).
-use super::PHYSICAL_BLOCK;
+
+/// A block that the OSDs write without reading before: BlueStore's unit of allocation.
+pub(super) const PHYSICAL_BLOCK: u32 = 4096;
 
 /// Default of the setting in Ceph 16.
 const GRANULARITY: u64 = 64 << 10;

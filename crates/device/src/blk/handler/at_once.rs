@@ -7,17 +7,17 @@
 //! ```
 //! A request that is never in flight in the host needs no entry, and its memory no mapping that
 //! outlives the batch. So most requests for an image in memory take half the instructions.
-use super::super::in_flight::Measured;
+use super::super::measured::Measured;
 use super::super::operation::{READ, WRITE};
 use super::super::request::{Command, HEADER, Request};
-use super::{Handler, observed, probed};
+use super::Handler;
+use super::chain_parts::ChainParts;
 use crate::ahead::ahead;
 use crate::latency::{LatencyRecorder, Operation, Taken};
 use crate::{ServeError, Served};
 use arrayvec::ArrayVec;
 use paravane_dma::{AccessGuard, ReadSpan, WriteSpan};
-use paravane_ring::Segment;
-use paravane_ring::device::{Batch, Chain, Queue};
+use paravane_ring::device::{Batch, Queue};
 use paravane_spec::blk;
 use paravane_store::file::Mapped;
 use std::sync::atomic::{Ordering, fence};
@@ -34,9 +34,6 @@ const AHEAD: usize = 8;
 
 /// Transfers that are found before they are copied, one while the next one is prefetched.
 const TRANSFERS: usize = 32;
-
-/// A chain with its readable and its writable segments.
-pub(super) type ChainParts<'a> = (&'a Chain, &'a [Segment], &'a [Segment]);
 
 /// A read or write, each end of which is one piece of memory.
 #[derive(Clone, Copy, Debug)]
@@ -200,7 +197,7 @@ impl Handler {
             let transfers = ahead(transfers.iter(), 1, |transfer| transfer.expect(mapped));
             for (transfer, copied) in transfers.zip(&mut copied) {
                 if transfer.is_possible(mapped) {
-                    latency.request_started(|| probed(transfer.measured(taken), transfer.head()));
+                    latency.request_started(|| transfer.measured(taken).probed(transfer.head()));
                     *copied = transfer.copy(mapped);
                 }
             }
@@ -218,7 +215,7 @@ impl Handler {
             transfer.status.write_obj(0, &blk::S_OK);
             queue.complete(transfer.head(), transfer.read().saturating_add(1))?;
             served.completed += 1;
-            let request = || observed(transfer.measured(taken), transfer.head(), blk::S_OK);
+            let request = || transfer.measured(taken).observed(transfer.head(), blk::S_OK);
             latency.complete_request(transfer.operation(), taken, request);
         }
         Ok(())

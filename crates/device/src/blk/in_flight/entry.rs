@@ -1,7 +1,7 @@
 //! The storage of one request, and its steps.
-use super::Measured;
 use crate::blk::direct::{Bounce, Page};
 use crate::blk::errors::{Cause, Missed};
+use crate::blk::measured::Measured;
 use crate::blk::operation;
 use crate::blk::request::ByteRange;
 use paravane_dma::{HostSlice, Mapping, MappingGuard};
@@ -36,7 +36,7 @@ impl Step {
     }
 }
 
-/// See [`Next`].
+/// See [`Next`](super::Next).
 pub(super) enum Advance {
     Again,
     Done(u32),

@@ -82,7 +82,7 @@ impl Plan {
 }
 
 /// Writes the tables of an empty image to `source`, and makes them durable.
-pub(in crate::blk) fn create(source: &Arc<dyn Store>, new: &NewQcow2) -> io::Result<()> {
+pub(crate) fn create(source: &Arc<dyn Store>, new: &NewQcow2) -> io::Result<()> {
     let plan = Plan::new(new);
     let header = header(&plan, new)?;
     let io = Io::new(source.clone())?;

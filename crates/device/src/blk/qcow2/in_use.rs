@@ -22,7 +22,7 @@ pub(super) struct InUse(Mutex<Vec<Weak<QueueRanges>>>);
 ///
 /// As long as the greatest head so far needs.
 #[derive(Debug, Default)]
-pub(in crate::blk) struct QueueRanges(Mutex<Vec<Range<u64>>>);
+pub(crate) struct QueueRanges(Mutex<Vec<Range<u64>>>);
 
 /// A part of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl QueueRanges {
     }
 
     /// The transfer with this head has ended.
-    pub(in crate::blk) fn leave(&self, head: u16) {
+    pub(crate) fn leave(&self, head: u16) {
         if let Some(range) = lock(&self.0).get_mut(usize::from(head)) {
             *range = 0..0;
         }

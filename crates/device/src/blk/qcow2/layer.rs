@@ -1,10 +1,10 @@
 //! Reads of an image and of the layers below it.
 use super::compressed::Inflated;
 use super::entry::{Entry, Place, Shape};
+use super::extent::Extent;
 use super::header::{DIRTY, Header};
 use super::io::Io;
 use super::tables::Tables;
-use super::whole::Extent;
 use paravane_store::Store;
 use paravane_store::lock;
 use rustix::fs::SeekFrom;

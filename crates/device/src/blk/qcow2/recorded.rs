@@ -44,7 +44,7 @@ pub struct Layout {
 
 impl Recorded {
     /// Reads the header. `None`: the magic number is missing.
-    pub(in crate::blk) fn read(file: &Arc<dyn Store>) -> io::Result<Option<Self>> {
+    pub(crate) fn read(file: &Arc<dyn Store>) -> io::Result<Option<Self>> {
         let mut fixed = [0; KNOWN_LEN];
         let len = file.read_up_to(&mut fixed, 0)?;
         let (word, long) = (|at| word(&fixed, at), |at| long(&fixed, at));

@@ -1,51 +1,41 @@
 //! The disk in an image without a guest: reads, writes, and where its data is.
 use super::Qcow2;
+use super::extent::Extent;
 use std::io;
-
-/// What is at an offset of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Data.
-    Data,
-    /// Zeroes, by a mark in the image.
-    Zeroes,
-    /// Nothing in the image: reads as zeroes, or as the backing file that was left out.
-    Hole,
-}
 
 impl Qcow2 {
     /// Bytes of a cluster, a power of two.
-    pub(in crate::blk) fn cluster(&self) -> u64 {
+    pub(crate) fn cluster(&self) -> u64 {
         self.core.shape.cluster()
     }
 
     /// What is at `offset` of the disk, and for how many bytes; at most `len`, at least 1.
     ///
     /// Both arguments are within the disk.
-    pub(in crate::blk) fn extent(&self, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
+    pub(crate) fn extent(&self, offset: u64, len: u64) -> io::Result<(Extent, u64)> {
         let _unchanged = self.shared();
         let (extent, found) = self.core.extent(offset, len)?;
         Ok((extent, found.clamp(1, len)))
     }
 
     /// Fills `into` from `offset` of the disk.
-    pub(in crate::blk) fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+    pub(crate) fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let _unchanged = self.shared();
         self.core.read(into, offset)
     }
 
     /// Writes `data` at `offset` of the disk.
-    pub(in crate::blk) fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         self.write_data(data, offset)
     }
 
     /// Makes a range read as zeroes, whatever a backing file has there.
-    pub(in crate::blk) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+    pub(crate) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         self.zero_range(offset, len, true)
     }
 
     /// Makes all writes durable.
-    pub(in crate::blk) fn sync_all(&self) -> io::Result<()> {
+    pub(crate) fn sync_all(&self) -> io::Result<()> {
         self.sync()
     }
 }

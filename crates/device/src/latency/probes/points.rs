@@ -8,7 +8,7 @@
 //! Two published crates make such points. `probe` 0.5 cannot ask whether a tracer is attached
 //! without firing, and the recorder must know when a request is done whether to keep it until its
 //! end; `usdt` 0.6 needs two parsers and procedural macros.
-use super::Probe;
+use crate::latency::probe::Probe;
 
 /// The nop of a probe, and its note.
 macro_rules! point {
@@ -104,7 +104,7 @@ macro_rules! probes {
 
                 /// Whether a tracer is attached.
                 #[inline]
-                pub(in crate::latency) fn is_enabled() -> bool {
+                pub(crate) fn is_enabled() -> bool {
                     // Relaxed: orders nothing. A probe that misses the change is not seen.
                     SEMAPHORE.load(Ordering::Relaxed) != 0
                 }
@@ -112,7 +112,7 @@ macro_rules! probes {
                 /// The probe. Call it only if [`is_enabled`].
                 #[cold]
                 #[inline(never)]
-                pub(in crate::latency) fn fire($first: u64 $(, $argument: u64)*) {
+                pub(crate) fn fire($first: u64 $(, $argument: u64)*) {
                     point!($text, SEMAPHORE, $first $(, $argument)*);
                 }
             }
