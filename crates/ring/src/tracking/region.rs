@@ -20,7 +20,7 @@ impl Region {
     /// The region at `area` of a queue of `size`.
     ///
     /// # Safety
-    /// `area` is as long as [`tracking_bytes`] of `size` says, aligned to 8, and stays mapped.
+    /// `area` is as long as [`tracking_bytes`](super::tracking_bytes) of `size` says, aligned to 8, and stays mapped.
     pub(crate) unsafe fn new(area: Area, size: u16) -> Self {
         Self { cells: area.cells(), size }
     }
