@@ -75,7 +75,7 @@ impl Builder {
         }
     }
 
-    /// Has the device address memory through `domain` [guest-physical addresses].
+    /// Translates the device's addresses by `domain` [they are guest-physical].
     ///
     /// Offers `VIRTIO_F_ACCESS_PLATFORM`.
     pub fn behind(self, domain: Domain) -> Self {
@@ -123,14 +123,14 @@ impl Builder {
         Self { backend: Some(Box::new(make)), ..self }
     }
 
-    /// Records requests in flight there \[nowhere\]: a process that goes on with the device does them.
+    /// Records requests in flight in this memory \[none\]; the process that restores the device does them.
     ///
     /// The memory has room for queues of the device's sizes. With IN_ORDER nothing is recorded.
     pub fn track(self, memory: InFlightMemory) -> Self {
         Self { tracking: Some(memory), ..self }
     }
 
-    /// Goes on with a device that another process has saved \[a new device\].
+    /// Restores a device that another process has saved \[a new device\].
     ///
     /// Guest memory has the same content at the same addresses, in-flight memory is the same, and the
     /// other options are those of the saved device. Queues are served when the last call of the

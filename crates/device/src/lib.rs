@@ -246,7 +246,7 @@ pub trait Device: Send {
         let _ = (offset, data);
     }
 
-    /// Frames so far, of a network card \[it is none\].
+    /// Counts of frames since the start, of a network card \[`None`: it is no card\].
     fn frames(&self) -> Option<net::Totals> {
         None
     }
@@ -278,48 +278,49 @@ pub trait Device: Send {
         let _ = mac;
     }
 
-    /// Descriptors of the host's side, in their order, that a later process can go on with \[none\].
+    /// Host descriptors that a later process can take over, in a fixed order \[none\].
     ///
-    /// Those of a TAP device, for instance: see [`net::Tap::resume`].
+    /// For example those of a TAP device: see [`net::Tap::resume`].
     fn host_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    /// What the driver has set by requests of its queues; empty: nothing \[nothing\].
+    /// State that the driver has set by requests on its queues \[empty: none\].
     ///
     /// At most 64 bytes. vhost-user carries no more than 2.
     fn state(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Sets what the driver had set before a pause, or in another process \[ignored\].
+    /// Restores a [`Device::state`] from before a pause, or from another process \[ignored\].
     ///
-    /// Called when the queues have started. Ignores what the driver cannot have set.
+    /// Called after the queues have started. Ignores values that a driver cannot have set.
     fn restore_state(&mut self, state: &[u8]) {
         let _ = state;
     }
 
-    /// Has `told` called whenever [`Device::state`] has changed, on the thread of a queue \[never\].
+    /// Sets a callback for changes of [`Device::state`], which runs on the thread of a queue \[ignored\].
     ///
     /// Only the first call counts.
     fn tell_state(&mut self, told: Box<dyn Fn() + Send + Sync>) {
         drop(told);
     }
 
-    /// Looks whether the host's side is still there, and takes it again if it can \[it is there\].
+    /// Checks whether the host's side still exists, and reopens it if possible \[it exists\].
     fn look(&mut self) -> HostSide {
         HostSide::Present
     }
 
-    /// Has `told` called when a queue finds that the host's side is gone, on the thread of the queue, and
-    /// when [`Device::link_is_up`] may have changed \[never\].
+    /// Sets a callback for changes of the host's side: it has vanished, or [`Device::link_is_up`] may have
+    /// changed \[ignored\].
     ///
-    /// Only the first call counts. Then call [`Device::look`], and again until it is there.
+    /// It may run on the thread of a queue. Only the first call counts. When it runs, call
+    /// [`Device::look`], and repeat that until the host's side exists.
     fn tell_change(&mut self, told: Box<dyn Fn() + Send + Sync>) {
         drop(told);
     }
 
-    /// Sets whether the driver is told of changes of the configuration space \[it is not\].
+    /// Sets whether the driver is notified of configuration changes \[it is not\].
     ///
     /// Only then does a card's link follow the carrier of the host's network: a driver that once read
     /// that the link is down would never learn that it is up.
@@ -327,7 +328,7 @@ pub trait Device: Send {
         let _ = is_told;
     }
 
-    /// Whether the configuration space shows a link that is up \[`None`: it shows none\].
+    /// Whether the configuration space reports the link as up \[`None`: it reports no link\].
     fn link_is_up(&self) -> Option<bool> {
         None
     }

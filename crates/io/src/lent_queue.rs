@@ -52,8 +52,7 @@ pub enum LendError {
 
 /// A queue while a back end has it.
 ///
-/// Fields are in the order in which things end: first nobody serves any more, then nobody calls,
-/// then the memory may go.
+/// Fields are in the order of their end: the server, the relay of its calls, the queue, the memory.
 pub(crate) struct LentQueue {
     backend: Box<dyn QueueBackend>,
     _relay: Relay,

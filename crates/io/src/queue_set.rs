@@ -22,18 +22,18 @@ use paravane_device::{State, StateError};
 use paravane_dma::Lent;
 use std::sync::Arc;
 
-/// What has become of a queue.
+/// Stage of a queue.
 #[derive(Default)]
 enum Stage {
     #[default]
     Stopped,
     /// A thread serves it.
     Live,
-    /// Nobody serves it for a while.
+    /// Paused: nothing in flight, no server.
     Resting(Box<RestingQueue>),
     /// A back end serves it.
     Lent(Box<LentQueue>),
-    /// Nobody serves it any more.
+    /// It has failed: no server until it is stopped.
     Lost,
 }
 
@@ -114,7 +114,7 @@ impl QueueSet {
         QueuePlace { thread: now.thread.unwrap_or(slot.place.thread), moves: slot.place.moves + now.moves }
     }
 
-    /// Has a thread serve a queue from now on.
+    /// Puts a queue on the thread that the pool chooses.
     ///
     /// # Errors
     /// No thread takes it.
@@ -125,7 +125,7 @@ impl QueueSet {
         Ok(())
     }
 
-    /// Keeps a queue that nobody serves before [`QueueSet::resume`] or [`QueueSet::lend`].
+    /// Adds a queue at rest. [`QueueSet::resume`] or [`QueueSet::lend`] starts it.
     ///
     /// # Errors
     /// The queue has latched.
@@ -231,9 +231,9 @@ impl QueueSet {
         })
     }
 
-    /// Has nobody serve a queue, until [`QueueSet::resume`]. What is in flight is completed.
+    /// Pauses a queue until [`QueueSet::resume`]. Requests in flight are completed.
     ///
-    /// Does nothing if nobody serves it.
+    /// Does nothing if the queue is not served.
     ///
     /// # Errors
     /// The queue is lost.
@@ -250,7 +250,7 @@ impl QueueSet {
         Ok(())
     }
 
-    /// Has a thread serve a queue that rests.
+    /// Puts a queue that rests back on a thread.
     ///
     /// Does nothing if the queue does not rest.
     ///
@@ -320,7 +320,7 @@ impl QueueSet {
         resumed.map_err(|reason| LendError::Lost { queue, reason })
     }
 
-    /// Has the back end of a queue serve a kick that has come as an exit. `false`: signal it.
+    /// Passes a kick that came as an exit to the queue's back end. `false`: signal the notifier instead.
     pub fn kick(&mut self, queue: u16) -> bool {
         match self.slots.get_mut(usize::from(queue)) {
             Some(Slot { stage: Stage::Lent(lent), .. }) => lent.kick(),
