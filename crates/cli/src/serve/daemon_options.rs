@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 /// Default log lines per second and device.
 const LOG_RATE: u32 = 1;
 
-/// An option that may be given twice.
+/// An option that both the command line and the file may give.
 trait Layer {
     /// The value where `self` is from the command line, and `below` from the file.
     fn over(self, below: Self) -> Self;
@@ -31,7 +31,7 @@ impl<T> Layer for Vec<T> {
     }
 }
 
-/// Does the same with every option; the compiler refuses a list that is not complete.
+/// Writes code for every option; an incomplete list does not compile.
 macro_rules! each_option {
     ($($option:ident),*) => {
         impl DaemonArgs {

@@ -124,7 +124,7 @@ impl Exports {
         inner.leaving.push(Leaving { exchange: Some(sender), ..leaving });
         inner.retarget(old_id, id);
         let devices = specs.clone();
-        // Without a thread, what is handed over finds nobody: the clients have to reconnect.
+        // If the thread does not start, the sessions that are handed over end, and clients have to reconnect.
         let state = self.opening(id, specs, move |exports, wait| {
             exports.succeed(id, &devices, successors, &receiver, wait)
         });

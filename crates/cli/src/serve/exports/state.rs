@@ -1,4 +1,4 @@
-//! The devices and how they stand, behind one lock.
+//! All devices with their states, behind one lock.
 use super::super::report;
 use super::super::shelf::KeptSession;
 use super::super::spec::DeviceSpec;
@@ -78,9 +78,9 @@ impl Exports {
         Arc::clone(&self.0.changed)
     }
 
-    /// Starts a thread that opens the devices of a group, and returns the group's state from now on.
+    /// Starts a thread that opens the devices of a group. Returns the new state of the group.
     ///
-    /// [`Exports::advance`] goes on with what it has opened.
+    /// [`Exports::advance`] takes the devices over when the thread has ended.
     pub(super) fn opening(
         &self,
         id: u64,
