@@ -1,5 +1,5 @@
 //! Counters of devices, for reports.
-use crate::lock::lock;
+use paravane_device::lock;
 use paravane_transport::AccessKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};

@@ -1,10 +1,10 @@
 //! A device behind its transport: what happens when the one asks for the other.
 use crate::counters::Counters;
 use crate::events::DeviceEvents;
-use crate::lock::lock;
 use crate::queue::{Queue, Started};
 use crate::status::{KickPath, QueueStatus};
 use paravane_device::Device;
+use paravane_device::lock;
 use paravane_dma::{Domain, Memory};
 use paravane_io::{DeviceThreads, InFlightMemory, MoveError, QueueBackend, QueueSet};
 use paravane_notify::{IoEventFds, NotifierState};

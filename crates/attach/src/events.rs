@@ -1,7 +1,7 @@
 //! A device as the threads that serve its queues see it.
 use crate::counters::Counters;
-use crate::lock::lock;
 use paravane_device::ServeError;
+use paravane_device::lock;
 use paravane_io::QueueEvents;
 use paravane_notify::{Interrupts, Notifier};
 use paravane_transport::Transport;

@@ -6,7 +6,7 @@
 //! knows guest-physical addresses only: the device may not be behind a domain.
 use crate::AttachedDevice;
 use crate::device::Control;
-use crate::lock::lock;
+use paravane_device::lock;
 use paravane_dma::Lent;
 use paravane_io::{LendError, QueueBackend};
 use paravane_spec::queue::QueueAddresses;

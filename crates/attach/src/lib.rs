@@ -39,7 +39,7 @@
 //!
 //! # Saved devices
 //! [`AttachedDevice::save`] stops a device and returns its registers and the positions of its queues,
-//! and [`Builder::restore`] goes on with them, also in another process that maps the same guest
+//! and [`Builder::restore`] starts a device from them, also in another process that maps the same guest
 //! memory. The driver notices nothing. Requests in flight are completed first, or left to the next
 //! process ([`Builder::track`]).
 //!
@@ -98,7 +98,6 @@ mod features;
 mod interrupt;
 mod lending;
 mod local_ioeventfds;
-mod lock;
 mod queue;
 #[cfg(feature = "driver")]
 mod registers;

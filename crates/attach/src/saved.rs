@@ -8,9 +8,9 @@
 //! or as files that both processes open.
 use crate::AttachedDevice;
 use crate::error::AttachError;
-use crate::lock::lock;
 use crate::queue::Started;
 use paravane_device::Device;
+use paravane_device::lock;
 use paravane_io::Retired;
 use paravane_transport::{RestoreError, Restored};
 use std::sync::atomic::Ordering;

@@ -1,11 +1,11 @@
 //! Starts the queues of a device.
 use crate::AttachedDevice;
 use crate::device::{Control, NO_WINDOW, Settings};
-use crate::lock::lock;
 use crate::queue::Started;
 use crate::saved::SavedQueue;
 use crate::status::KickPath;
 use paravane_device::State;
+use paravane_device::lock;
 use paravane_dma::Domain;
 use paravane_io::{NotPutOn, QueueStart};
 use paravane_notify::{HostNotifier, NoIoEventFds, NotifyError};

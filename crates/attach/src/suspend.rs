@@ -5,7 +5,7 @@
 //! end of [`Builder::lend_to`](crate::Builder::lend_to).
 use crate::AttachedDevice;
 use crate::device::Control;
-use crate::lock::lock;
+use paravane_device::lock;
 
 impl AttachedDevice {
     /// Carries out a suspension.

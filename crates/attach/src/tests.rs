@@ -1,6 +1,6 @@
 //! A device and a driver made of register writes.
-use crate::lock::lock;
 use crate::{AttachedDevice, Builder, InterruptFn, LocalIoEventFds};
+use paravane_device::lock;
 use paravane_device::rng::Rng;
 use paravane_device::{Device, QueueHandler};
 use paravane_dma::{Access, Backing, Domain, Handle, Memory, Region, RegionConfig};

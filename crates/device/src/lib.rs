@@ -158,7 +158,7 @@ mod wakeup;
 
 pub use mapped_queue::{InvalidationLock, MappedQueue, ParkedQueue, QueueBatch, QueueGuard, StartError};
 pub use paravane_ring::device::{State, StateError, tracking_bytes};
-pub use paravane_store::{LogDevice, Rest, WakeSet, WakeSource};
+pub use paravane_store::{LogDevice, Rest, WakeSet, WakeSource, lock};
 pub use rate::{Limiter, Rate, RateLimit};
 
 use net::NetQueue;

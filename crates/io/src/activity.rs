@@ -5,7 +5,7 @@
 //!   the watcher:    asleep = true; fence; is a thread awake?     -> go on
 //! ```
 //! One of the two sees the other. A wake-up costs a fence and a load while the watcher is awake.
-use crate::lock::lock;
+use paravane_device::lock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

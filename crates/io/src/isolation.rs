@@ -8,8 +8,8 @@
 //! That another thread goes on with the loop is not enough. What the blocked thread has submitted to
 //! io_uring for other devices completes when it wakes, and each block costs the others up to 20 ms.
 use crate::IoThread;
-use crate::lock::lock;
 use crate::spares::MOST;
+use paravane_device::lock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -50,7 +50,6 @@ mod io_thread;
 mod isolation;
 mod kicks;
 mod lent_queue;
-mod lock;
 mod moves;
 mod panic;
 mod pipes;

@@ -1,8 +1,8 @@
 //! Moves of live queues: to the idlest thread, to a thread of the device's own, and back.
-use crate::lock::lock;
 use crate::places::{Place, Shared};
 use crate::{HostQueue, IoThread, NotPutOn, QueueKey};
 use paravane_device::LogDevice;
+use paravane_device::lock;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};

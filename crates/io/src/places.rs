@@ -6,9 +6,9 @@
 //! ```
 use crate::activity::Activity;
 use crate::isolation::Isolation;
-use crate::lock::lock;
 use crate::spares::Spares;
 use crate::{IoThread, QueueKey, QueueWork};
+use paravane_device::lock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

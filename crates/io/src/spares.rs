@@ -7,8 +7,8 @@
 //! A spare thread is there before it is needed: to start one takes memory maps, which the thread that is
 //! blocked may hold.
 use crate::event_loop::parts::{EventLoop, Setting};
-use crate::lock::lock;
 use crate::outlive_pipes;
+use paravane_device::lock;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -14,11 +14,11 @@
 use crate::activity::Activity;
 use crate::balance::{Load, Move, best_move};
 use crate::isolation::{QUIET, TooMany};
-use crate::lock::lock;
 use crate::moves::MoveError;
 use crate::places::Shared;
 use crate::spares::MOST;
 use crate::{IoThread, QueueKey};
+use paravane_device::lock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;

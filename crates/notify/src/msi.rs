@@ -50,7 +50,7 @@ pub struct MsiMessage {
 }
 
 impl MsiMessage {
-    /// The error of a machine in which this write is no interrupt.
+    /// Makes the error for a message that the machine does not deliver as an interrupt.
     #[must_use]
     pub fn refused(self) -> NotifyError {
         NotifyError::Message { address: self.address, data: self.data }

@@ -63,7 +63,7 @@ pub struct KnownToDriver {
 
 /// Session with vhost-user that is handed over or kept.
 pub trait RecordedSession {
-    /// Reads what the driver of the session was told of its device. `None`: there is no session.
+    /// Reads the features and configuration that the session's driver has seen. `None`: no session.
     ///
     /// # Errors
     /// The record is damaged, invalid or of another version.

@@ -19,7 +19,6 @@ mod config;
 mod error;
 mod job;
 mod linux;
-mod lock;
 mod machine;
 mod report;
 mod run;

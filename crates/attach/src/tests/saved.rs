@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Takes buffers; uses them if it is not to hold them.
 struct Holder {
     holds: bool,
+    /// Each byte of the configuration space.
+    config: u8,
     taken: Arc<AtomicU64>,
 }
 
@@ -26,11 +28,11 @@ impl Device for Holder {
     }
 
     fn read_config(&self, _offset: u32, out: &mut [u8]) {
-        out.fill(0);
+        out.fill(self.config);
     }
 
     fn start_queue(&mut self, _index: u16, _features: u64) -> io::Result<Box<dyn QueueHandler>> {
-        Ok(Box::new(Self { holds: self.holds, taken: Arc::clone(&self.taken) }))
+        Ok(Box::new(Self { taken: Arc::clone(&self.taken), ..*self }))
     }
 }
 
@@ -61,7 +63,7 @@ fn attach(
     saved: Option<SavedDevice>,
 ) -> (AttachedDevice, Arc<AtomicU64>) {
     let taken = Arc::<AtomicU64>::default();
-    let device = Box::new(Holder { holds, taken: Arc::clone(&taken) });
+    let device = Box::new(Holder { holds, config: 0, taken: Arc::clone(&taken) });
     let builder = AttachedDevice::builder(device, memory).suspendable().track(in_flight);
     let builder = match saved {
         Some(saved) => builder.restore(saved),
@@ -138,7 +140,9 @@ fn a_queue_that_has_failed_is_saved_as_one() {
 
 #[test]
 fn a_change_of_the_configuration_meanwhile_is_announced() {
-    let (memory, configured) = (memory(), |changed| Box::new(Configured(changed)));
+    let memory = memory();
+    let configured =
+        |changed: bool| Box::new(Holder { holds: false, config: changed.into(), taken: Arc::default() });
     let mut rig = Rig::attached(configured(false), &memory, Arc::new(NoIoEventFds), 0, |builder| {
         builder.mmio(BASE, InterruptFn::new(|| ())).unwrap()
     });
@@ -148,31 +152,6 @@ fn a_change_of_the_configuration_meanwhile_is_announced() {
         let builder = AttachedDevice::builder(configured(changed), &memory).restore(saved);
         rig.device = builder.mmio(BASE, InterruptFn::new(|| ())).unwrap();
         assert_eq!(rig.read(INTERRUPT_STATUS), causes);
-    }
-}
-
-/// An entropy device with a byte of configuration space.
-struct Configured(bool);
-
-impl Device for Configured {
-    fn device_id(&self) -> u32 {
-        Rng::new().device_id()
-    }
-
-    fn features(&self) -> u64 {
-        Rng::new().features()
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[4]
-    }
-
-    fn read_config(&self, _offset: u32, out: &mut [u8]) {
-        out.fill(self.0.into());
-    }
-
-    fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
-        Rng::new().start_queue(index, features)
     }
 }
 

@@ -47,7 +47,7 @@ struct End {
 }
 
 impl Process {
-    /// Starts a process with `device` for a machine with `memory` bytes of RAM; `image` is that of a disk.
+    /// Starts a process that serves `device` of a machine with `memory` bytes of RAM. `image`: of a disk.
     ///
     /// # Errors
     /// The host refuses.

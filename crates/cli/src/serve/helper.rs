@@ -19,6 +19,7 @@ pub(super) struct Helper {
 impl Helper {
     /// Starts the process, with only `variables` in its environment. Returns the daemon's end of the socket.
     ///
+    /// Called before the sandbox closes: the process does for the daemon what the sandbox denies the daemon.
     /// It ends when the socket is closed, and is not waited for.
     ///
     /// # Errors

@@ -142,24 +142,25 @@ fn in_memory(image: &Arc<Image>) -> Engine {
 
 /// The engine of an image over that of its file or store: a format has workers, too.
 fn over(image: &Arc<Image>, below: Engine) -> Engine {
+    let is_format = image.qcow2.is_some();
+    if !is_format && image.larger_block().is_none() {
+        return below;
+    }
     let (name, image) = (below.name.clone(), image.clone());
     let pool = Pool::new(image.clone());
     let (make, is_ring) = (below.queue.clone(), below.is_ring);
-    if image.qcow2.is_some() {
+    if is_format {
         let queue = move |jobs| {
             let rule = clusters::Clusters::new(&image)?;
             Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
         };
         return Engine { is_ring, ..Engine::new(name + ", threads", queue) };
     }
-    if image.larger_block().is_some() {
-        let queue = move |jobs| {
-            let rule = whole_blocks::WholeBlocks;
-            Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
-        };
-        return Engine { is_ring, ..Engine::new(name, queue) };
-    }
-    below
+    let queue = move |jobs| {
+        let rule = whole_blocks::WholeBlocks;
+        Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
+    };
+    Engine { is_ring, ..Engine::new(name, queue) }
 }
 
 /// Maps the file of an image in memory.

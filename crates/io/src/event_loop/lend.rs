@@ -16,7 +16,7 @@ use crate::activity::Activity;
 use crate::caught;
 use crate::counters::Counters;
 use crate::host_queue::HostQueue;
-use crate::lock::lock;
+use paravane_device::lock;
 use paravane_device::{LogDevice, ServeError};
 use paravane_notify::{Baton, Notifier};
 use std::mem::ManuallyDrop;

@@ -1,6 +1,6 @@
 //! The control page: messages, milestones and the end of the built-in guest.
-use crate::lock::lock;
 use crate::machine::counters::RunCounters;
+use paravane_device::lock;
 use paravane_dma::{Access, Handle, Memory};
 use paravane_spec::builtin::{control, event};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,8 @@
 //! Counters at the start and at the end of the measured phase.
 //!
 //! The guest announces both.
-use crate::lock::lock;
 use crate::report::{ExitFigures, PhaseFigures};
+use paravane_device::lock;
 use paravane_spec::builtin::event;
 use std::sync::Mutex;
 

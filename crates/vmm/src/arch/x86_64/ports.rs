@@ -8,8 +8,8 @@
 //! 0x602           reset: RESET resets
 //! ```
 //! Unassigned ports read as all ones.
-use crate::lock::lock;
 use crate::machine::console::Power;
+use paravane_device::lock;
 use paravane_notify::InterruptSink;
 use std::convert::Infallible;
 use std::io::Write;

@@ -5,12 +5,12 @@
 //! current one.
 use crate::arch::{self, ArchExit};
 use crate::error::RunError;
-use crate::lock::lock;
 use crate::machine::accel::{Ended, Running};
 use crate::machine::bus::Bus;
 use crate::machine::console::GuestEnd;
 use crate::report::GuestFailure;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use paravane_device::lock;
 use paravane_dma::Region;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
