@@ -24,10 +24,11 @@ pub(crate) use limit::SLOW_REQUESTS;
 
 use limit::{Limiter, LineKind};
 use lines::{Lines, Output, Style};
+use parking_lot::Mutex;
 use queue::Queue;
 use std::io::IsTerminal;
 use std::num::NonZeroU32;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -95,17 +96,12 @@ pub(crate) fn set_up(settings: Settings) {
     // These fail only if the log is set up already.
     let (_, _) = (STYLE.set(style), LIMITER.set(Limiter::new(rate)));
     let _ = LEVEL.set((!is_named).then_some(handle));
-    *idle_writer() = Some(Writer::new(Stderr, style));
+    *WRITER.lock() = Some(Writer::new(Stderr, style));
     panic::install(style, push);
     let _ = registry()
         .with(filter)
         .with(Lines::new(style, limiter(), Output { push, wake: || QUEUE.wake() }))
         .try_init();
-}
-
-fn idle_writer() -> MutexGuard<'static, Option<Writer<Stderr>>> {
-    // After a panic the writer has lost at most a line.
-    WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn limiter() -> &'static Limiter {
@@ -129,7 +125,7 @@ pub(crate) fn set_rate(rate: Option<NonZeroU32>) {
 fn push(line: &str) {
     QUEUE.push(line);
     // Without a writer thread, the logging thread writes as much as stderr takes without waiting.
-    if let Ok(mut writer) = WRITER.try_lock()
+    if let Some(mut writer) = WRITER.try_lock()
         && let Some(writer) = writer.as_mut()
     {
         writer.write_what_fits(&QUEUE);
@@ -138,7 +134,7 @@ fn push(line: &str) {
 
 /// Starts the writer thread, if it does not run.
 pub(crate) fn start_writing() {
-    let mut idle = idle_writer();
+    let mut idle = WRITER.lock();
     let Some(mut writer) = idle.take() else { return };
     let style = writer.style();
     let write = move || {
@@ -175,7 +171,7 @@ pub(crate) fn last_words(words: &str) {
         Some(&style @ Style::Json) => push(&lines::own_line(style, tracing::Level::ERROR, words)),
         Some(_) => push(&format!("paravane: {words}\n")),
         None => {
-            *idle_writer() = Some(Writer::new(Stderr, Style::Text));
+            *WRITER.lock() = Some(Writer::new(Stderr, Style::Text));
             push(&format!("paravane: {words}\n"));
         }
     }

@@ -2,11 +2,12 @@
 use crate::cancel;
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Work in progress. The bar goes when this is dropped.
 pub(super) struct Work {
@@ -24,7 +25,7 @@ impl Work {
         let unfinished = Arc::new(Mutex::new(None::<PathBuf>));
         let at_exit = unfinished.clone();
         let stop = cancel::flag(move || {
-            if let Some(path) = &*at_exit.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(path) = &*at_exit.lock() {
                 let _ = std::fs::remove_file(path);
             }
         })?;
@@ -50,7 +51,7 @@ impl Work {
     ///
     /// The work is started before the file is made: a signal never leaves it behind.
     pub(super) fn unfinished(&self, path: PathBuf) {
-        *self.unfinished.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
+        *self.unfinished.lock() = Some(path);
     }
 
     /// The work has come to byte `at` of the disk.

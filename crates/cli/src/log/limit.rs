@@ -4,10 +4,10 @@
 //!
 //! Errors and slow requests have a bucket each: neither a client that causes warnings nor a slow disk
 //! hides errors, and a slow disk hides no warnings. Lines without a device share buckets.
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Target of the lines of the slow-request log, which have a limit apart from other lines.
@@ -103,15 +103,10 @@ impl Limiter {
         Some(self.period.load(Ordering::Relaxed)).filter(|nanos| *nanos > 0).map(Duration::from_nanos)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Buckets> {
-        // A panic in between costs a line or a count.
-        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether a line may be written.
     pub(super) fn admit(&self, device: Option<&str>, kind: LineKind, now: Instant) -> Verdict {
         let Some(period) = self.period() else { return Verdict::Write { left_out: 0 } };
-        let mut buckets = self.lock();
+        let mut buckets = self.buckets.lock();
         let bucket = buckets.bucket(device, kind, now);
         // Relaxed: set once, by the thread that writes the last lines.
         if !self.open.load(Ordering::Relaxed) && !bucket.admits(now, period) {
@@ -129,7 +124,7 @@ impl Limiter {
 
     /// Whether there are unreported suppressed lines.
     pub(super) fn owes(&self) -> bool {
-        self.lock().owing > 0
+        self.buckets.lock().owing > 0
     }
 
     /// Owners of buckets with unreported lines that were quiet for `pause`.
@@ -139,13 +134,13 @@ impl Limiter {
         let Some(period) = self.period() else { return Vec::new() };
         let quiet =
             |bucket: &Bucket| bucket.refused.is_some_and(|at| now.saturating_duration_since(at) >= pause);
-        self.lock().owing(|bucket| quiet(bucket) && bucket.admits(now, period))
+        self.buckets.lock().owing(|bucket| quiet(bucket) && bucket.admits(now, period))
     }
 
     /// Ends the limit. Returns the owners of all buckets with unreported lines.
     pub(super) fn open(&self) -> Vec<(Option<Box<str>>, LineKind)> {
         self.open.store(true, Ordering::Relaxed);
-        self.lock().owing(|_| true)
+        self.buckets.lock().owing(|_| true)
     }
 }
 

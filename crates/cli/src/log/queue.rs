@@ -1,7 +1,7 @@
 //! Queue of lines for stderr.
 use super::counts::LOST;
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum number of queued bytes. The writer holds as many again.
@@ -38,14 +38,9 @@ impl Queue {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change can leave the state inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Appends a line. Without room, the line is lost and counted.
     pub(super) fn push(&self, line: &str) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // After a loss, further lines are lost until the queue is taken, to keep the order.
         let room = CAPACITY - state.lines.len();
         if state.lost > 0 || line.len() > room || state.lines.try_reserve(line.len()).is_err() {
@@ -65,15 +60,12 @@ impl Queue {
         batch.lines.clear();
         batch.lost = 0;
         self.written();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let nothing = |state: &mut State| state.lines.is_empty() && state.lost == 0 && !state.woken;
-        state = match time {
-            None => self.changed.wait_while(state, nothing).unwrap_or_else(PoisonError::into_inner),
-            Some(time) => {
-                let waited = self.changed.wait_timeout_while(state, time, nothing);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
+        match time {
+            None => self.changed.wait_while(&mut state, nothing),
+            Some(time) => drop(self.changed.wait_while_for(&mut state, nothing, time)),
+        }
         std::mem::swap(&mut state.lines, &mut batch.lines);
         batch.lost = std::mem::take(&mut state.lost);
         state.woken = false;
@@ -82,27 +74,24 @@ impl Queue {
 
     /// Makes [`Queue::take`] return without lines.
     pub(super) fn wake(&self) {
-        self.lock().woken = true;
+        self.state.lock().woken = true;
         self.changed.notify_all();
     }
 
     /// Marks the taken lines as written.
     pub(super) fn written(&self) {
-        self.lock().writing = false;
+        self.state.lock().writing = false;
         self.changed.notify_all();
     }
 
     /// Whether all lines are written.
     pub(super) fn is_written(&self) -> bool {
-        self.lock().is_written()
+        self.state.lock().is_written()
     }
 
     /// Waits until all lines are written, or until `deadline`.
     pub(super) fn wait_written(&self, deadline: Instant) {
-        let state = self.lock();
-        let time = deadline.saturating_duration_since(Instant::now());
-        let unwritten = |state: &mut State| !state.is_written();
-        drop(self.changed.wait_timeout_while(state, time, unwritten));
+        self.changed.wait_while_until(&mut self.state.lock(), |state| !state.is_written(), deadline);
     }
 }
 

@@ -8,10 +8,11 @@
 //! first, then one that has been reading for longer than [`GRACE`]. A connection that waits for the
 //! report is never evicted: the daemon keeps that wait short. Nor is one that traces requests: their
 //! number is limited.
+use parking_lot::Mutex;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -94,11 +95,6 @@ impl Connections {
         Arc::new(Self { most, table: Mutex::default() })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        // No change can leave the table inconsistent.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Serves a connection in a new task once there is room.
     pub(crate) async fn serve<F>(self: &Arc<Self>, client: Client, serve: impl FnOnce(ConnectionGuard) -> F)
     where
@@ -109,7 +105,7 @@ impl Connections {
         }
         {
             // Locked until the connection is in the table: the task cannot remove it before.
-            let mut table = self.table();
+            let mut table = self.table.lock();
             let number = table.count;
             table.count += 1;
             let guard = ConnectionGuard { connections: self.clone(), number };
@@ -121,7 +117,7 @@ impl Connections {
     }
 
     fn make_room(&self) -> bool {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if table.open.len() < self.most {
             return true;
         }
@@ -135,7 +131,7 @@ impl Connections {
     }
 
     fn set(&self, number: u64, state: State) {
-        if let Some(open) = self.table().open.iter_mut().find(|open| open.number == number) {
+        if let Some(open) = self.table.lock().open.iter_mut().find(|open| open.number == number) {
             open.state = state;
         }
     }
@@ -156,7 +152,7 @@ impl ConnectionGuard {
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let number = self.number;
-        self.connections.table().open.retain(|open| open.number != number);
+        self.connections.table.lock().open.retain(|open| open.number != number);
     }
 }
 

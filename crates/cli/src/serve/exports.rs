@@ -58,12 +58,13 @@ use failed::{failed_by, log_failed};
 use group::{Group, Leaving, State, groups};
 use paravane_device::blk::Snapshot;
 use paravane_notify::Notifier;
+use parking_lot::Mutex;
 use plan::Reload;
 use served::{ServedDevice, Sessions};
 use state::{Inner, Shared};
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What [`Exports::advance`] has found; [`Exports::changed`] was cleared before.

@@ -16,12 +16,13 @@ pub(crate) use process::main;
 
 use super::helper::Helper;
 use crate::fds;
+use parking_lot::Mutex;
 use paravane_export::Inspector;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, sockopt};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 const INSPECTOR: Helper = Helper { name: "inspector", does: "looks at clients' descriptors" };
@@ -93,7 +94,7 @@ fn receive(answer: &OwnedFd, text: &mut [u8], flags: RecvFlags) -> Result<usize,
 
 impl Inspector for DeviceInspector {
     fn inspect(&self, connection: BorrowedFd<'_>, len: usize) -> io::Result<()> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut busy = self.busy.lock();
         let mut text = [0; ANSWER];
         if let Some(earlier) = busy.take()
             && receive(&earlier, &mut text, RecvFlags::DONTWAIT) != Ok(0)

@@ -1,13 +1,14 @@
 //! A number of places that clients of the control socket share, by their processes.
 use super::wire::Wire;
 use nix::sys::socket::{getsockopt, sockopt};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most places.
@@ -38,11 +39,6 @@ pub(crate) enum Full {
 }
 
 impl Places {
-    fn taken(&self) -> MutexGuard<'_, HashMap<i32, usize>> {
-        // No change can leave the table inconsistent.
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a place for the process at the other end of a connection.
     ///
     /// # Errors
@@ -82,7 +78,7 @@ impl Places {
     }
 
     fn take_for(self: &Arc<Self>, process: i32) -> Result<Place, Full> {
-        let mut taken = self.taken();
+        let mut taken = self.taken.lock();
         if taken.values().sum::<usize>() >= MOST {
             return Err(Full::All);
         }
@@ -97,7 +93,7 @@ impl Places {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.places.taken();
+        let mut taken = self.places.taken.lock();
         if let Some(own) = taken.get_mut(&self.process) {
             *own -= 1;
             if *own == 0 {

@@ -18,11 +18,12 @@ use super::wire::{Parcel, Wire};
 use crate::log;
 use crate::peer::allow;
 use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest wait for the client's message.
@@ -94,7 +95,7 @@ impl ReloadServer {
 
     /// The next request, for the main thread.
     pub(crate) fn next(&self) -> Option<Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        self.asked.lock().pop_front()
     }
 
     /// Answers a client, in a thread.
@@ -127,7 +128,7 @@ impl ReloadServer {
         wire.end_within(patience + PATIENCE);
         let deadline = Instant::now() + patience;
         let (answer, receiver) = channel();
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push_back(Asked { wish, answer });
+        self.asked.lock().push_back(Asked { wish, answer });
         self.exports.notifier().signal();
         let (number, daemon) = match wait(wire, &receiver, deadline)? {
             Ok(Answer::Begun(number, daemon)) => (number, daemon),

@@ -12,12 +12,13 @@ use super::store::{DescriptorStore, Held, HolderStore, ManagerStore, Name, Store
 use anyhow::{Context, bail};
 use paravane_export::keeper::RECORD;
 use paravane_export::{Keeper, Kept};
+use parking_lot::Mutex;
 use shares::Shares;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// First part of the names of stored descriptors.
@@ -117,11 +118,11 @@ impl Shelf {
         let mut found = Found::new();
         let limit = store.limit();
         let shelf = Self::new(Store::Ready(store));
-        shelf.state().shares.set_limit(limit);
+        shelf.0.lock().shares.set_limit(limit);
         for Held { name, fd } in held {
             match parts_of(name.as_str()) {
                 Some((device, number)) => {
-                    shelf.state().shares.found(device, 1);
+                    shelf.0.lock().shares.found(device, 1);
                     found.entry(device.to_owned()).or_default().push((number, fd));
                 }
                 // Of another program, or a later version.
@@ -172,7 +173,7 @@ impl Shelf {
             match store {
                 Ok(mut store) => {
                     let limit = store.limit();
-                    let mut state = shelf.state();
+                    let mut state = shelf.0.lock();
                     state.shares.set_limit(limit);
                     state.store = Store::Ready(Box::new(store));
                     drop(state);
@@ -185,19 +186,14 @@ impl Shelf {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No change can be left half done.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Divides the room of the store between so many devices.
     pub(crate) fn divide(&self, devices: usize) {
-        self.state().shares.set_devices(devices);
+        self.0.lock().shares.set_devices(devices);
     }
 
     /// Why the sessions of a device are not kept.
     pub(crate) fn refusal(&self, device: &str) -> Option<String> {
-        self.state().refusals.get(device).cloned()
+        self.0.lock().refusals.get(device).cloned()
     }
 
     /// The keeper of a device.
@@ -207,7 +203,7 @@ impl Shelf {
 
     /// Forgets descriptors of a device.
     pub(crate) fn forget(&self, device: &str, numbers: &[u64]) {
-        let State { store: Store::Ready(store), shares, .. } = &mut *self.state() else { return };
+        let State { store: Store::Ready(store), shares, .. } = &mut *self.0.lock() else { return };
         for number in numbers {
             shares.give_back(device);
             if let Err(error) = stored_name(device, *number).and_then(|name| store.remove(&name)) {
@@ -263,7 +259,7 @@ impl DeviceKeeper {
         number: u64,
         act: impl FnOnce(&mut dyn DescriptorStore, &Name) -> Result<(), StoreError>,
     ) -> io::Result<()> {
-        let State { store: Store::Ready(store), .. } = &mut *self.shelf.state() else {
+        let State { store: Store::Ready(store), .. } = &mut *self.shelf.0.lock() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         stored_name(&self.device, number)
@@ -273,14 +269,14 @@ impl DeviceKeeper {
 
     fn put_one(&self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
         {
-            let State { store: Store::Ready(_), shares, .. } = &mut *self.shelf.state() else {
+            let State { store: Store::Ready(_), shares, .. } = &mut *self.shelf.0.lock() else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
             shares.take(&self.device).map_err(io::Error::other)?;
         }
         let put = self.with(number, |store, name| store.put(name, &[fd.as_fd()]));
         if put.is_err() {
-            self.shelf.state().shares.give_back(&self.device);
+            self.shelf.0.lock().shares.give_back(&self.device);
         }
         put
     }
@@ -289,7 +285,7 @@ impl DeviceKeeper {
 impl Keeper for DeviceKeeper {
     fn put(&mut self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
         let put = self.put_one(number, fd);
-        let refusals = &mut self.shelf.state().refusals;
+        let refusals = &mut self.shelf.0.lock().refusals;
         match &put {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                 refusals.insert(self.device.clone(), error.to_string());
@@ -302,7 +298,7 @@ impl Keeper for DeviceKeeper {
     }
 
     fn remove(&mut self, number: u64) -> io::Result<()> {
-        self.shelf.state().shares.give_back(&self.device);
+        self.shelf.0.lock().shares.give_back(&self.device);
         self.with(number, |store, name| store.remove(name))
     }
 }

@@ -2,13 +2,13 @@
 use super::shelf;
 use super::store::Held;
 use anyhow::{Context, anyhow, bail};
+use parking_lot::Mutex;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Mutex, PoisonError};
 
 /// Sockets by name or number.
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ impl Sockets {
 
     /// The socket of `--fd`, once.
     pub(crate) fn inherited(&self) -> Option<Inherited> {
-        self.inherited.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.inherited.lock().take()
     }
 }
 

@@ -9,10 +9,11 @@ use super::process::IoThread;
 use super::report;
 use super::spec::DeviceSpec;
 use anyhow::{Context, anyhow};
+use parking_lot::Mutex;
 use paravane_export::ProtocolThreads;
 use paravane_io::IoPool;
 use paravane_vhost::ExportConfig;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -105,7 +106,7 @@ impl Threads {
 
     /// Figures of the I/O threads.
     pub(crate) fn report(&self) -> Vec<report::Thread> {
-        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut figures = self.figures.lock();
         for (index, (figures, id)) in figures.iter_mut().zip(self.io.ids()).enumerate() {
             figures.follow(index, id);
         }

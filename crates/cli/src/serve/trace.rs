@@ -16,9 +16,10 @@ use super::slow::SlowLog;
 use lines::{TraceLine, TraceRequest};
 use paravane_device::blk::operation::OPERATIONS;
 use paravane_device::latency::{Operation, QueueLatency, RequestObserver, RequestRecord};
+use parking_lot::Mutex;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Records that the rings of one reader have room for together (6 MiB).
@@ -101,7 +102,7 @@ impl Filter {
 
 impl Output {
     fn push(&self, ended: Ended) {
-        let pushed = self.ring.try_lock().is_ok_and(|mut ring| ring.push(ended).is_ok());
+        let pushed = self.ring.try_lock().is_some_and(|mut ring| ring.push(ended).is_ok());
         if !pushed {
             // Relaxed: a statistic.
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -125,14 +126,9 @@ impl RequestTrace {
 
     /// Logs slow requests to `slow` from now on.
     pub(crate) fn log_slow(&self, slow: Option<SlowLog>) {
-        let mut readers = self.readers();
+        let mut readers = self.readers.lock();
         readers.slow = slow;
         self.observe(&readers);
-    }
-
-    fn readers(&self) -> MutexGuard<'_, Readers> {
-        // A panic in between costs records.
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives each queue the observer that `readers` need.
@@ -172,7 +168,7 @@ impl RequestTrace {
             })
         });
         let outputs = outputs.collect();
-        let mut readers = self.readers();
+        let mut readers = self.readers.lock();
         let number = readers.count;
         readers.count += 1;
         readers.list.push(ReaderEnd { number, outputs });
@@ -244,7 +240,7 @@ impl TraceReader {
 
 impl Drop for TraceReader {
     fn drop(&mut self) {
-        let mut readers = self.trace.readers();
+        let mut readers = self.trace.readers.lock();
         readers.list.retain(|reader| reader.number != self.number);
         self.trace.observe(&readers);
     }

@@ -10,6 +10,7 @@
 use super::deadline::{Until, named};
 use crate::fds;
 use crate::printable::printable_json;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use serde::Serialize;
@@ -18,7 +19,6 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// First bytes of each message. No JSON begins so.
@@ -88,23 +88,19 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
         self
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Changes the longest wait for a message; `None`: no limit.
     pub(crate) fn wait_at_most(&self, patience: Option<Duration>) {
-        self.times().patience = patience;
+        self.times.lock().patience = patience;
     }
 
     /// Changes the longest time for all messages from now on.
     pub(crate) fn end_within(&self, time: Duration) {
-        self.times().end = Instant::now().checked_add(time);
+        self.times.lock().end = Instant::now().checked_add(time);
     }
 
     /// The stream, for one message that begins now.
     fn message(&self) -> Until<'_> {
-        let Times { patience, end } = *self.times();
+        let Times { patience, end } = *self.times.lock();
         let own = patience.and_then(|patience| Instant::now().checked_add(patience));
         let end = [own, end].into_iter().flatten().min();
         Until { stream: &self.stream, end }
@@ -117,7 +113,7 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
 
     /// Sends a message.
     pub(crate) fn send(&self, message: &M, record: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let _alone = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.sending.lock();
         let text = serde_json::to_vec(message)?;
         if text.len() > MAX_LEN || record.len() > MAX_LEN || fds.len() > MAX_FDS {
             return Err(io::Error::new(ErrorKind::InvalidInput, "more than a message can carry"));

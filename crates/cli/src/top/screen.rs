@@ -6,10 +6,11 @@
 //! ```
 //! A killed process (SIGKILL) cannot give anything back: use reset(1) then.
 use super::view::View;
+use parking_lot::Mutex;
 use rustix::termios::{LocalModes, SpecialCodeIndex};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use std::io::{self, Write};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 /// Enters the alternate screen, hides the cursor, does not wrap lines.
 const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l\u{1b}[?7l\u{1b}[2J";
@@ -113,7 +114,7 @@ fn write(text: &str) -> io::Result<()> {
 }
 
 fn take() -> io::Result<()> {
-    let mut saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut saved = SAVED.lock();
     let modes = tcgetattr(io::stdin()).ok();
     if let Some(modes) = &modes {
         let mut raw = modes.clone();
@@ -131,7 +132,7 @@ fn take() -> io::Result<()> {
 ///
 /// Errors have nobody to tell: the terminal may be gone.
 fn give_back() {
-    let mut saved = SAVED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut saved = SAVED.lock();
     let Some(Saved { modes }) = saved.take() else { return };
     let _ = rustix::io::write(io::stdout(), LEAVE.as_bytes());
     if let Some(modes) = modes {

@@ -1,9 +1,9 @@
 //! What the broker may connect to.
 use super::message::{Message, receive};
+use parking_lot::Mutex;
 use paravane_store::Target;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Targets that were named at the start, and by the reader of the file of devices.
 #[derive(Debug)]
@@ -18,13 +18,9 @@ impl Targets {
         Self { named: Mutex::new(named.into_iter().collect()), reader }
     }
 
-    fn named(&self) -> MutexGuard<'_, HashSet<Target>> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether a target is configured.
     pub(super) fn has(&self, target: &Target) -> bool {
-        self.named().contains(target)
+        self.named.lock().contains(target)
     }
 
     /// Takes what the reader has sent. `false`: it has ended.
@@ -32,7 +28,7 @@ impl Targets {
         let Some(reader) = &self.reader else { return false };
         loop {
             match receive(reader) {
-                Ok(Some((Message::Allow(target), _))) => drop(self.named().insert(target.into())),
+                Ok(Some((Message::Allow(target), _))) => drop(self.named.lock().insert(target.into())),
                 Ok(Some(_)) => {}
                 Ok(None) => return false,
                 // Nothing more for now.

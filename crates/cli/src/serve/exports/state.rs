@@ -14,10 +14,11 @@ use paravane_device::LogDevice;
 use paravane_export::Handover;
 use paravane_io::caught;
 use paravane_notify::Notifier;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Devices of a group that were opened, or why not.
@@ -65,7 +66,7 @@ pub(crate) struct Exports(pub(super) Arc<Shared>);
 
 impl Exports {
     pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.inner.lock()
     }
 
     /// Readable when [`Exports::advance`] has something to do.

@@ -9,6 +9,7 @@ use super::super::exports::Exports;
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, PATIENCE, VERSION};
 use crate::peer::allow;
+use parking_lot::Mutex;
 use paravane_export::Handover;
 use std::collections::HashSet;
 use std::io;
@@ -16,7 +17,7 @@ use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -74,18 +75,14 @@ impl Giver {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether the devices are being handed over, or were.
     pub(crate) fn has_begun(&self) -> bool {
-        matches!(*self.state(), State::Begun | State::Done(_))
+        matches!(*self.state.lock(), State::Begun | State::Done(_))
     }
 
     /// The number of devices that were handed over, when the daemon shall exit.
     pub(crate) fn outcome(&self) -> Option<Result<usize, String>> {
-        match &*self.state() {
+        match &*self.state.lock() {
             State::Done(result) => Some(result.clone()),
             _ => None,
         }
@@ -112,17 +109,17 @@ impl Giver {
             Err(Fault::Refused(why)) => {
                 tracing::warn!("take-over refused: {why}");
                 let _ = wire.say(&Message::Refused(why));
-                *self.state() = State::Idle;
+                *self.state.lock() = State::Idle;
                 return;
             }
             Err(Fault::Lost(error)) => {
                 tracing::info!("take-over ended before it began: {error}");
-                *self.state() = State::Idle;
+                *self.state.lock() = State::Idle;
                 return;
             }
             Err(Fault::Failed(why)) => Err(why),
         };
-        *self.state() = State::Done(result);
+        *self.state.lock() = State::Done(result);
         self.exports.notifier().signal();
     }
 
@@ -133,7 +130,7 @@ impl Giver {
                 "it uses version {version} of handovers, this daemon version {VERSION}: restart instead"
             ));
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match *state {
             State::Idle => *state = State::Offered,
             _ => return Err("another daemon takes over already".to_owned()),
@@ -159,7 +156,7 @@ impl Giver {
         let (sender, arrivals) = channel();
         wire.end_within(self.stop_timeout.saturating_add(TAKEN_PATIENCE));
         // The state first: the main thread must not take a reload in between.
-        *self.state() = State::Begun;
+        *self.state.lock() = State::Begun;
         self.exports.begin_hand_over(&devices, sender).map_err(Fault::Refused)?;
         tracing::info!("handing over all devices to another daemon");
         self.send_all(wire, &arrivals).map_err(Fault::Failed)
