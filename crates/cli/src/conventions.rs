@@ -32,12 +32,12 @@ struct Capabilities {
 ///
 /// # Errors
 /// stdout cannot be written.
-pub(crate) fn print_capabilities(kind: &dyn Kind) -> Result<(), anyhow::Error> {
-    output::print_json(&Capabilities { device_type: kind.device_type(), features: kind.capabilities() })
+pub(crate) fn print_capabilities(kind: &Kind) -> Result<(), anyhow::Error> {
+    output::print_json(&Capabilities { device_type: kind.device_type, features: kind.capabilities })
 }
 
 /// The kind that a program of this name serves.
-fn of_program(name: &OsStr) -> Option<&'static dyn Kind> {
+fn of_program(name: &OsStr) -> Option<&'static Kind> {
     kinds::find(name.to_str()?.strip_prefix(PROGRAM)?)
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     if let Some(name) = name
         && let Some(kind) = of_program(name)
     {
-        words.splice(..1, ["paravane", "serve", kind.name()].map(OsString::from));
+        words.splice(..1, ["paravane", "serve", kind.name].map(OsString::from));
     }
     words
 }
@@ -58,7 +58,7 @@ pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 /// The kind whose capabilities an expanded command line asks for.
 ///
 /// Other options are ignored, unknown and missing ones too.
-pub(crate) fn asked(words: &[OsString]) -> Option<&'static dyn Kind> {
+pub(crate) fn asked(words: &[OsString]) -> Option<&'static Kind> {
     let options = words.iter().take_while(|word| *word != "--");
     options.clone().find(|word| *word == "--print-capabilities")?;
     let mut served = options.skip(1).skip_while(|word| *word != "serve");
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn capabilities_are_asked_for_beside_any_other_option() {
-        let kind = |line| asked(&words(line)).map(|kind| kind.name());
+        let kind = |line| asked(&words(line)).map(|kind| kind.name);
         assert_eq!(kind("vhost-user-blk --print-capabilities"), Some("blk"));
         assert_eq!(kind("vhost-user-net --nonsense --print-capabilities --fd=x"), Some("net"));
         assert_eq!(kind("paravane -v serve --control off rng --print-capabilities"), Some("rng"));

@@ -20,16 +20,16 @@ pub(crate) use command::DeviceCommand;
 pub(crate) use kind::Kind;
 
 /// All kinds, in the order of help and manuals.
-pub(crate) static KINDS: &[&dyn Kind] = &[&blk::BlkKind, &net::NetKind, &rng::RngKind, &console::ConsoleKind];
+pub(crate) static KINDS: &[&Kind] = &[&blk::BLK, &net::NET, &rng::RNG, &console::CONSOLE];
 
 /// The kind of this name.
-pub(crate) fn find(name: &str) -> Option<&'static dyn Kind> {
-    KINDS.iter().find(|kind| kind.name() == name).copied()
+pub(crate) fn find(name: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.name == name).copied()
 }
 
 /// All names as in a sentence: "blk, net or rng".
 pub(crate) fn names(last: &str) -> String {
-    let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
+    let names: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
     let (end, begin) = names.split_last().unwrap_or((&"", &[]));
     format!("{} {last} {end}", begin.join(", "))
 }

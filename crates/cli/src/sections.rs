@@ -440,7 +440,7 @@ const COMMANDS: &[Sections] = &[
 pub(crate) fn all() -> impl Iterator<Item = &'static Sections> {
     let of_kinds = |after: &Sections| {
         let kinds = if after.command == "paravane-serve" { KINDS } else { &[] };
-        kinds.iter().map(|kind| &kind.texts().sections)
+        kinds.iter().map(|kind| &kind.texts.sections)
     };
     COMMANDS.iter().flat_map(move |sections| std::iter::once(sections).chain(of_kinds(sections)))
 }

@@ -64,9 +64,9 @@ use std::process::ExitCode;
 
 pub(crate) fn main(args: &ServeArgs, verbose: u8) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.device
-        && device.endpoint().print_capabilities
+        && device.endpoint.print_capabilities
     {
-        conventions::print_capabilities(device.kind())?;
+        conventions::print_capabilities(device.kind)?;
         return Ok(ExitCode::SUCCESS);
     }
     let Config { daemon, devices } = configuration(args).map_err(Failure::request)?;

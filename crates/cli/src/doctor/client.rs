@@ -78,7 +78,7 @@ pub(super) fn judge(device: &Device) -> Vec<Finding> {
     let negotiated = Negotiated { device, features, protocol: accepted, live };
     let mut findings = negotiated.queues();
     findings.extend(negotiated.run(&DEVICE));
-    findings.extend(negotiated.run(negotiated.kind().map_or(&[], Kind::checks)));
+    findings.extend(negotiated.run(negotiated.kind().map_or(&[], |kind| kind.checks)));
     findings
 }
 
@@ -134,12 +134,12 @@ const DEVICE: [Check; 3] = [
 
 impl Negotiated<'_> {
     /// `None`: a daemon of another version serves it.
-    fn kind(&self) -> Option<&'static dyn Kind> {
+    fn kind(&self) -> Option<&'static Kind> {
         kinds::find(&self.device.kind)
     }
 
     fn queue_use(&self) -> QueueUse {
-        self.kind().map_or(QueueUse::Fixed, Kind::queue_use)
+        self.kind().map_or(QueueUse::Fixed, |kind| kind.queue_use)
     }
 
     /// The findings of the checks that apply.
@@ -217,7 +217,7 @@ impl Negotiated<'_> {
     /// disk once when it starts.
     fn memory(&self) -> Option<Finding> {
         let kind = self.kind();
-        let fills = |queue: &&&Queue| kind.is_none_or(|kind| kind.takes_at_once(queue.index));
+        let fills = |queue: &&&Queue| kind.is_none_or(|kind| (kind.takes_at_once)(queue.index));
         let unseen = |queue: &&Queue| queue.taken == 0 && queue.kicks >= UNSEEN_KICKS;
         let Queue { index, kicks, .. } = self.live.iter().filter(fills).find(|queue| unseen(queue))?;
         Some(Finding::new(

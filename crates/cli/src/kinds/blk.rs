@@ -6,7 +6,7 @@ mod doctor;
 mod metrics;
 mod next_start;
 mod observer;
-mod open;
+pub(super) mod open;
 mod sandbox;
 pub(crate) mod spec;
 mod texts;
@@ -14,29 +14,25 @@ mod told;
 
 use super::changes::Differences;
 use super::checked::{OptionError, real_location};
-use super::endpoint::{Endpoint, EndpointArgs};
+use super::endpoint::Endpoint;
 use super::kind::{
-    Arguments, Claim, Descriptors, DiskSpec, DiskStart, Features, IoUring, Kind, POLL_US, Resource, Spec,
-    Texts,
+    Arguments, Claim, Descriptors, DiskSpec, DiskStart, IoUring, Kind, POLL_US, Resource, Spec,
 };
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::choices::name;
 use crate::doctor::finding::Finding;
-use crate::doctor::negotiated::{Check, QueueUse};
+use crate::doctor::negotiated::QueueUse;
 use crate::engine::may_be_io_uring;
 use crate::images::Backing;
-use crate::serve::metrics::of_kind::Metrics;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::take_over::image::OfferedImage;
 use crate::serve::told::Told;
 use args::BlkArgs;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
 use observer::DiskObserver;
 use paravane_device::blk::{EngineChoice, Format};
 use paravane_store::Location;
-use paravane_vhost::KnownToDriver;
 use rustix::thread::CapabilitySet;
 use spec::{Blk, STORE_FDS};
 use std::any::Any;
@@ -47,67 +43,25 @@ use std::time::Duration;
 /// For an image in Ceph: threads of librbd need the processor that polling would take.
 const POLL_US_CEPH: u32 = 0;
 
-pub(crate) struct BlkKind;
-
-impl Kind for BlkKind {
-    fn name(&self) -> &'static str {
-        "blk"
-    }
-
-    fn options(&self, command: Command) -> Command {
-        BlkArgs::augment_args(command)
-    }
-
-    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
-        Ok(Box::new(BlkArgs::from_arg_matches(matches)?))
-    }
-
-    fn device_type(&self) -> &'static str {
-        "block"
-    }
-
-    fn capabilities(&self) -> &'static [&'static str] {
-        &["read-only", "blk-file"]
-    }
-
-    fn texts(&self) -> &'static Texts {
-        const { &texts::TEXTS }
-    }
-
-    fn features(&self) -> &'static Features {
-        const { &texts::FEATURES }
-    }
-
-    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
-        told::recorded(known, told);
-    }
-
-    fn checks(&self) -> &'static [Check] {
-        checks::CHECKS
-    }
-
-    fn metrics(&self) -> Metrics {
-        metrics::METRICS
-    }
-
-    fn queue_use(&self) -> QueueUse {
-        QueueUse::Queues
-    }
-}
+pub(crate) static BLK: Kind = Kind {
+    device_type: "block",
+    capabilities: &["read-only", "blk-file"],
+    recorded: told::recorded,
+    checks: checks::CHECKS,
+    metrics: metrics::METRICS,
+    queue_use: QueueUse::Queues,
+    ..Kind::new::<BlkArgs>("blk", texts::TEXTS, texts::FEATURES)
+};
 
 impl Arguments for BlkArgs {
-    fn endpoint(&self) -> &EndpointArgs {
-        &self.endpoint
-    }
-
     fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
         Ok(Arc::new(Blk::new(self)?))
     }
 }
 
 impl Spec for Blk {
-    fn kind(&self) -> &'static dyn Kind {
-        &BlkKind
+    fn kind(&self) -> &'static Kind {
+        &BLK
     }
 
     fn is(&self, other: &dyn Spec) -> bool {
@@ -179,7 +133,7 @@ impl Spec for Blk {
         _: &mut LinkEnds,
         earlier: Earlier,
     ) -> Result<Opening, anyhow::Error> {
-        open::disk(name, self, context, told::block(&earlier.told))
+        open::disk(name, self, context, &earlier.told)
     }
 
     fn prepare(&self, name: &str, context: &OpenContext) -> Result<Option<Opening>, anyhow::Error> {

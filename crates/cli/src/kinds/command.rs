@@ -8,7 +8,8 @@ use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 /// One device on the command line, or in a file.
 #[derive(Debug)]
 pub(crate) struct DeviceCommand {
-    kind: &'static dyn Kind,
+    pub(crate) kind: &'static Kind,
+    pub(crate) endpoint: EndpointArgs,
     pub(crate) arguments: Box<dyn Arguments>,
 }
 
@@ -17,8 +18,8 @@ impl DeviceCommand {
     ///
     /// # Errors
     /// An option is invalid.
-    pub(crate) fn parse(kind: &'static dyn Kind, matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self { kind, arguments: kind.parse(matches)? })
+    pub(crate) fn parse(kind: &'static Kind, matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self { kind, endpoint: EndpointArgs::from_arg_matches(matches)?, arguments: (kind.parse)(matches)? })
     }
 
     /// Reads the options of a device of a machine, as words of the command line: none of an endpoint.
@@ -27,11 +28,11 @@ impl DeviceCommand {
     /// An option is invalid.
     #[cfg(feature = "run")]
     pub(crate) fn for_machine(
-        kind: &'static dyn Kind,
+        kind: &'static Kind,
         words: impl Iterator<Item = String>,
     ) -> Result<Self, clap::Error> {
-        let command = Command::new(kind.name()).no_binary_name(true).disable_help_flag(true);
-        let command = EndpointArgs::unused(kind.options(command));
+        let command = Command::new(kind.name).no_binary_name(true).disable_help_flag(true);
+        let command = EndpointArgs::unused((kind.options)(command));
         let words: Vec<_> = words.collect();
         let of_endpoint = |word: &&String| {
             let name = word.trim_start_matches("--").split('=').next();
@@ -42,14 +43,6 @@ impl DeviceCommand {
             return Err(known.error(ErrorKind::UnknownArgument, format!("unexpected argument '{word}'")));
         }
         Self::parse(kind, &command.try_get_matches_from(words)?)
-    }
-
-    pub(crate) fn kind(&self) -> &'static dyn Kind {
-        self.kind
-    }
-
-    pub(crate) fn endpoint(&self) -> &EndpointArgs {
-        self.arguments.endpoint()
     }
 }
 
@@ -70,7 +63,7 @@ impl Subcommand for DeviceCommand {
     fn augment_subcommands(command: Command) -> Command {
         KINDS
             .iter()
-            .fold(command, |command, kind| command.subcommand(kind.options(Command::new(kind.name()))))
+            .fold(command, |command, kind| command.subcommand((kind.options)(Command::new(kind.name))))
     }
 
     fn augment_subcommands_for_update(command: Command) -> Command {

@@ -6,13 +6,12 @@ mod texts;
 
 use super::changes::{Differences, Effect, differences};
 use super::checked::OptionError;
-use super::endpoint::{Endpoint, EndpointArgs};
-use super::kind::{Arguments, Claim, Descriptors, Features, Kind, Resource, Spec, Texts};
+use super::endpoint::Endpoint;
+use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::serve::sandbox::paths::{AllowedPaths, directory_of};
 use crate::serve::told::Told;
 use args::{ConsoleArgs, WindowSize};
-use clap::{ArgMatches, Args, Command, FromArgMatches};
 use landlock::AccessFs;
 use paravane_device::console::{BUFFER, Window};
 use paravane_spec::console::{Config, F_SIZE, RECEIVE};
@@ -27,39 +26,17 @@ use zerocopy::FromBytes;
 const BUFFERS: [u64; 2] = [4 << 10, 1 << 30];
 const WINDOW: &str = "window";
 
-pub(crate) struct ConsoleKind;
+pub(crate) static CONSOLE: Kind = Kind {
+    recorded,
+    // Buffers for input that has not come yet are left in the ring.
+    takes_at_once: |queue| queue != RECEIVE,
+    ..Kind::new::<ConsoleArgs>("console", texts::TEXTS, texts::FEATURES)
+};
 
-impl Kind for ConsoleKind {
-    fn name(&self) -> &'static str {
-        "console"
-    }
-
-    fn options(&self, command: Command) -> Command {
-        ConsoleArgs::augment_args(command)
-    }
-
-    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
-        Ok(Box::new(ConsoleArgs::from_arg_matches(matches)?))
-    }
-
-    fn texts(&self) -> &'static Texts {
-        const { &texts::TEXTS }
-    }
-
-    fn features(&self) -> &'static Features {
-        const { &texts::FEATURES }
-    }
-
-    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
-        let Ok((config, _)) = Config::read_from_prefix(&known.config) else { return };
-        if known.features & F_SIZE != 0 {
-            told.put(WINDOW, size(config.cols.get(), config.rows.get()));
-        }
-    }
-
-    fn takes_at_once(&self, queue: u16) -> bool {
-        // Buffers for input that has not come yet are left in the ring.
-        queue != RECEIVE
+fn recorded(known: &KnownToDriver, told: &mut Told) {
+    let Ok((config, _)) = Config::read_from_prefix(&known.config) else { return };
+    if known.features & F_SIZE != 0 {
+        told.put(WINDOW, size(config.cols.get(), config.rows.get()));
     }
 }
 
@@ -68,10 +45,6 @@ fn size(columns: u16, rows: u16) -> String {
 }
 
 impl Arguments for ConsoleArgs {
-    fn endpoint(&self) -> &EndpointArgs {
-        &self.endpoint
-    }
-
     fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
         let terminal = match (&self.terminal_socket, &self.log) {
             (Some(path), _) => Terminal::Socket(path.clone()),
@@ -90,8 +63,8 @@ impl Arguments for ConsoleArgs {
 }
 
 impl Spec for Console {
-    fn kind(&self) -> &'static dyn Kind {
-        &ConsoleKind
+    fn kind(&self) -> &'static Kind {
+        &CONSOLE
     }
 
     fn is(&self, other: &dyn Spec) -> bool {

@@ -8,7 +8,7 @@
 //! Most methods have a default, so a kind implements only what differs.
 use super::changes::Differences;
 use super::checked::OptionError;
-use super::endpoint::{Endpoint, EndpointArgs};
+use super::endpoint::Endpoint;
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
@@ -20,7 +20,7 @@ use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::snapshot::messages::{Layer, StartOption};
 use crate::serve::take_over::image::OfferedImage;
 use crate::serve::told::Told;
-use clap::{ArgMatches, Command};
+use clap::{ArgMatches, Args, Command};
 use paravane_command_line::sections::Sections;
 use paravane_store::Location;
 use paravane_vhost::KnownToDriver;
@@ -35,73 +35,64 @@ use std::time::Duration;
 pub(crate) const POLL_US: u32 = 50;
 
 /// A kind of device.
-pub(crate) trait Kind: Sync {
+///
+/// [`Kind::new`] has defaults for most fields.
+pub(crate) struct Kind {
     /// Name of the subcommand, the table in a file, and the label of metrics.
-    fn name(&self) -> &'static str;
-
+    pub(crate) name: &'static str,
     /// Adds its options.
-    fn options(&self, command: Command) -> Command;
-
-    /// Reads the options of one device.
-    ///
-    /// # Errors
-    /// An option is invalid.
-    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error>;
-
+    pub(crate) options: fn(Command) -> Command,
+    /// Reads the options of one device. Fails if an option is invalid.
+    pub(crate) parse: fn(&ArgMatches) -> Result<Box<dyn Arguments>, clap::Error>,
     /// `type` of the schema docs/interop/vhost-user.json of QEMU.
-    fn device_type(&self) -> &'static str {
-        self.name()
-    }
-
+    pub(crate) device_type: &'static str,
     /// Features of the schema; empty: the schema lists none for this type.
-    fn capabilities(&self) -> &'static [&'static str] {
-        &[]
-    }
-
+    pub(crate) capabilities: &'static [&'static str],
     /// Texts for help, manuals and the reference.
-    fn texts(&self) -> &'static Texts;
-
+    pub(crate) texts: Texts,
     /// Feature bits of its device type, for the reference.
-    fn features(&self) -> &'static Features;
-
+    pub(crate) features: Features,
     /// Checks devices of this kind against each other; the numbers are theirs in the file.
     ///
-    /// # Errors
-    /// A device conflicts with another one: its number, and why.
-    fn check_together(&self, devices: &[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)> {
-        let _ = devices;
-        Ok(())
-    }
-
+    /// Fails if a device conflicts with another one: its number, and why.
+    pub(crate) check_together: fn(&[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)>,
     /// Adds the facts that a driver has read from the configuration space.
-    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
-        let _ = (known, told);
-    }
-
+    pub(crate) recorded: fn(&KnownToDriver, &mut Told),
     /// Adds optional parts of the device that the driver uses, by its accepted features.
-    fn accepted(&self, features: u64, told: &mut Told) {
-        let _ = (features, told);
-    }
-
+    pub(crate) accepted: fn(u64, &mut Told),
     /// Checks of the negotiated features, for `paravane doctor --client`.
-    fn checks(&self) -> &'static [Check] {
-        &[]
-    }
-
+    pub(crate) checks: &'static [Check],
     /// Whether the device takes buffers of this queue as soon as the driver makes them available.
-    fn takes_at_once(&self, queue: u16) -> bool {
-        let _ = queue;
-        true
-    }
-
+    pub(crate) takes_at_once: fn(u16) -> bool,
     /// Metrics that only devices of this kind have.
-    fn metrics(&self) -> Metrics {
-        Metrics::default()
-    }
-
+    pub(crate) metrics: Metrics,
     /// How `paravane doctor --client` judges its queues.
-    fn queue_use(&self) -> QueueUse {
-        QueueUse::Fixed
+    pub(crate) queue_use: QueueUse,
+}
+
+impl Kind {
+    /// A kind with the options `A`.
+    pub(super) const fn new<A: Arguments + Args + 'static>(
+        name: &'static str,
+        texts: Texts,
+        features: Features,
+    ) -> Self {
+        Self {
+            name,
+            options: A::augment_args,
+            parse: |matches| Ok(Box::new(A::from_arg_matches(matches)?)),
+            device_type: name,
+            capabilities: &[],
+            texts,
+            features,
+            check_together: |_| Ok(()),
+            recorded: |_, _| {},
+            accepted: |_, _| {},
+            checks: &[],
+            takes_at_once: |_| true,
+            metrics: Metrics { plain: &[], labelled: &[] },
+            queue_use: QueueUse::Fixed,
+        }
     }
 }
 
@@ -133,8 +124,6 @@ pub(crate) struct Features {
 
 /// The options of one device.
 pub(crate) trait Arguments: Debug {
-    fn endpoint(&self) -> &EndpointArgs;
-
     /// Validates them without touching the host.
     ///
     /// # Errors
@@ -144,7 +133,7 @@ pub(crate) trait Arguments: Debug {
 
 /// A validated device that is not open yet: the part of its specification that belongs to its kind.
 pub(crate) trait Spec: Any + Debug + Send + Sync {
-    fn kind(&self) -> &'static dyn Kind;
+    fn kind(&self) -> &'static Kind;
 
     /// Compares two specifications.
     fn is(&self, other: &dyn Spec) -> bool;
@@ -280,16 +269,16 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
     }
 }
 
-impl Debug for dyn Kind {
+impl Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.name)
     }
 }
 
 impl dyn Spec {
     /// Name of its kind.
     pub(crate) fn name(&self) -> &'static str {
-        self.kind().name()
+        self.kind().name
     }
 }
 

@@ -12,91 +12,43 @@ mod told;
 
 use super::changes::Differences;
 use super::checked::OptionError;
-use super::endpoint::{Endpoint, EndpointArgs};
-use super::kind::{Arguments, Claim, Descriptors, Features, Kind, Resource, Spec, Texts};
+use super::endpoint::Endpoint;
+use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
-use crate::doctor::negotiated::{Check, QueueUse};
-use crate::serve::metrics::of_kind::Metrics;
+use crate::doctor::negotiated::QueueUse;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
 use args::NetArgs;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
 use open::CardObserver;
-use paravane_vhost::KnownToDriver;
 use rustix::thread::CapabilitySet;
 use spec::{Net, Network};
 use std::any::Any;
 use std::sync::Arc;
 
-pub(crate) struct NetKind;
-
-impl Kind for NetKind {
-    fn name(&self) -> &'static str {
-        "net"
-    }
-
-    fn options(&self, command: Command) -> Command {
-        NetArgs::augment_args(command)
-    }
-
-    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
-        Ok(Box::new(NetArgs::from_arg_matches(matches)?))
-    }
-
-    fn texts(&self) -> &'static Texts {
-        const { &texts::TEXTS }
-    }
-
-    fn features(&self) -> &'static Features {
-        const { &texts::FEATURES }
-    }
-
-    fn check_together(&self, devices: &[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)> {
-        together::check(devices)
-    }
-
-    fn recorded(&self, known: &KnownToDriver, told: &mut Told) {
-        told::recorded(known, told);
-    }
-
-    fn accepted(&self, features: u64, told: &mut Told) {
-        told::accepted(features, told);
-    }
-
-    fn checks(&self) -> &'static [Check] {
-        checks::CHECKS
-    }
-
-    fn metrics(&self) -> Metrics {
-        metrics::METRICS
-    }
-
-    fn queue_use(&self) -> QueueUse {
-        QueueUse::Pairs
-    }
-
-    fn takes_at_once(&self, queue: u16) -> bool {
-        // Buffers for frames that have not come yet are left in the ring.
-        queue % 2 == 1
-    }
-}
+pub(crate) static NET: Kind = Kind {
+    check_together: together::check,
+    recorded: told::recorded,
+    accepted: told::accepted,
+    checks: checks::CHECKS,
+    metrics: metrics::METRICS,
+    queue_use: QueueUse::Pairs,
+    // Buffers for frames that have not come yet are left in the ring.
+    takes_at_once: |queue| queue % 2 == 1,
+    ..Kind::new::<NetArgs>("net", texts::TEXTS, texts::FEATURES)
+};
 
 impl Arguments for NetArgs {
-    fn endpoint(&self) -> &EndpointArgs {
-        &self.endpoint
-    }
-
     fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
         Ok(Arc::new(Net::new(self, name, endpoint)?))
     }
 }
 
 impl Spec for Net {
-    fn kind(&self) -> &'static dyn Kind {
-        &NetKind
+    fn kind(&self) -> &'static Kind {
+        &NET
     }
 
     fn is(&self, other: &dyn Spec) -> bool {

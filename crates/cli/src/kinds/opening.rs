@@ -1,4 +1,5 @@
 //! Devices that are open, or wait for something.
+use super::blk::open::{ConnectedDisk, UnlockedDisk};
 use super::observe::Observe;
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
@@ -26,63 +27,13 @@ pub(crate) struct Opened {
 pub(crate) enum Opening {
     Device(Opened),
     /// Its image is open and not locked: a dead process has requests in flight for it.
-    Unlocked(Box<dyn Unlocked>),
+    Unlocked(Box<UnlockedDisk>),
     /// Its store is open, which the daemon that serves it still has, too.
-    Ahead(Box<dyn Ahead>),
+    Ahead(Box<ConnectedDisk>),
     /// Can be opened only when the daemon that serves it has closed it.
     ///
     /// With the facts that its guest would read, as far as they are known.
     Late(Told),
-}
-
-/// A device whose image is open and not locked.
-pub(crate) trait Unlocked: Send {
-    /// Opens the stores of its layers, if that is still to be done.
-    ///
-    /// # Errors
-    /// A server does not answer, or has no such image.
-    fn connect(&mut self, context: &OpenContext) -> Result<(), anyhow::Error>;
-
-    /// Locks the image, unless the requests are still in flight.
-    ///
-    /// # Errors
-    /// The image cannot be locked, or not be used.
-    fn lock(self: Box<Self>) -> Result<Opening, anyhow::Error>;
-
-    /// The error for a caller that cannot wait.
-    fn in_flight(&self) -> anyhow::Error;
-
-    fn file_id(&self) -> Option<FileId>;
-
-    /// Whether its image would show that a snapshot has replaced it.
-    fn has_marks(&self) -> bool;
-
-    /// Keeps the block size that a guest was `told`, unless the specification names another.
-    fn keep(&mut self, told: &Told);
-
-    /// Adds the facts that its guest would read.
-    ///
-    /// # Errors
-    /// The image cannot be such a disk.
-    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error>;
-}
-
-/// A device whose store is open, and nothing was read from it.
-pub(crate) trait Ahead: Send {
-    /// Opens it. Reads and writes its store if a format needs that.
-    ///
-    /// # Errors
-    /// The image cannot be used.
-    fn open(self: Box<Self>) -> Result<Opened, anyhow::Error>;
-
-    /// As [`Unlocked::keep`].
-    fn keep(&mut self, told: &Told);
-
-    /// As [`Unlocked::told`].
-    ///
-    /// # Errors
-    /// The image cannot be such a disk.
-    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error>;
 }
 
 impl From<Opened> for Opening {
@@ -113,7 +64,7 @@ impl Opening {
         }
     }
 
-    /// See [`Unlocked::keep`]. A device that is open keeps nothing.
+    /// See [`UnlockedDisk::keep`]. A device that is open keeps nothing.
     pub(crate) fn keep(&mut self, told: &Told) {
         match self {
             Self::Unlocked(disk) => disk.keep(told),

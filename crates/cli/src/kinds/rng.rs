@@ -5,7 +5,7 @@ use super::kind::{Arguments, Descriptors, Features, Kind, Spec, Texts};
 use super::observe::Unobserved;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opened, Opening};
 use super::texts::SERVE_ONE;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::Args;
 use paravane_command_line::sections::Sections;
 use paravane_device::rng::Rng;
 use std::any::Any;
@@ -22,52 +22,30 @@ struct RngArgs {
 #[derive(Debug)]
 pub(crate) struct RngSpec;
 
-pub(crate) struct RngKind;
-
-impl Kind for RngKind {
-    fn name(&self) -> &'static str {
-        "rng"
-    }
-
-    fn options(&self, command: Command) -> Command {
-        RngArgs::augment_args(command)
-    }
-
-    fn parse(&self, matches: &ArgMatches) -> Result<Box<dyn Arguments>, clap::Error> {
-        Ok(Box::new(RngArgs::from_arg_matches(matches)?))
-    }
-
-    fn texts(&self) -> &'static Texts {
-        &Texts {
-            sections: Sections {
-                command: "paravane-serve-rng",
-                examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
-                ..SERVE_ONE
-            },
-            noun: "an entropy source",
-            table: "An entropy source. Needs name, and one of socket, connect and socket-activation.",
-            example: "[[rng]]\nname = \"vm0-rng\"\nsocket = \"/run/paravane/vm0-rng.sock\"\n",
-        }
-    }
-
-    fn features(&self) -> &'static Features {
-        &Features { heading: "entropy sources", bits: &[], sometimes: &[], remark: "", samples: &[&[]] }
-    }
-}
+pub(crate) static RNG: Kind = Kind::new::<RngArgs>(
+    "rng",
+    Texts {
+        sections: Sections {
+            command: "paravane-serve-rng",
+            examples: &[("paravane serve rng --socket /run/rng0.sock", "Serve an entropy source.")],
+            ..SERVE_ONE
+        },
+        noun: "an entropy source",
+        table: "An entropy source. Needs name, and one of socket, connect and socket-activation.",
+        example: "[[rng]]\nname = \"vm0-rng\"\nsocket = \"/run/paravane/vm0-rng.sock\"\n",
+    },
+    Features { heading: "entropy sources", bits: &[], sometimes: &[], remark: "", samples: &[&[]] },
+);
 
 impl Arguments for RngArgs {
-    fn endpoint(&self) -> &EndpointArgs {
-        &self.endpoint
-    }
-
     fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
         Ok(Arc::new(RngSpec))
     }
 }
 
 impl Spec for RngSpec {
-    fn kind(&self) -> &'static dyn Kind {
-        &RngKind
+    fn kind(&self) -> &'static Kind {
+        &RNG
     }
 
     fn is(&self, other: &dyn Spec) -> bool {

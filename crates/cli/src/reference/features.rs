@@ -37,7 +37,7 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     let image = folder.path().join("disk.img");
     std::fs::File::create(&image)?.set_len(1 << 20)?;
     let image = image.to_str().context("the path of the temporary folder is not UTF-8")?;
-    let offers = |kind: &&'static dyn Kind| Ok((*kind, offered_by(folder.path(), *kind, image)?));
+    let offers = |kind: &&'static Kind| Ok((*kind, offered_by(folder.path(), *kind, image)?));
     let kinds = KINDS.iter().map(offers).collect::<Result<Vec<_>, anyhow::Error>>()?;
 
     let mut chapter = Chapter::new("Protocol features");
@@ -47,9 +47,9 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     );
     chapter.heading("Virtio features of all devices");
     let rows = names::RING.iter().filter_map(|bit| {
-        let by = |(kind, offered): &(&dyn Kind, Offered)| match bit.1 {
-            mask if offered.features & mask != 0 => Some(kind.name().to_owned()),
-            mask if offered.later & mask != 0 => Some(format!("{} (1)", kind.name())),
+        let by = |(kind, offered): &(&Kind, Offered)| match bit.1 {
+            mask if offered.features & mask != 0 => Some(kind.name.to_owned()),
+            mask if offered.later & mask != 0 => Some(format!("{} (1)", kind.name)),
             _ => None,
         };
         let by: Vec<_> = kinds.iter().filter_map(by).collect();
@@ -59,7 +59,7 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     chapter.table(&["Bit", "Feature", "Offered by", "Meaning"], &rows);
     chapter.paragraph("(1) After the VMM has accepted `BACKEND_REQ` and `REPLY_ACK`.");
     for (kind, offered) in &kinds {
-        of_kind(&mut chapter, kind.features(), offered.features)?;
+        of_kind(&mut chapter, &kind.features, offered.features)?;
     }
     chapter.heading("vhost-user protocol features");
     let all = kinds.iter().fold(0, |all, (_, offered)| all | offered.protocol);
@@ -67,7 +67,7 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     ensure!(unknown == 0, "offered protocol features without a name: {unknown:#x}");
     let offered_by = |mask: u64| {
         let by = kinds.iter().filter(|(_, offered)| offered.protocol & mask != 0);
-        let by: Vec<_> = by.map(|(kind, _)| kind.name()).collect();
+        let by: Vec<_> = by.map(|(kind, _)| kind.name).collect();
         match by.len() {
             0 => "no".to_owned(),
             count if count == kinds.len() => "all".to_owned(),
@@ -122,11 +122,11 @@ fn messages(list: &[Message]) -> Vec<Vec<String>> {
 }
 
 /// What the sample devices of a kind offer together.
-fn offered_by(folder: &Path, kind: &dyn Kind, image: &str) -> Result<Offered, anyhow::Error> {
+fn offered_by(folder: &Path, kind: &Kind, image: &str) -> Result<Offered, anyhow::Error> {
     let mut all = Offered::default();
-    for sample in kind.features().samples {
+    for sample in kind.features.samples {
         let options = sample.iter().map(|word| if *word == "IMAGE" { image } else { word });
-        let one = offered(folder, &std::iter::once(kind.name()).chain(options).collect::<Vec<_>>())?;
+        let one = offered(folder, &std::iter::once(kind.name).chain(options).collect::<Vec<_>>())?;
         all.features |= one.features;
         all.later |= one.later;
         all.protocol |= one.protocol;

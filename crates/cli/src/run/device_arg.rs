@@ -32,16 +32,16 @@ impl DeviceArg {
     /// # Errors
     /// An option is invalid.
     pub(crate) fn new(
-        kind: &'static dyn Kind,
+        kind: &'static Kind,
         words: impl IntoIterator<Item = String>,
     ) -> Result<Self, anyhow::Error> {
         let command = DeviceCommand::for_machine(kind, words.into_iter()).map_err(|error| {
             let text = error.to_string();
             anyhow!("{}", text.lines().next().unwrap_or_default().trim_start_matches("error: "))
         })?;
-        let spec = command.arguments.check(kind.name(), &Endpoint::Activated);
+        let spec = command.arguments.check(kind.name, &Endpoint::Activated);
         let spec = spec.map_err(|(option, why)| anyhow!("{option}: {why}"))?;
-        Ok(Self { kind: kind.name(), spec })
+        Ok(Self { kind: kind.name, spec })
     }
 }
 

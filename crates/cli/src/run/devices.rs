@@ -6,7 +6,7 @@ use super::net::{self, Card};
 use crate::kinds::kind::Spec;
 use crate::kinds::observe::Observe;
 use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opened};
-use crate::kinds::rng::RngKind;
+use crate::kinds::rng::RNG;
 use anyhow::{Context, bail};
 use paravane_device::Device;
 use paravane_device::blk::EngineChoice;
@@ -46,7 +46,7 @@ impl Devices {
         if args.disk.is_empty() && cards.is_empty() && !for_linux {
             all.temporary_disk(args.engine)?;
         }
-        let DeviceArg { kind, spec } = DeviceArg::new(&RngKind, [])?;
+        let DeviceArg { kind, spec } = DeviceArg::new(&RNG, [])?;
         let (device, _) = all.device(kind, &*spec)?;
         all.devices.push(NamedDevice::new(kind, device).with_job(Job::Entropy(ENTROPY)));
         for (number, Card { spec, vhost, job }) in cards.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 use super::device_arg::DeviceArg;
 use crate::choices::name;
 use crate::engine::ENGINES;
-use crate::kinds::blk::BlkKind;
+use crate::kinds::blk::BLK;
 use paravane_device::blk::EngineChoice;
 use paravane_store::Location;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ impl DiskArg {
             "--on-full=error".to_owned(),
         ];
         let read_only = self.read_only.then(|| "--read-only".to_owned());
-        DeviceArg::new(&BlkKind, words.into_iter().chain(read_only))
+        DeviceArg::new(&BLK, words.into_iter().chain(read_only))
     }
 }
 

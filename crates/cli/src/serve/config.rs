@@ -119,7 +119,7 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
             continue;
         }
         let Some(kind) = kinds::find(name) else {
-            let tables: Vec<_> = KINDS.iter().map(|kind| format!("[[{}]]", kind.name())).collect();
+            let tables: Vec<_> = KINDS.iter().map(|kind| format!("[[{}]]", kind.name)).collect();
             let (last, others) = tables.split_last().map_or(("", &[][..]), |(last, rest)| (last, rest));
             let what = format!("unknown table {name:?}: use [daemon], {} or {last}", others.join(", "));
             return Err(Problem::at(&key.span(), what));
@@ -132,7 +132,7 @@ fn read(document: &DeTable<'_>, base: &Path) -> Result<Config, Problem> {
             ));
         };
         for table in list {
-            tables.push((table, from_table(table, |command| kind.options(command), read)?));
+            tables.push((table, from_table(table, |command| (kind.options)(command), read)?));
         }
     }
     // In the order of the file, across kinds.

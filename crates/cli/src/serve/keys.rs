@@ -8,7 +8,7 @@ use clap::{Args, Command};
 /// Paragraphs on the file as a whole.
 pub(crate) fn introduction() -> Vec<String> {
     let kinds: Vec<_> =
-        KINDS.iter().map(|kind| format!("[[{}]] is {}", kind.name(), kind.texts().noun)).collect();
+        KINDS.iter().map(|kind| format!("[[{}]] is {}", kind.name, kind.texts.noun)).collect();
     let first = format!(
         "The file lists the devices that `paravane serve --config FILE` serves, in TOML. Each device is an element of an \
          array of tables: {}. The table [daemon] has options of the daemon; the command line overrides them.",
@@ -30,7 +30,7 @@ const MORE: &[&str] = &[
 
 /// A file with a device of each kind.
 pub(crate) fn example() -> String {
-    let tables = KINDS.iter().map(|kind| format!("\n{}", kind.texts().example));
+    let tables = KINDS.iter().map(|kind| format!("\n{}", kind.texts.example));
     format!("[daemon]\nmetrics = \"127.0.0.1:9810\"\n{}", tables.collect::<String>())
 }
 
@@ -69,7 +69,7 @@ impl TableText {
 pub(crate) fn tables() -> Vec<TableText> {
     let daemon = table("[daemon]".to_owned(), "Options of the daemon.", &DaemonArgs::augment_args);
     let kinds = KINDS.iter().map(|kind| {
-        table(format!("[[{}]]", kind.name()), kind.texts().table, &|command| kind.options(command))
+        table(format!("[[{}]]", kind.name), kind.texts.table, &|command| (kind.options)(command))
     });
     std::iter::once(daemon).chain(kinds).collect()
 }

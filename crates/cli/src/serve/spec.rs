@@ -69,8 +69,8 @@ impl DeviceSpec {
     /// # Errors
     /// An option is invalid.
     pub(crate) fn new(command: &DeviceCommand) -> Result<Self, OptionError> {
-        let common = command.endpoint();
-        let name = common.name.clone().unwrap_or_else(|| command.kind().name().to_owned());
+        let common = &command.endpoint;
+        let name = common.name.clone().unwrap_or_else(|| command.kind.name.to_owned());
         // Names appear in tables, logs, metrics and systemd's list, which is separated by colons.
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
@@ -167,16 +167,16 @@ impl DeviceSpec {
 }
 
 /// What the guest of a device was told whose daemon has ended, by what it has recorded.
-pub(crate) fn told_recorded(kind: &dyn Kind, known: &KnownToDriver) -> Told {
+pub(crate) fn told_recorded(kind: &Kind, known: &KnownToDriver) -> Told {
     let mut told = Told::default();
-    kind.recorded(known, &mut told);
+    (kind.recorded)(known, &mut told);
     accept(kind, known.features, &mut told);
     told
 }
 
-fn accept(kind: &dyn Kind, features: u64, told: &mut Told) {
+fn accept(kind: &Kind, features: u64, told: &mut Told) {
     told.accepted(features);
-    kind.accepted(features, told);
+    (kind.accepted)(features, told);
 }
 
 /// Validates devices against each other.
@@ -212,9 +212,9 @@ pub(crate) fn check_together(devices: &[DeviceSpec]) -> Result<(), Fault> {
         }
     }
     for kind in KINDS {
-        let own = devices.iter().enumerate().filter(|(_, spec)| spec.kind.name() == kind.name());
+        let own = devices.iter().enumerate().filter(|(_, spec)| spec.kind.name() == kind.name);
         let own: Vec<_> = own.map(|(device, spec)| (device, &*spec.kind)).collect();
-        kind.check_together(&own).map_err(|(device, (option, what))| Fault { device, option, what })?;
+        (kind.check_together)(&own).map_err(|(device, (option, what))| Fault { device, option, what })?;
     }
     Ok(())
 }

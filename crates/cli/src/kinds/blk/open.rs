@@ -3,7 +3,7 @@ use super::observer::DiskObserver;
 use super::spec::Blk;
 use super::told;
 use crate::images::Backing;
-use crate::kinds::opening::{Ahead, OpenContext, Opened, Opening, Unlocked};
+use crate::kinds::opening::{OpenContext, Opened, Opening};
 use crate::serve::told::Told;
 use paravane_device::Limiter;
 use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenError, UnlockedBlk};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A disk whose image is open and not locked: a dead process has requests in flight for it.
-struct UnlockedDisk {
+pub(crate) struct UnlockedDisk {
     disk: UnlockedBlk,
     image: PathBuf,
     limiter: Arc<Limiter>,
@@ -22,8 +22,8 @@ struct UnlockedDisk {
     lacks_stores: Option<Box<Blk>>,
 }
 
-/// A disk whose stores are open.
-struct ConnectedDisk {
+/// A disk whose store is open, and nothing was read from it.
+pub(crate) struct ConnectedDisk {
     image: String,
     store: Arc<dyn Store>,
     config: BlkConfig,
@@ -42,27 +42,38 @@ impl ConnectedDisk {
         let (config, layers) = disk_config(name, blk, context, &limiter)?;
         Ok(Self { image: blk.image.to_string(), store, config, layers, limiter })
     }
-}
 
-impl Ahead for ConnectedDisk {
-    fn open(self: Box<Self>) -> Result<Opened, anyhow::Error> {
-        let Self { image, store, config, layers, limiter } = *self;
+    /// Opens it. Reads and writes its store if a format needs that.
+    ///
+    /// # Errors
+    /// The image cannot be used.
+    pub(crate) fn open(self) -> Result<Opened, anyhow::Error> {
+        let Self { image, store, config, layers, limiter } = self;
         let device = blk::Blk::over(store.clone(), config)?;
         Ok(opened(device, &image, limiter, [vec![store], layers].concat()))
     }
 
-    fn keep(&mut self, told: &Told) {
+    /// As [`UnlockedDisk::keep`].
+    pub(crate) fn keep(&mut self, told: &Told) {
         self.config.block_size = self.config.block_size.or(told::block(told));
     }
 
-    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error> {
+    /// As [`UnlockedDisk::told`].
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    pub(crate) fn told(&self, told: &mut Told) -> Result<(), anyhow::Error> {
         told::geometry(self.config.geometry_of_store(&self.store)?, told);
         Ok(())
     }
 }
 
-impl Unlocked for UnlockedDisk {
-    fn connect(&mut self, context: &OpenContext) -> Result<(), anyhow::Error> {
+impl UnlockedDisk {
+    /// Opens the stores of its layers, if that is still to be done.
+    ///
+    /// # Errors
+    /// A server does not answer, or has no such image.
+    pub(crate) fn connect(&mut self, context: &OpenContext) -> Result<(), anyhow::Error> {
         if let Some(blk) = &self.lacks_stores {
             let (backing, stores) = layers(blk, context)?;
             self.disk.set_backing(backing, blk.force_layers);
@@ -71,42 +82,50 @@ impl Unlocked for UnlockedDisk {
         Ok(())
     }
 
-    fn lock(self: Box<Self>) -> Result<Opening, anyhow::Error> {
-        let Self { disk, image, limiter, stores, lacks_stores } = *self;
-        let device = match disk.lock()? {
-            Ok(device) => device,
-            Err(disk) => {
-                return Ok(Opening::Unlocked(Box::new(Self { disk, image, limiter, stores, lacks_stores })));
-            }
-        };
-        Ok(opened(device, &image.display().to_string(), limiter, stores).into())
+    /// Locks the image, unless the requests are still in flight.
+    ///
+    /// # Errors
+    /// The image cannot be locked, or not be used.
+    pub(crate) fn lock(self) -> Result<Opening, anyhow::Error> {
+        let Self { disk, image, limiter, stores, lacks_stores } = self;
+        Ok(match disk.lock()? {
+            Ok(device) => opened(device, &image.display().to_string(), limiter, stores).into(),
+            Err(disk) => Opening::Unlocked(Box::new(Self { disk, image, limiter, stores, lacks_stores })),
+        })
     }
 
-    fn in_flight(&self) -> anyhow::Error {
+    /// The error for a caller that cannot wait.
+    pub(crate) fn in_flight(&self) -> anyhow::Error {
         OpenError::RequestsInFlight { path: self.image.clone() }.into()
     }
 
-    fn file_id(&self) -> Option<FileId> {
+    pub(crate) fn file_id(&self) -> Option<FileId> {
         self.disk.file_id()
     }
 
-    fn has_marks(&self) -> bool {
+    /// Whether its image would show that a snapshot has replaced it.
+    pub(crate) fn has_marks(&self) -> bool {
         self.disk.has_marks()
     }
 
-    fn keep(&mut self, told: &Told) {
+    /// Keeps the block size that a guest was `told`, unless the specification names another.
+    pub(crate) fn keep(&mut self, told: &Told) {
         if let Some(block) = told::block(told) {
             self.disk.keep_block(block);
         }
     }
 
-    fn told(&self, told: &mut Told) -> Result<(), anyhow::Error> {
+    /// Adds the facts that its guest would read.
+    ///
+    /// # Errors
+    /// The image cannot be such a disk.
+    pub(crate) fn told(&self, told: &mut Told) -> Result<(), anyhow::Error> {
         told::geometry(self.disk.geometry()?, told);
         Ok(())
     }
 }
 
-/// Opens a disk, which keeps this block in bytes unless its specification names one.
+/// Opens a disk, which keeps the block that a guest was `told` unless its specification names one.
 ///
 /// # Errors
 /// The image cannot be opened.
@@ -114,19 +133,17 @@ pub(super) fn disk(
     name: &str,
     blk: &Blk,
     context: &OpenContext,
-    block: Option<u32>,
+    told: &Told,
 ) -> Result<Opening, anyhow::Error> {
     if let Some(image) = blk.image.path() {
-        let mut disk = unlocked(name, blk, context, image)?;
-        if let Some(block) = block {
-            disk.disk.keep_block(block);
-        }
-        return Box::new(disk).lock();
+        let mut disk = unlocked(name, blk, image, Some(context))?;
+        disk.keep(told);
+        return disk.lock();
     }
     let store = paravane_store::open(&blk.image, &image_options(blk, context), context.connector.clone())?;
     let mut disk = ConnectedDisk::new(name, blk, context, store)?;
-    disk.config.block_size = disk.config.block_size.or(block);
-    Ok(Box::new(disk).open()?.into())
+    disk.keep(told);
+    Ok(disk.open()?.into())
 }
 
 /// Opens the store of a disk ahead, if that can be.
@@ -177,7 +194,7 @@ pub(super) fn prepare(name: &str, blk: &Blk, context: &OpenContext) -> Result<Op
     };
     match blk.image.path() {
         Some(image) if !is_block_device(image) => {
-            Ok(Opening::Unlocked(Box::new(unlocked(name, blk, context, image)?)))
+            Ok(Opening::Unlocked(Box::new(unlocked(name, blk, image, Some(context))?)))
         }
         // Claimed by the daemon that serves it.
         Some(image) => {
@@ -193,16 +210,21 @@ pub(super) fn prepare(name: &str, blk: &Blk, context: &OpenContext) -> Result<Op
     }
 }
 
+/// Opens a file. Without a context, its layers are still to be opened, and compared when they are there.
 fn unlocked(
     name: &str,
     blk: &Blk,
-    context: &OpenContext,
     image: &Path,
+    context: Option<&OpenContext>,
 ) -> Result<UnlockedDisk, anyhow::Error> {
     let limiter = Limiter::new(blk.limit);
-    let (config, stores) = disk_config(name, blk, context, &limiter)?;
+    let lacks_stores = context.is_none().then(|| Box::new(blk.clone()));
+    let (config, stores) = match context {
+        Some(context) => disk_config(name, blk, context, &limiter)?,
+        None => (BlkConfig { force_layers: true, ..config_without_layers(name, blk, &limiter) }, Vec::new()),
+    };
     let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
-    Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores, lacks_stores: None })
+    Ok(UnlockedDisk { disk, image: image.to_owned(), limiter, stores, lacks_stores })
 }
 
 /// Opens what needs no server, for a disk that others must not wait for.
@@ -218,21 +240,7 @@ pub(super) fn without_servers(
     let remote = locations.iter().filter(|location| location.path().is_none()).count();
     Ok(match blk.image.path() {
         _ if remote == 0 => None,
-        Some(image) => {
-            let limiter = Limiter::new(blk.limit);
-            // They are compared when they are there.
-            let config = config_without_layers(name, blk, &limiter);
-            let config = BlkConfig { force_layers: true, ..config };
-            let disk = blk::Blk::prepare(BlkConfig { path: image.to_owned(), ..config })?;
-            let (image, stores) = (image.to_owned(), Vec::new());
-            Some(Opening::Unlocked(Box::new(UnlockedDisk {
-                disk,
-                image,
-                limiter,
-                stores,
-                lacks_stores: Some(Box::new(blk.clone())),
-            })))
-        }
+        Some(image) => Some(Opening::Unlocked(Box::new(unlocked(name, blk, image, None)?))),
         // The keyring may be readable by this user only, and so a backing file.
         None if changes_user && (remote < locations.len() || matches!(blk.image, Location::Rbd(_))) => None,
         None => Some(Opening::Late(Told::default())),

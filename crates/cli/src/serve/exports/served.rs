@@ -80,7 +80,7 @@ pub(crate) enum Session {
 
 impl Session {
     /// What the guest of a device of this kind was told; nothing if that is not known.
-    pub(super) fn told(&self, kind: &dyn Kind) -> Told {
+    pub(super) fn told(&self, kind: &Kind) -> Told {
         let known = match self {
             Self::Handed(session) => session.known_to_driver(),
             Self::Exchanged(session) => session.known_to_driver(),

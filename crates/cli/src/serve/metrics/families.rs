@@ -148,12 +148,12 @@ const DEVICE: &[DeviceMetric] = &[
 
 /// Metrics of each device.
 fn of_devices() -> impl Iterator<Item = &'static DeviceMetric> {
-    DEVICE.iter().chain(KINDS.iter().flat_map(|kind| kind.metrics().plain))
+    DEVICE.iter().chain(KINDS.iter().flat_map(|kind| kind.metrics.plain))
 }
 
 /// Counters of each device by the values of a further label.
 fn labelled() -> impl Iterator<Item = &'static LabelledMetric> {
-    KINDS.iter().flat_map(|kind| kind.metrics().labelled)
+    KINDS.iter().flat_map(|kind| kind.metrics.labelled)
 }
 
 /// Counter of an I/O thread: name without suffix, help, value.

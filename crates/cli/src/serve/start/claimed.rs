@@ -55,7 +55,7 @@ impl Claimed {
     /// Another process has one of them, or the host fails.
     pub(super) fn claim(setup: &Setup<'_>) -> Result<Self, Failure> {
         let Setup { args, daemon, .. } = setup;
-        let fd = args.device.as_ref().and_then(|device| device.endpoint().fd);
+        let fd = args.device.as_ref().and_then(|device| device.endpoint.fd);
         // Before this process opens a descriptor that could have that number.
         // A daemon that takes over gets that of the old one.
         let fd = fd.filter(|_| !args.take_over);
