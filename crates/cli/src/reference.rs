@@ -10,7 +10,9 @@ use crate::failure::Failure;
 use crate::options::{self, OptionText};
 use crate::sections;
 use crate::serve::keys;
+use crate::serve::metrics::exposition::Family;
 use crate::serve::metrics::families;
+use crate::serve::report::Report;
 use anyhow::Context;
 use clap::CommandFactory;
 use markdown::Chapter;
@@ -147,13 +149,13 @@ fn metrics_chapter() -> String {
          Counters start at 0 when their device starts. The label `device` is the name of the device, `kind` that of its \
          subcommand. Metrics without a value, for example sizes of network cards, are left out.",
     );
-    let row = |metric: &families::MetricText| {
+    let row = |metric: &Family| {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let name = format!("`{}`", metric.name());
         let unit = metric.unit().to_owned();
         vec![name, metric.kind().to_owned(), labels.join(", "), unit, format!("{}.", metric.help)]
     };
-    let rows: Vec<_> = families::all().iter().map(row).collect();
+    let rows: Vec<_> = families::exposition(&Report::default()).families.iter().map(row).collect();
     chapter.table(&["Metric", "Type", "Labels", "Unit", "Meaning"], &rows);
     chapter.paragraph(
         "`operation` is read, write, flush, discard or write_zeroes. `reason` is malformed (not a frame, or an invalid \

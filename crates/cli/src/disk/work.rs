@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Work in progress. The bar goes when this is dropped.
 pub(super) struct Work {

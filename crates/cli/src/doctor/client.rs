@@ -3,7 +3,7 @@
 //! ```text
 //!  SOCKET or name --control sockets: reports--> one device --judge--> findings
 //! ```
-use super::finding::{Finding, Level};
+use super::finding::Finding;
 use super::negotiated::{Check, Negotiated, QueueUse};
 use crate::kinds::{self, Kind};
 use crate::serve::report::{Device, Queue};
@@ -68,12 +68,12 @@ pub(super) fn judge(device: &Device) -> Vec<Finding> {
     let live: Vec<&Queue> = device.queues.iter().filter(|queue| queue.live).collect();
     if !device.connected {
         let remedy = "start the VMM, and compare its socket with the device's: paravane status";
-        return vec![Finding::new("connection", Level::Missing, "no VMM is connected", remedy)];
+        return vec![Finding::missing("connection", "no VMM is connected", remedy)];
     }
     if live.is_empty() {
         let found = "a VMM is connected, but the driver of its guest serves no queue yet";
         let remedy = "ask again when the guest has booted; if it has, load its virtio driver";
-        return vec![Finding::new("connection", Level::Warn, found, remedy)];
+        return vec![Finding::warn("connection", found, remedy)];
     }
     let negotiated = Negotiated { device, features, protocol: accepted, live };
     let mut findings = negotiated.queues();
@@ -153,22 +153,23 @@ impl Negotiated<'_> {
     /// `ok` with a feature, `warn` without.
     fn either(name: &'static str, has: bool, with: &str, without: &str, remedy: &str) -> Finding {
         match has {
-            true => Finding::new(name, Level::Ok, with, ""),
-            false => Finding::new(name, Level::Warn, without, remedy),
+            true => Finding::ok(name, with),
+            false => Finding::warn(name, without, remedy),
         }
     }
 
     fn queues(&self) -> Vec<Finding> {
         let Device { sessions, workers, .. } = self.device;
-        let ok = |name, found: String| Finding::new(name, Level::Ok, found, "");
         // Drivers of firmware take none of them.
         let firmware = !self.has(feature::EVENT_IDX | feature::INDIRECT_DESC | feature::RING_PACKED);
         let early = match firmware {
             true => "; so few features are typical of firmware: ask again when the guest has booted",
             false => "",
         };
-        let mut findings =
-            vec![ok("connection", format!("connected, connection {sessions} of this device{early}"))];
+        let mut findings = vec![Finding::ok(
+            "connection",
+            format!("connected, connection {sessions} of this device{early}"),
+        )];
         let [kicks, _, completed, interrupts] = self.device.totals();
         findings.extend(self.memory());
         if completed > 0 {
@@ -178,10 +179,10 @@ impl Negotiated<'_> {
                 each(kicks),
                 each(interrupts)
             );
-            findings.push(ok("notifications", found));
+            findings.push(Finding::ok("notifications", found));
         }
         findings.extend(self.run(&RING));
-        findings.push(ok(
+        findings.push(Finding::ok(
             "layout",
             match self.has(feature::RING_PACKED) {
                 true => "packed virtqueues".to_owned(),
@@ -203,7 +204,7 @@ impl Negotiated<'_> {
             ));
         }
         if self.has(feature::ACCESS_PLATFORM) {
-            findings.push(ok(
+            findings.push(Finding::ok(
                 "iommu",
                 "behind an IOMMU: a missing translation costs a round trip to the VMM".to_owned(),
             ));
@@ -220,9 +221,8 @@ impl Negotiated<'_> {
         let fills = |queue: &&&Queue| kind.is_none_or(|kind| (kind.takes_at_once)(queue.index));
         let unseen = |queue: &&Queue| queue.taken == 0 && queue.kicks >= UNSEEN_KICKS;
         let Queue { index, kicks, .. } = self.live.iter().filter(fills).find(|queue| unseen(queue))?;
-        Some(Finding::new(
+        Some(Finding::warn(
             "memory",
-            Level::Warn,
             format!(
                 "{kicks} kicks for queue {index}, and its ring stays empty: the guest writes to other memory"
             ),
@@ -251,19 +251,17 @@ impl Negotiated<'_> {
             ),
         };
         match (used, offered) {
-            (..=1, ..=1) => Finding::new(
+            (..=1, ..=1) => Finding::warn(
                 "queues",
-                Level::Warn,
                 format!("the device has 1 {noun}: all vCPUs of the guest share it"),
                 format!("with several vCPUs, serve the device with --queues N, and {}", vmm("N")),
             ),
-            (..=1, _) => Finding::new(
+            (..=1, _) => Finding::warn(
                 "queues",
-                Level::Warn,
                 format!("{used} of {offered} {noun}s: all vCPUs of the guest share it"),
                 vmm(&offered.to_string()),
             ),
-            _ => Finding::new("queues", Level::Ok, format!("{used} of {offered} {noun}s"), ""),
+            _ => Finding::ok("queues", format!("{used} of {offered} {noun}s")),
         }
     }
 
@@ -294,6 +292,7 @@ impl Negotiated<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::finding::Level;
     use paravane_spec::{blk, net};
 
     const RING: u64 = feature::EVENT_IDX | feature::INDIRECT_DESC | feature::VERSION_1;

@@ -56,10 +56,10 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 fn configuration(config: &Config) -> Finding {
     let name = "configuration";
     match check::check(&config.daemon, &config.devices) {
-        Ok(()) => Finding::new(name, Level::Ok, format!("{} devices", config.devices.len()), ""),
+        Ok(()) => Finding::ok(name, format!("{} devices", config.devices.len())),
         Err(error) => {
             let remedy = "create it, or change the file: paravane serve --config FILE --check";
-            Finding::new(name, Level::Missing, one_line(&error), remedy)
+            Finding::missing(name, one_line(&error), remedy)
         }
     }
 }
@@ -77,16 +77,15 @@ fn needed(devices: &[DeviceSpec]) -> u64 {
 fn nofile(devices: &[DeviceSpec], limit: Option<u64>) -> Finding {
     let needed = needed(devices);
     match limit {
-        Some(limit) if limit < needed => Finding::new(
+        Some(limit) if limit < needed => Finding::missing(
             "nofile",
-            Level::Missing,
             format!("limit of {limit}; the devices take about {needed} when each has a VMM"),
             format!("raise it to {} (ulimit -Hn, LimitNOFILE=)", needed.next_power_of_two()),
         ),
         limit => {
             let limit = limit.map_or("unlimited".to_owned(), |limit| format!("limit of {limit}"));
             let found = format!("{limit}; the devices take about {needed} when each has a VMM");
-            Finding::new("nofile", Level::Ok, found, "")
+            Finding::ok("nofile", found)
         }
     }
 }

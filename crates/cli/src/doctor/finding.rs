@@ -1,8 +1,9 @@
 //! Findings of `paravane doctor`.
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 /// Judgement of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
     /// Good.
     Ok,
@@ -19,7 +20,6 @@ pub(crate) struct Finding {
     pub(crate) name: &'static str,
     /// `None`: it is about the host.
     pub(crate) device: Option<String>,
-    #[serde(serialize_with = "as_word")]
     pub(crate) level: Level,
     pub(crate) found: String,
     /// Empty if the level is [`Level::Ok`].
@@ -63,10 +63,4 @@ pub(super) fn word(level: Level) -> &'static str {
         Level::Warn => "warn",
         Level::Missing => "missing",
     }
-}
-
-// serde passes a reference.
-#[expect(clippy::trivially_copy_pass_by_ref)]
-fn as_word<S: Serializer>(level: &Level, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(word(*level))
 }

@@ -1,5 +1,5 @@
 //! What `paravane serve` needs of any host.
-use super::finding::{Finding, Level};
+use super::finding::Finding;
 use crate::serve::sandbox::paths::landlock_version;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
@@ -28,7 +28,7 @@ fn landlock_of(version: std::io::Result<u32>) -> Finding {
                     "use Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK; until then, serve with --no-sandbox"
                 }
             };
-            return Finding::new(name, Level::Missing, format!("not available ({error})"), remedy);
+            return Finding::missing(name, format!("not available ({error})"), remedy);
         }
     };
     // What each version added: see landlock(7).
@@ -37,15 +37,10 @@ fn landlock_of(version: std::io::Result<u32>) -> Finding {
     let lacking: Vec<_> = parts.iter().filter(|(since, _)| version < *since).map(|(_, part)| *part).collect();
     if lacking.is_empty() {
         let found = format!("version {version}: files, ports, ioctls, signals and abstract sockets");
-        return Finding::new(name, Level::Ok, found, "");
+        return Finding::ok(name, found);
     }
     let found = format!("version {version} does not restrict {}", lacking.join(", "));
-    Finding::new(
-        name,
-        Level::Warn,
-        found,
-        "use Linux 6.12 or later; seccomp restricts the rest of the sandbox",
-    )
+    Finding::warn(name, found, "use Linux 6.12 or later; seccomp restricts the rest of the sandbox")
 }
 
 /// RLIMIT_NOFILE as the daemon has it: it raises its limit to the maximum.
@@ -55,13 +50,13 @@ pub(super) fn descriptors() -> Option<u64> {
 
 pub(super) fn nofile(limit: Option<u64>) -> Finding {
     let name = "nofile";
-    let Some(limit) = limit else { return Finding::new(name, Level::Ok, "unlimited", "") };
+    let Some(limit) = limit else { return Finding::ok(name, "unlimited") };
     let devices = limit.saturating_sub(DAEMON_FDS) / DEVICE_FDS;
     let found = format!("limit of {limit}, enough for {devices} devices with one queue");
     if devices >= SOME_DEVICES {
-        return Finding::new(name, Level::Ok, found, "");
+        return Finding::ok(name, found);
     }
-    Finding::new(name, Level::Warn, found, "raise it (ulimit -Hn, LimitNOFILE=)")
+    Finding::warn(name, found, "raise it (ulimit -Hn, LimitNOFILE=)")
 }
 
 pub(super) fn governor() -> Finding {
@@ -79,18 +74,16 @@ pub(super) fn governor() -> Finding {
 /// By governor and driver of each policy.
 fn governor_of(policies: &[(String, String)]) -> Finding {
     let name = "cpu governor";
-    let found = |text: String| Finding::new(name, Level::Ok, text, "");
     if policies.is_empty() {
-        return found("this kernel changes no frequencies".to_owned());
+        return Finding::ok(name, "this kernel changes no frequencies");
     }
     // In these drivers the hardware chooses, and the governor is a hint.
     let by_hardware = |driver: &str| driver == "intel_pstate" || driver == "amd-pstate-epp";
     let slow = policies.iter().find(|(governor, driver)| governor != "performance" && !by_hardware(driver));
     match slow {
-        None => found(format!("{} ({})", policies[0].0, policies[0].1)),
-        Some((governor, driver)) => Finding::new(
+        None => Finding::ok(name, format!("{} ({})", policies[0].0, policies[0].1)),
+        Some((governor, driver)) => Finding::warn(
             name,
-            Level::Warn,
             format!("{governor} ({driver}): requests after an idle time take longer"),
             "if latency matters: cpupower frequency-set -g performance",
         ),
@@ -105,6 +98,7 @@ pub(crate) fn read_word(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::finding::Level;
 
     #[test]
     fn older_landlock_restricts_less() {

@@ -19,7 +19,11 @@ impl DeviceCommand {
     /// # Errors
     /// An option is invalid.
     pub(crate) fn parse(kind: &'static Kind, matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self { kind, endpoint: EndpointArgs::from_arg_matches(matches)?, arguments: (kind.parse)(matches)? })
+        Ok(Self {
+            kind,
+            endpoint: EndpointArgs::from_arg_matches(matches)?,
+            arguments: (kind.parse)(matches)?,
+        })
     }
 
     /// Reads the options of a device of a machine, as words of the command line: none of an endpoint.

@@ -16,8 +16,8 @@ pub(crate) use process::main;
 
 use super::helper::Helper;
 use crate::fds;
-use parking_lot::Mutex;
 use paravane_export::Inspector;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, sockopt};
 use std::io;

@@ -3,7 +3,7 @@
 //! A connection carries one request. A client that accepts OpenMetrics gets it, others the text format
 //! of Prometheus. Slow clients do not block others (see [`Connections`]).
 mod buckets;
-mod exposition;
+pub(crate) mod exposition;
 pub(crate) mod families;
 pub(crate) mod of_kind;
 

@@ -18,8 +18,8 @@ use paravane_device::blk::operation::OPERATIONS;
 use paravane_device::latency::{Operation, QueueLatency, RequestObserver, RequestRecord};
 use parking_lot::Mutex;
 use rtrb::{Consumer, Producer, RingBuffer};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 /// Records that the rings of one reader have room for together (6 MiB).

@@ -1,6 +1,6 @@
 //! What disks need of a host.
 use super::spec::Blk;
-use crate::doctor::finding::{Finding, Level};
+use crate::doctor::finding::Finding;
 use rustix::process::{Resource, getrlimit};
 
 /// Whether the memory of a VMM can be pinned, if a disk pins it.
@@ -10,10 +10,9 @@ pub(super) fn memlock(disk: &Blk) -> Option<Finding> {
 
 fn judge(queues: u16, limit: Option<u64>) -> Finding {
     match limit {
-        None => Finding::new("memlock", Level::Ok, "unlimited", ""),
-        Some(bytes) => Finding::new(
+        None => Finding::ok("memlock", "unlimited"),
+        Some(bytes) => Finding::warn(
             "memlock",
-            Level::Warn,
             format!(
                 "limit of {} MiB; registered-buffers pins the memory of the VMM once for each of {queues} queues",
                 bytes >> 20
@@ -26,6 +25,7 @@ fn judge(queues: u16, limit: Option<u64>) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::finding::Level;
 
     #[test]
     fn a_limit_of_pinned_memory_is_a_loss() {

@@ -1,5 +1,5 @@
 //! What network cards need of a host.
-use crate::doctor::finding::{Finding, Level};
+use crate::doctor::finding::Finding;
 use crate::doctor::host;
 use rustix::thread::CapabilitySet;
 use std::path::Path;
@@ -47,16 +47,11 @@ impl<'a> Tap<'a> {
     /// `creates`: this process has CAP_NET_ADMIN.
     fn judge(&self, queues: u16, creates: bool, user: u32) -> Finding {
         let (name, multi) = (self.name, if queues > 1 { " multi_queue" } else { "" });
-        let missing = |found: String, remedy: String| Finding::new("tap", Level::Missing, found, remedy);
+        let missing = |found: String, remedy: String| Finding::missing("tap", found, remedy);
         let add = format!("ip tuntap add {name} mode tap{multi} user USER");
         if !self.exists {
             return match creates {
-                true => Finding::new(
-                    "tap",
-                    Level::Ok,
-                    format!("{name} does not exist; the daemon creates it"),
-                    "",
-                ),
+                true => Finding::ok("tap", format!("{name} does not exist; the daemon creates it")),
                 false => missing(format!("{name} does not exist, and creating it needs CAP_NET_ADMIN"), add),
             };
         }
@@ -73,16 +68,17 @@ impl<'a> Tap<'a> {
         }
         if self.flags & IFF_UP == 0 {
             let remedy = format!("ip link set {name} up");
-            return Finding::new("tap", Level::Warn, format!("{name} is down: frames are dropped"), remedy);
+            return Finding::warn("tap", format!("{name} is down: frames are dropped"), remedy);
         }
         let kind = if flags & IFF_MULTI_QUEUE == 0 { "one queue" } else { "multi-queue" };
-        Finding::new("tap", Level::Ok, format!("{name}, {kind}, up"), "")
+        Finding::ok("tap", format!("{name}, {kind}, up"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::finding::Level;
 
     #[test]
     fn a_tap_device_is_judged_by_its_flags() {

@@ -1,7 +1,7 @@
 //! What the broker may connect to.
 use super::message::{Message, receive};
-use parking_lot::Mutex;
 use paravane_store::Target;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 

@@ -69,15 +69,37 @@ impl Kind {
     }
 }
 
+/// A metric and its samples.
 #[derive(Debug)]
-struct Family {
+pub(crate) struct Family {
     name: &'static str,
     kind: Kind,
-    help: &'static str,
+    pub(crate) help: &'static str,
+    pub(crate) labels: Vec<&'static str>,
     samples: String,
 }
 
 impl Family {
+    /// Name of its samples; of a histogram, without `_bucket`, `_sum` and `_count`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}{}", self.name, self.kind.suffix())
+    }
+
+    /// "counter", "gauge", "histogram" or "info".
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    pub(crate) fn unit(&self) -> &'static str {
+        match self.name {
+            name if name.ends_with("_bytes") => "bytes",
+            name if name.ends_with("_seconds") => "seconds",
+            _ if self.help.ends_with("(0 or 1)") => "0 or 1",
+            _ if self.kind == Kind::Info => "",
+            _ => "count",
+        }
+    }
+
     fn head(&self, format: Format, out: &mut String) {
         let Self { name, kind, help, .. } = self;
         let (suffix, kind) = match (format, kind) {
@@ -93,15 +115,22 @@ impl Family {
 /// One set of metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Exposition {
-    families: Vec<Family>,
+    /// In the order in which they are served, those without samples too.
+    pub(crate) families: Vec<Family>,
     /// One for each format.
     texts: [OnceLock<Bytes>; 2],
 }
 
 impl Exposition {
     /// Begins a family; the next samples are its.
-    pub(super) fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Samples<'_> {
-        self.families.push(Family { name, kind, help, samples: String::new() });
+    pub(super) fn begin(
+        &mut self,
+        name: &'static str,
+        kind: Kind,
+        help: &'static str,
+        labels: &[&'static str],
+    ) -> Samples<'_> {
+        self.families.push(Family { name, kind, help, labels: labels.to_vec(), samples: String::new() });
         let family = self.families.last_mut().unwrap_or_else(|| unreachable!("it was pushed"));
         Samples { name, suffix: kind.suffix(), out: &mut family.samples }
     }
@@ -182,13 +211,14 @@ mod tests {
     #[test]
     fn both_formats_have_the_same_samples() {
         let mut all = Exposition::default();
-        all.begin("build", Kind::Info, "Version").add(&labels(&[("version", "a\"b\\c\nd")]), 1.0);
-        let mut kicks = all.begin("kicks", Kind::Counter, "Kicks");
+        all.begin("build", Kind::Info, "Version", &["version"])
+            .add(&labels(&[("version", "a\"b\\c\nd")]), 1.0);
+        let mut kicks = all.begin("kicks", Kind::Counter, "Kicks", &["device"]);
         kicks.add("device=\"a\"", 18_014_398_509_481_984.0);
         kicks.add("", 0.25);
-        all.begin("empty", Kind::Gauge, "No samples");
+        all.begin("empty", Kind::Gauge, "No samples", &[]);
         let buckets = [("0.5", 1), ("1.0", 3)];
-        all.begin("wait_seconds", Kind::Histogram, "Wait").histogram(
+        all.begin("wait_seconds", Kind::Histogram, "Wait", &["a"]).histogram(
             "a=\"b\"",
             buckets.into_iter(),
             (2.5, 4),

@@ -169,18 +169,6 @@ const THREADS: [ThreadMetric; 2] = [
     ),
 ];
 
-/// A counter of each device that shares I/O threads.
-const BUSY: (&str, &str) =
-    ("paravane_device_busy_seconds", "Time for which shared I/O threads served the device");
-
-/// Gauge for the figures that only some kinds of devices have: name, help, and the label that names the figure.
-const FIGURES: (&str, &str, &str) =
-    ("paravane_device_figure", "Figure of its kind; names that end in `_bytes` count bytes", "figure");
-
-/// A gauge of each disk.
-const LAST_ERROR: (&str, &str) =
-    ("paravane_blk_last_error_timestamp_seconds", "Unix time of the last request that storage failed");
-
 /// Distributions of a device by the values of a further label, one for each queue.
 type Distributions = fn(&Device) -> Vec<(&str, &Distribution)>;
 
@@ -208,8 +196,6 @@ const HISTOGRAMS: [(&str, &str, &str, Bounds, Distributions); 2] = [
     ),
 ];
 
-/// The info metric of the daemon.
-const BUILD: (&str, &str) = ("paravane_build", "Version, commit and features of the daemon; empty: unknown");
 /// Commit of the build, if its environment named it.
 const COMMIT: Option<&str> = option_env!("PARAVANE_COMMIT");
 /// Features of the build.
@@ -219,78 +205,6 @@ const FEATURES: &str = match (cfg!(feature = "run"), cfg!(feature = "bench")) {
     (false, true) => "bench",
     (false, false) => "",
 };
-
-/// A metric as the reference lists it.
-pub(crate) struct MetricText {
-    /// Without suffix.
-    name: &'static str,
-    kind: Kind,
-    pub(crate) labels: Vec<&'static str>,
-    pub(crate) help: &'static str,
-}
-
-impl MetricText {
-    /// Name of its samples; of a histogram, without `_bucket`, `_sum` and `_count`.
-    pub(crate) fn name(&self) -> String {
-        format!("{}{}", self.name, self.kind.suffix())
-    }
-
-    /// "counter", "gauge", "histogram" or "info".
-    pub(crate) fn kind(&self) -> &'static str {
-        self.kind.name()
-    }
-
-    pub(crate) fn unit(&self) -> &'static str {
-        match self.name {
-            name if name.ends_with("_bytes") => "bytes",
-            name if name.ends_with("_seconds") => "seconds",
-            _ if self.help.ends_with("(0 or 1)") => "0 or 1",
-            _ if self.kind == Kind::Info => "",
-            _ => "count",
-        }
-    }
-}
-
-/// All metrics, in the order in which they are served.
-pub(crate) fn all() -> Vec<MetricText> {
-    let device = |more: &[&'static str]| [&["device", "kind"], more].concat();
-    let build = vec!["version", "commit", "features"];
-    let mut all = vec![MetricText { name: BUILD.0, kind: Kind::Info, labels: build, help: BUILD.1 }];
-    all.extend(DAEMON.map(|(name, kind, help, _)| MetricText { name, kind, labels: Vec::new(), help }));
-    all.extend(of_devices().map(|&(name, help, kind, _)| MetricText {
-        name,
-        kind,
-        labels: device(&[]),
-        help,
-    }));
-    all.extend(labelled().map(|&(name, help, label, _)| MetricText {
-        name,
-        kind: Kind::Counter,
-        labels: device(&[label]),
-        help,
-    }));
-    all.extend(THREADS.map(|(name, help, _)| MetricText {
-        name,
-        kind: Kind::Counter,
-        labels: device(&["thread"]),
-        help,
-    }));
-    all.push(MetricText { name: BUSY.0, kind: Kind::Counter, labels: device(&[]), help: BUSY.1 });
-    all.push(MetricText {
-        name: FIGURES.0,
-        kind: Kind::Gauge,
-        labels: device(&[FIGURES.2]),
-        help: FIGURES.1,
-    });
-    all.push(MetricText { name: LAST_ERROR.0, kind: Kind::Gauge, labels: device(&[]), help: LAST_ERROR.1 });
-    all.extend(HISTOGRAMS.map(|(name, help, label, ..)| MetricText {
-        name,
-        kind: Kind::Histogram,
-        labels: device(&[label]),
-        help,
-    }));
-    all
-}
 
 /// Series of a disk with reads, writes, flushes and one I/O thread of its own.
 pub(crate) const SERIES_OF_A_DISK: usize = 135;
@@ -303,29 +217,34 @@ pub(crate) const COST: &str = "1000 such disks are 135 000 series and 12.6 MB a 
     in an optimized build. A scrape of 1000 disks without clients (28 000 series, 2.0 MB) takes 19 ms of \
     CPU time of the daemon (release build), all included. Measure it on your machine:";
 
+/// Labels of all metrics of devices.
+const OF_DEVICE: [&str; 2] = ["device", "kind"];
+
 /// The metrics of a report.
-pub(super) fn exposition(report: &Report) -> Exposition {
+pub(crate) fn exposition(report: &Report) -> Exposition {
     let mut all = Exposition::default();
     let build = [
         ("version", report.version.as_str()),
         ("commit", COMMIT.unwrap_or_default()),
         ("features", FEATURES),
     ];
-    all.begin(BUILD.0, Kind::Info, BUILD.1).add(&labels(&build), 1.0);
+    let help = "Version, commit and features of the daemon; empty: unknown";
+    all.begin("paravane_build", Kind::Info, help, &build.map(|(name, _)| name)).add(&labels(&build), 1.0);
     for (name, kind, help, value) in DAEMON {
-        let mut family = all.begin(name, kind, help);
+        let mut family = all.begin(name, kind, help, &[]);
         value(report).into_iter().for_each(|value| family.add("", value));
     }
     let label = |device: &Device| labels(&[("device", &device.name), ("kind", &device.kind)]);
     let devices: Vec<_> = report.devices.iter().map(|device| (device, label(device))).collect();
+    let and = |more: &'static str| [&OF_DEVICE[..], &[more]].concat();
     for &(name, help, kind, value) in of_devices() {
-        let mut family = all.begin(name, kind, help);
+        let mut family = all.begin(name, kind, help, &OF_DEVICE);
         for (device, labels) in &devices {
             value(device).into_iter().for_each(|value| family.add(labels, value as f64));
         }
     }
     for &(name, help, label, values) in labelled() {
-        let mut family = all.begin(name, Kind::Counter, help);
+        let mut family = all.begin(name, Kind::Counter, help, &and(label));
         for (device, prefix) in &devices {
             for (value, count) in values(device) {
                 family.add(&format!("{prefix},{}", labels(&[(label, value)])), count);
@@ -333,7 +252,7 @@ pub(super) fn exposition(report: &Report) -> Exposition {
         }
     }
     for (name, help, value) in THREADS {
-        let mut family = all.begin(name, Kind::Counter, help);
+        let mut family = all.begin(name, Kind::Counter, help, &and("thread"));
         let thread = |thread: &Thread| labels(&[("thread", &thread.name)]);
         report.io_threads.iter().for_each(|one| family.add(&thread(one), value(one)));
         for (device, prefix) in &devices {
@@ -342,23 +261,26 @@ pub(super) fn exposition(report: &Report) -> Exposition {
             }
         }
     }
-    let mut family = all.begin(BUSY.0, Kind::Counter, BUSY.1);
+    let help = "Time for which shared I/O threads served the device";
+    let mut family = all.begin("paravane_device_busy_seconds", Kind::Counter, help, &OF_DEVICE);
     for (device, labels) in devices.iter().filter(|(device, _)| device.threads.is_empty()) {
         family.add(labels, device.queues.iter().map(|queue| queue.busy_s).sum());
     }
-    let mut family = all.begin(FIGURES.0, Kind::Gauge, FIGURES.1);
+    let help = "Figure of its kind; names that end in `_bytes` count bytes";
+    let mut family = all.begin("paravane_device_figure", Kind::Gauge, help, &and("figure"));
     for (device, prefix) in &devices {
         for (name, value) in &device.figures {
-            family.add(&format!("{prefix},{}", labels(&[(FIGURES.2, name)])), *value as f64);
+            family.add(&format!("{prefix},{}", labels(&[("figure", name)])), *value as f64);
         }
     }
-    let mut family = all.begin(LAST_ERROR.0, Kind::Gauge, LAST_ERROR.1);
+    let help = "Unix time of the last request that storage failed";
+    let mut family = all.begin("paravane_blk_last_error_timestamp_seconds", Kind::Gauge, help, &OF_DEVICE);
     for (device, labels) in &devices {
         let last = device.storage_errors.as_ref().and_then(|errors| errors.last.as_ref());
         last.into_iter().for_each(|last| family.add(labels, last.unix_time_s));
     }
     for (name, help, label, bounds, values) in HISTOGRAMS {
-        let mut family = all.begin(name, Kind::Histogram, help);
+        let mut family = all.begin(name, Kind::Histogram, help, &and(label));
         for (device, prefix) in &devices {
             for (value, distributions) in by_label(values(device)) {
                 let labels = format!("{prefix},{}", labels(&[(label, value)]));
@@ -375,7 +297,9 @@ pub(super) fn exposition(report: &Report) -> Exposition {
 /// Distributions of all queues by label.
 ///
 /// Those without values are left out: most devices never use most operations.
-fn by_label<'a>(all: Vec<(&'a str, &'a Distribution)>) -> Vec<(&'a str, Vec<&'a Distribution>)> {
+pub(crate) fn by_label<'a>(
+    all: impl IntoIterator<Item = (&'a str, &'a Distribution)>,
+) -> Vec<(&'a str, Vec<&'a Distribution>)> {
     let mut labels: Vec<(&str, Vec<&Distribution>)> = Vec::new();
     for (label, one) in all.into_iter().filter(|(_, one)| one.count > 0) {
         match labels.iter_mut().find(|(known, _)| *known == label) {

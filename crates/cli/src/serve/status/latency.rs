@@ -1,4 +1,5 @@
 //! Percentiles of latencies between two reports.
+use crate::serve::metrics::families::by_label;
 use crate::serve::report::{Device, Distribution};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -16,15 +17,17 @@ pub(crate) struct Values {
 impl Values {
     pub(crate) fn of<'a>(distributions: impl Iterator<Item = &'a Distribution>) -> Self {
         let mut all = Self::default();
-        for one in distributions {
-            all.sum = all.sum.wrapping_add(one.sum);
-            all.max = all.max.max(one.max);
-            for &(upper, count) in &one.buckets {
-                let there = all.buckets.entry(upper).or_default();
-                *there = there.saturating_add(count);
-            }
-        }
+        distributions.for_each(|one| all.add(one.buckets.iter().copied(), one.sum, one.max));
         all
+    }
+
+    fn add(&mut self, buckets: impl Iterator<Item = (u64, u64)>, sum: u64, max: u64) {
+        self.sum = self.sum.wrapping_add(sum);
+        self.max = self.max.max(max);
+        for (upper, count) in buckets {
+            let there = self.buckets.entry(upper).or_default();
+            *there = there.saturating_add(count);
+        }
     }
 
     /// The values since an earlier report.
@@ -139,12 +142,8 @@ impl DeviceValues {
     /// All operations together.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let mut all = Values::default();
-        for (_, one) in &self.operations {
-            all.max = all.max.max(one.max);
-            for (upper, count) in &one.buckets {
-                let there = all.buckets.entry(*upper).or_default();
-                *there = there.saturating_add(*count);
-            }
+        for (_, Values { buckets, sum, max }) in &self.operations {
+            all.add(buckets.iter().map(|(upper, count)| (*upper, *count)), *sum, *max);
         }
         all.percentiles()
     }
@@ -158,14 +157,7 @@ impl DeviceValues {
 }
 
 fn by_name<'a>(all: impl Iterator<Item = (&'a str, &'a Distribution)>) -> Vec<(String, Values)> {
-    let mut names: Vec<(&str, Vec<&Distribution>)> = Vec::new();
-    for (name, one) in all.filter(|(_, one)| one.count > 0) {
-        match names.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, others)) => others.push(one),
-            None => names.push((name, vec![one])),
-        }
-    }
-    names.into_iter().map(|(name, all)| (name.to_owned(), Values::of(all.into_iter()))).collect()
+    by_label(all).into_iter().map(|(name, all)| (name.to_owned(), Values::of(all.into_iter()))).collect()
 }
 
 /// A duration in at most 5 characters: "850ns", "23µs", "1.2ms", "120s".

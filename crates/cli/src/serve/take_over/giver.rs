@@ -9,15 +9,15 @@ use super::super::exports::Exports;
 use super::super::wire::{Parcel, Wire};
 use super::{Message, Offer, PATIENCE, VERSION};
 use crate::peer::allow;
-use parking_lot::Mutex;
 use paravane_export::Handover;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
