@@ -1,9 +1,11 @@
 //! The command line.
+use crate::choices::{Choice, one_of};
 use crate::disk::DiskArgs;
 #[cfg(feature = "run")]
 use crate::run::args::RunArgs;
 use crate::serve::args::{LogFormat, ReloadArgs, ServeArgs, StatusArgs, TopArgs, TraceArgs};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use paravane_command_line::LogArgs;
 #[cfg(feature = "bench")]
 use paravane_command_line::bench::BenchArgs;
@@ -112,19 +114,13 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
     /// Shell
-    #[arg(value_enum, value_name = "SHELL")]
+    #[arg(value_parser = one_of(SHELLS), value_name = "SHELL")]
     pub(crate) shell: Shell,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Shell {
-    /// GNU Bash
-    Bash,
-    /// Zsh
-    Zsh,
-    /// fish
-    Fish,
-}
+/// The shells for which Debian has a directory of completions.
+pub(crate) const SHELLS: &[Choice<Shell>] =
+    &[("bash", "GNU Bash", Shell::Bash), ("zsh", "Zsh", Shell::Zsh), ("fish", "fish", Shell::Fish)];
 
 /// Write generated pages to a folder (for packagers and maintainers)
 ///

@@ -14,7 +14,7 @@ use crate::args::HoldArgs;
 use crate::failure::Failure;
 use crate::log;
 use crate::serve::args::LogFormat;
-use crate::serve::sandbox;
+use crate::serve::sandbox::helpers;
 use crate::serve::signals::Signals;
 use crate::serve::store::text::MAX_FDS;
 use crate::serve::systemd;
@@ -45,7 +45,7 @@ pub(crate) fn main(args: &HoldArgs, verbose: u8) -> Result<ExitCode, Failure> {
     let listener =
         Listener::bind(&args.socket).with_context(|| format!("socket {}", args.socket.display()))?;
     match args.no_sandbox {
-        false => sandbox::enter_holder(&args.socket)?,
+        false => helpers::enter_holder(&args.socket)?,
         true => tracing::warn!("running without a sandbox"),
     }
     // The limit is at most u32::MAX.

@@ -1,14 +1,14 @@
 //! Manual pages and shell completions, made from the command line.
 mod roff;
 
-use crate::args::{self, Cli, CompletionsArgs, FolderArgs};
+use crate::args::{Cli, CompletionsArgs, FolderArgs, SHELLS};
 use crate::failure::Failure;
 use crate::options::{self, OptionText};
 use crate::sections;
 use crate::serve::keys;
 use anyhow::Context;
 use clap::{Command, CommandFactory};
-use clap_complete::{Shell, generate, generate_to};
+use clap_complete::{generate, generate_to};
 use paravane_command_line::output;
 use roff::Page;
 use std::process::ExitCode;
@@ -17,8 +17,6 @@ use std::process::ExitCode;
 ///
 /// The snapshot of the pages shows when it is due.
 const DATE: &str = "2026-11-23";
-/// The shells for which Debian has a directory of completions.
-const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
 pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
     let directory = &args.directory;
@@ -28,21 +26,16 @@ pub(crate) fn main(args: &FolderArgs) -> Result<ExitCode, Failure> {
         let page = directory.join(name);
         std::fs::write(&page, text).with_context(|| page.display().to_string())?;
     }
-    for shell in SHELLS {
-        generate_to(shell, &mut Cli::command(), "paravane", directory).with_context(named)?;
+    for (.., shell) in SHELLS {
+        generate_to(*shell, &mut Cli::command(), "paravane", directory).with_context(named)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the completions of a shell.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, Failure> {
-    let shell = match args.shell {
-        args::Shell::Bash => Shell::Bash,
-        args::Shell::Zsh => Shell::Zsh,
-        args::Shell::Fish => Shell::Fish,
-    };
     let mut text = Vec::new();
-    generate(shell, &mut Cli::command(), "paravane", &mut text);
+    generate(args.shell, &mut Cli::command(), "paravane", &mut text);
     output::print(&String::from_utf8_lossy(&text))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,6 +6,7 @@ use super::work::Work;
 use crate::choices::one_of;
 use crate::failure::Failure;
 use crate::images::{Backing, FORMATS};
+use crate::kinds::checked::directory_of;
 use crate::size::{Size, bytes};
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -125,9 +126,8 @@ fn recorded(backing: &Backing, overlay: Option<&Path>) -> Result<BackingName, an
 
 /// The path from the root, without links but the file's own name.
 fn full_path(path: &Path) -> std::io::Result<PathBuf> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(std::io::ErrorKind::InvalidFilename)?;
-    Ok(folder.canonicalize()?.join(name))
+    Ok(directory_of(path).canonicalize()?.join(name))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //!      '-- dropped before: removed
 //! ```
 use crate::failure::Failure;
+use crate::kinds::checked::directory_of;
 use anyhow::{Context, anyhow};
 use paravane_device::blk::LayerSource;
 use paravane_device::blk::images::WriteLock;
@@ -44,7 +45,7 @@ impl NewFile {
             let file = tempfile::Builder::new()
                 .prefix(&name)
                 .permissions(Permissions::from_mode(MODE))
-                .tempfile_in(folder(&target))?;
+                .tempfile_in(directory_of(&target))?;
             if let Some((metadata, _)) = &replaced {
                 keep_owner(file.as_file(), metadata)?;
                 // Afterwards: a new owner takes bits off.
@@ -81,7 +82,7 @@ impl NewFile {
             None => temporary.persist_noclobber(&target),
         };
         renamed.map_err(|error| error.error).with_context(named)?;
-        File::open(folder(&target)).and_then(|folder| folder.sync_all()).with_context(named)?;
+        File::open(directory_of(&target)).and_then(|folder| folder.sync_all()).with_context(named)?;
         Ok(())
     }
 }
@@ -117,10 +118,6 @@ fn replaceable(path: &Path, force: bool) -> Result<Option<(Metadata, WriteLock)>
         return Err(anyhow!("{}: is there already; --force replaces it", path.display()));
     }
     Ok(Some((metadata, WriteLock::new(path)?)))
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

@@ -41,12 +41,13 @@ pub(crate) fn real_location(location: &Location) -> Location {
     location.path().map_or_else(|| location.clone(), |path| real_path(path).into())
 }
 
+/// Folder of a file.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// The canonical path; of a missing file, that of its directory and its name.
 pub(crate) fn real_path(path: &Path) -> PathBuf {
-    let by_directory = || {
-        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
-        Some(directory.join(path.file_name()?))
-    };
+    let by_directory = || Some(directory_of(path).canonicalize().ok()?.join(path.file_name()?));
     path.canonicalize().ok().or_else(by_directory).unwrap_or_else(|| path.to_owned())
 }

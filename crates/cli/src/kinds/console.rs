@@ -5,11 +5,11 @@ mod spec;
 mod texts;
 
 use super::changes::{Differences, Effect, differences};
-use super::checked::OptionError;
+use super::checked::{OptionError, directory_of};
 use super::endpoint::Endpoint;
 use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
-use crate::serve::sandbox::paths::{AllowedPaths, directory_of};
+use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
 use args::{ConsoleArgs, WindowSize};
 use landlock::AccessFs;

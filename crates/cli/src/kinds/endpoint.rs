@@ -1,18 +1,13 @@
 //! Where a device is served, and by which threads.
+use crate::choices::{Choice, one_of};
 #[cfg(feature = "run")]
 use clap::Command;
-use clap::{ArgGroup, Args, ValueEnum};
+use clap::{ArgGroup, Args};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// Enabled
-    On,
-    /// Disabled
-    Off,
-}
+const SWITCH: &[Choice<bool>] = &[("on", "Enabled", true), ("off", "Disabled", false)];
 
 /// Options of a device that a file of devices does not have.
 pub(crate) const NOT_IN_FILES: [&str; 2] = ["fd", "print-capabilities"];
@@ -49,8 +44,8 @@ pub(crate) struct EndpointArgs {
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) poll_us: Option<u32>,
     /// Measure the latencies of requests [default: on]
-    #[arg(long, value_enum, value_name = "SWITCH")]
-    pub(crate) latencies: Option<Switch>,
+    #[arg(long, value_parser = one_of(SWITCH), value_name = "SWITCH")]
+    pub(crate) latencies: Option<bool>,
     /// Offer split virtqueues only
     #[arg(long)]
     pub(crate) no_packed: bool,

@@ -82,7 +82,7 @@ impl Spec for Net {
     fn allow(&self, allowed: &mut AllowedPaths, _: bool) {
         if self.tap().is_some() {
             allowed.taps();
-            allowed.keep_net_admin();
+            allowed.net_admin = true;
         }
     }
 

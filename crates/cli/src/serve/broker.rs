@@ -45,7 +45,7 @@ impl Broker {
     ) -> Result<Self, anyhow::Error> {
         let near = BROKER.start(&[("RES_OPTIONS", helpers::resolver_options())])?;
         for target in targets {
-            send(&near, &Message::Allow(target.into()), None)?;
+            send(&near, &Message::Allow(target.clone()), None)?;
         }
         let sealed = Message::Sealed { user: user.map(ToOwned::to_owned) };
         send(&near, &sealed, reader.as_ref().map(AsFd::as_fd))?;
@@ -58,7 +58,7 @@ impl Connector for Broker {
         let (near, far) = fds::pair()?;
         sockopt::set_socket_timeout(&near, sockopt::Timeout::Recv, Some(timeout + PATIENCE))?;
         let millis = timeout.as_millis().try_into().unwrap_or(u64::MAX);
-        send(&self.socket, &Message::Connect { target: target.into(), millis }, Some(far.as_fd()))
+        send(&self.socket, &Message::Connect { target: target.clone(), millis }, Some(far.as_fd()))
             .map_err(ended)?;
         drop(far);
         match receive(&near)? {
@@ -132,9 +132,9 @@ mod tests {
         // More than the socket has room for: the broker takes them unasked.
         for port in 0..=2000 {
             let target = Target::Tcp { host: "store".into(), port };
-            send(&reader, &Message::Allow((&target).into()), None).unwrap();
+            send(&reader, &Message::Allow(target.clone()), None).unwrap();
         }
-        send(&reader, &Message::Allow((&target).into()), None).unwrap();
+        send(&reader, &Message::Allow(target.clone()), None).unwrap();
         let stream = broker.connect(&target, Duration::from_secs(20)).unwrap();
         assert!(UnixStream::from(stream).peer_addr().is_ok());
         drop(reader);

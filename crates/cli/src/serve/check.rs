@@ -3,6 +3,7 @@ use super::args::DaemonArgs;
 use super::sandbox::user::Target;
 use super::spec::DeviceSpec;
 use super::{limits, shelf, threads};
+use crate::kinds::checked::directory_of;
 use anyhow::{Context, anyhow};
 use std::path::Path;
 
@@ -53,12 +54,10 @@ fn check_device(device: &DeviceSpec) -> Result<(), anyhow::Error> {
     }
     if let Some(socket) = device.socket() {
         check_length(socket).with_context(named)?;
-    }
-    let directory = device.socket().and_then(Path::parent).filter(|path| !path.as_os_str().is_empty());
-    if let Some(directory) = directory
-        && !directory.is_dir()
-    {
-        return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
+        let directory = directory_of(socket);
+        if !directory.is_dir() {
+            return Err(anyhow!("no directory {} for the socket", directory.display())).with_context(named);
+        }
     }
     Ok(())
 }

@@ -46,7 +46,7 @@ fn explained(error: anyhow::Error, spec: &DeviceSpec, allowed: &AllowedPaths) ->
     let mut wanted = AllowedPaths::default();
     spec.allow(&mut wanted, false);
     let why = match spec.kind.tap() {
-        Some(_) if allowed.keeps_net_admin() => return error,
+        Some(_) if allowed.net_admin => return error,
         Some(_) => {
             "the daemon keeps CAP_NET_ADMIN only if its file has a TAP device at startup: restart it".into()
         }

@@ -164,7 +164,7 @@ fn allow(broker: &OwnedFd, config: &Config) {
     let locations = config.devices.iter().flat_map(|device| device.kind.locations());
     for target in locations.filter_map(paravane_store::target) {
         // It may have ended.
-        drop(send(broker, &Message::Allow((&target).into()), None));
+        drop(send(broker, &Message::Allow(target), None));
     }
 }
 

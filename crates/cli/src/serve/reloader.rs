@@ -9,12 +9,13 @@
 //! |---|---|---|
 //! | a change for which a client has to reconnect | restarts the device, with a warning | is refused, unless the device is named |
 //! | outcome | log, status | also printed, for each device |
-use super::args::{DaemonArgs, ServeArgs};
+use super::args::DaemonArgs;
 use super::config::Config;
 use super::exports::{Exports, Reloaded, Restarts, Turn};
 use super::reader::ConfigFile;
 use super::reload::{Asked, DaemonChange, ReloadServer};
 use super::spec::DeviceSpec;
+use super::start::Setup;
 use super::systemd::Manager;
 use paravane_io::caught;
 use paravane_notify::Notifier;
@@ -24,21 +25,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-/// What the daemon was started with.
-pub(super) struct Configuration<'a> {
-    pub(super) args: &'a ServeArgs,
-    pub(super) file: Option<&'a Arc<ConfigFile>>,
-    /// Options of the command line and the file.
-    pub(super) daemon: &'a DaemonArgs,
-    pub(super) verbose: u8,
-}
-
 /// Why a client gets no reload.
 const HANDED_OVER: &str = "the devices are being handed over to another daemon: reload that one";
 
 /// See the module.
 pub(super) struct Reloader<'a> {
-    configuration: &'a Configuration<'a>,
+    setup: &'a Setup<'a>,
+    file: Option<&'a Arc<ConfigFile>>,
     exports: &'a Exports,
     pub(super) server: Arc<ReloadServer>,
     /// SIGHUP has arrived.
@@ -53,15 +46,16 @@ pub(super) struct Reloader<'a> {
 }
 
 impl<'a> Reloader<'a> {
-    pub(super) fn new(configuration: &'a Configuration<'a>, exports: &'a Exports) -> Self {
+    pub(super) fn new(setup: &'a Setup<'a>, file: Option<&'a Arc<ConfigFile>>, exports: &'a Exports) -> Self {
         Self {
-            configuration,
+            setup,
+            file,
             exports,
             server: ReloadServer::new(exports.clone()),
             is_signalled: false,
             reading: None,
             wanted: None,
-            daemon: configuration.daemon.clone(),
+            daemon: setup.daemon.clone(),
             change: None,
         }
     }
@@ -103,7 +97,7 @@ impl<'a> Reloader<'a> {
     /// Starts to read the file, or answers at once.
     fn begin_reading(&mut self, asked: Option<Asked>, manager: &Manager) {
         let refuse = |asked: Option<Asked>, why: &str| asked.into_iter().for_each(|asked| asked.failed(why));
-        let Some(file) = self.configuration.file else {
+        let Some(file) = self.file else {
             return refuse(asked, "the daemon has no file of devices (--config): there is nothing to reload");
         };
         if let Some(why) = asked.as_ref().and_then(|asked| other_file(asked, file)) {
@@ -157,7 +151,7 @@ impl<'a> Reloader<'a> {
                 return asked.into_iter().for_each(|asked| asked.failed(&why));
             }
         };
-        let wanted = self.configuration.args.daemon.clone().over(config.daemon);
+        let wanted = self.setup.args.daemon.clone().over(config.daemon);
         let change = DaemonChange::between(&self.daemon, &wanted);
         match asked {
             Some(asked) if is_plan => match self.exports.plan(config.devices, &asked.restarts()) {
@@ -183,7 +177,7 @@ impl<'a> Reloader<'a> {
             Reloaded::Begun(number) => {
                 let change = self.change.take();
                 let outcome = change.and_then(|change| {
-                    change.apply(self.configuration.verbose);
+                    change.apply(self.setup.verbose);
                     self.daemon = change.now;
                     change.outcome
                 });

@@ -27,7 +27,6 @@ pub(crate) mod writable;
 use error::SandboxError;
 use paths::AllowedPaths;
 use rustix::thread::CapabilitySet;
-use std::path::Path;
 use user::Target;
 
 /// Restricts files and system calls of this thread and its future threads.
@@ -41,36 +40,6 @@ pub(crate) fn enter(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     paths::restrict(allowed)?;
     let calls = if allowed.connects() { &calls::DAEMON_WITH_CEPH } else { &calls::DAEMON };
     calls::restrict(calls)
-}
-
-/// The sandbox of `paravane hold`: no files, no capabilities, few system calls.
-///
-/// The calling thread must be the only one. It may still remove the socket at `path`.
-///
-/// # Errors
-/// The kernel lacks Landlock or seccomp. The process must not continue.
-pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
-    let _ = rustix::param::page_size();
-    let mut allowed = AllowedPaths::default();
-    allowed.removal(path);
-    paths::restrict(&allowed)?;
-    capabilities::empty_bounding_set()?;
-    capabilities::keep(CapabilitySet::empty())?;
-    calls::restrict(&calls::HOLDER)
-}
-
-/// The sandbox of the inspector: no files, no capabilities, few system calls.
-///
-/// The calling thread must be the only one.
-///
-/// # Errors
-/// The kernel lacks Landlock or seccomp. The process must not continue.
-pub(crate) fn enter_inspector() -> Result<(), SandboxError> {
-    let _ = rustix::param::page_size();
-    paths::restrict(&AllowedPaths::default())?;
-    capabilities::empty_bounding_set()?;
-    capabilities::keep(CapabilitySet::empty())?;
-    calls::restrict(&calls::INSPECTOR)
 }
 
 /// Drops the capabilities of the calling thread except `kept`.

@@ -5,7 +5,7 @@
 use super::sandbox::paths::AllowedPaths;
 use super::told::{IN_ORDER, MISSING, PACKED, Told};
 use crate::kinds::checked::{self, OptionError, real_location, real_path};
-use crate::kinds::endpoint::{Endpoint, Switch};
+use crate::kinds::endpoint::Endpoint;
 use crate::kinds::kind::{Claim, Resource, Spec};
 use crate::kinds::observe::Observe;
 use crate::kinds::{DeviceCommand, KINDS, Kind};
@@ -82,7 +82,7 @@ impl DeviceSpec {
             common.workers.map(|count| checked::within("workers", count, MAX_WORKERS)).transpose()?;
         let poll_us = common.poll_us.unwrap_or(kind.default_poll());
         let longest_poll = Duration::from_micros(poll_us.into());
-        let latencies = common.latencies != Some(Switch::Off);
+        let latencies = common.latencies.unwrap_or(true);
         Ok(Self { name, endpoint, workers, longest_poll, latencies, packed: !common.no_packed, kind })
     }
 

@@ -23,7 +23,7 @@ pub(super) use setup::Setup;
 use claimed::Claimed;
 use opened::Opened;
 use sandboxed::Sandboxed;
-use serving::Serving;
+pub(super) use serving::Serving;
 
 /// Serves devices until a signal ends it, or another daemon takes over.
 ///

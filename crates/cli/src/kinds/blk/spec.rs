@@ -3,7 +3,6 @@ use super::args::BlkArgs;
 use crate::engine::may_be_io_uring;
 use crate::images::Backing;
 use crate::kinds::checked::{self, MAX_QUEUES, OptionError, real_location};
-use crate::kinds::endpoint::Switch;
 use paravane_device::RateLimit;
 use paravane_device::blk::{EngineChoice, Format, OnFull};
 use paravane_store::Location;
@@ -88,7 +87,7 @@ impl Blk {
         if slow.is_some_and(|slow| slow.is_zero()) {
             return Err(("slow", "0 would log every request: use 1us or more".to_owned()));
         }
-        if slow.is_some() && args.endpoint.latencies == Some(Switch::Off) {
+        if slow.is_some() && args.endpoint.latencies == Some(false) {
             return Err(("slow", "needs latencies: remove --latencies off".to_owned()));
         }
         Ok(Self {

@@ -19,7 +19,7 @@ const MOST: usize = 64 << 10;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
     /// The daemon may ask for it.
-    Allow(Place),
+    Allow(#[serde(with = "Place")] Target),
     /// No more targets, except those that come by the socket that comes along; the user to become.
     Sealed { user: Option<String> },
     /// To the reader: the file to read, and the user to become. A socket of the broker may come along.
@@ -27,7 +27,11 @@ pub(crate) enum Message {
     /// To the reader: read the file, and answer on the pipe that comes along.
     Read,
     /// Connect, and answer on the socket that comes along.
-    Connect { target: Place, millis: u64 },
+    Connect {
+        #[serde(with = "Place")]
+        target: Target,
+        millis: u64,
+    },
     /// Done: the descriptor comes along.
     Connected,
     /// Not done.
@@ -35,29 +39,11 @@ pub(crate) enum Message {
 }
 
 /// A target, in a message.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Place {
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Target", rename_all = "snake_case")]
+enum Place {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
-}
-
-impl From<&Target> for Place {
-    fn from(target: &Target) -> Self {
-        match target {
-            Target::Tcp { host, port } => Self::Tcp { host: host.clone(), port: *port },
-            Target::Unix(path) => Self::Unix(path.clone()),
-        }
-    }
-}
-
-impl From<Place> for Target {
-    fn from(place: Place) -> Self {
-        match place {
-            Place::Tcp { host, port } => Self::Tcp { host, port },
-            Place::Unix(path) => Self::Unix(path),
-        }
-    }
 }
 
 /// Sends a message.

@@ -25,7 +25,7 @@ pub(crate) fn main() -> Result<ExitCode, Failure> {
     let (mut named, mut sealed) = (Vec::new(), None);
     while sealed.is_none() {
         match receive(&socket).context("stdin is not the socket of a daemon")? {
-            Some((Message::Allow(target), _)) => named.push(Target::from(target)),
+            Some((Message::Allow(target), _)) => named.push(target),
             Some((Message::Sealed { user }, reader)) => sealed = Some((reader, user)),
             Some(_) => return Err(Failure::request(anyhow!("unexpected message"))),
             None => return Ok(ExitCode::SUCCESS),
@@ -60,9 +60,7 @@ pub(super) fn serve(socket: &OwnedFd, targets: Targets) {
             continue;
         }
         let (target, millis, answer) = match receive(socket) {
-            Ok(Some((Message::Connect { target, millis }, Some(answer)))) => {
-                (Target::from(target), millis, answer)
-            }
+            Ok(Some((Message::Connect { target, millis }, Some(answer)))) => (target, millis, answer),
             Ok(Some(_)) => continue,
             Ok(None) => return,
             Err(error) => {

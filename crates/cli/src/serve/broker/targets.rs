@@ -28,7 +28,7 @@ impl Targets {
         let Some(reader) = &self.reader else { return false };
         loop {
             match receive(reader) {
-                Ok(Some((Message::Allow(target), _))) => drop(self.named.lock().insert(target.into())),
+                Ok(Some((Message::Allow(target), _))) => drop(self.named.lock().insert(target)),
                 Ok(Some(_)) => {}
                 Ok(None) => return false,
                 // Nothing more for now.

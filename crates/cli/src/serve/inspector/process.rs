@@ -6,7 +6,7 @@ use super::GOOD;
 use crate::failure::Failure;
 use crate::fds::{self, Received};
 use crate::serve::helper;
-use crate::serve::sandbox;
+use crate::serve::sandbox::helpers;
 use anyhow::{Context, anyhow};
 use rustix::fs::{CWD, fcntl_get_seals, readlinkat};
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ pub(crate) fn main() -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if wanted == [1] {
-        sandbox::enter_inspector()?;
+        helpers::enter_inspector()?;
     }
     while let Some((len, connection, answer)) =
         receive(&socket).map_err(|error| Failure::request(anyhow!("cannot read a message: {error}")))?

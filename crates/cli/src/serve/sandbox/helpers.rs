@@ -1,9 +1,11 @@
-//! The sandboxes of the processes beside the daemon.
+//! The sandboxes of the processes beside the daemon, and of `paravane hold`.
 //!
 //! | process | files | network | system calls |
 //! |---|---|---|---|
 //! | broker | what resolves names: libraries, and files of /etc by name | TCP to the servers and to name servers, Unix sockets | its own list |
 //! | reader | the folder of the file of devices, to read | none | its own list |
+//! | holder | none, but it may remove its socket | none | its own list |
+//! | inspector | none | none | its own list |
 //!
 //! Neither has a key: the environment is empty, and keys are in other files. The calling thread must
 //! be the only one of its process.
@@ -11,6 +13,8 @@ use super::calls::{self, Calls, helpers};
 use super::error::SandboxError;
 use super::paths::{self, AllowedPaths};
 use super::user::Target;
+use crate::kinds::checked::directory_of;
+use landlock::AccessFs;
 use rustix::thread::CapabilitySet;
 use std::path::Path;
 
@@ -55,7 +59,7 @@ pub(crate) fn enter_broker(
     RESOLVER_FOLDERS.iter().chain(&RESOLVER_FILES).for_each(|path| allowed.read(Path::new(path)));
     match ports {
         Some(ports) => ports.chain([DNS]).for_each(|port| allowed.port(port)),
-        None => allowed.all_ports(),
+        None => allowed.all_ports = true,
     }
     // Sockets of other users.
     enter(&allowed, user, CapabilitySet::DAC_OVERRIDE, &helpers::BROKER)
@@ -72,6 +76,24 @@ pub(crate) fn enter_reader(file: &Path, user: Option<&Target>) -> Result<(), San
     allowed.config(file);
     // A file of another user.
     enter(&allowed, user, CapabilitySet::DAC_READ_SEARCH, &helpers::READER)
+}
+
+/// The sandbox of `paravane hold`, which may still remove the socket at `path`.
+///
+/// # Errors
+/// The kernel lacks Landlock or seccomp. The process must not continue.
+pub(crate) fn enter_holder(path: &Path) -> Result<(), SandboxError> {
+    let mut allowed = AllowedPaths::default();
+    allowed.allow(directory_of(path), AccessFs::RemoveFile.into());
+    enter(&allowed, None, CapabilitySet::empty(), &calls::HOLDER)
+}
+
+/// The sandbox of the inspector.
+///
+/// # Errors
+/// The kernel lacks Landlock or seccomp. The process must not continue.
+pub(crate) fn enter_inspector() -> Result<(), SandboxError> {
+    enter(&AllowedPaths::default(), None, CapabilitySet::empty(), &calls::INSPECTOR)
 }
 
 fn enter(

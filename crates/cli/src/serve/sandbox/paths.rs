@@ -4,6 +4,7 @@
 //! its images and sockets, so that SIGHUP can add devices there. Below /dev only named devices and
 //! /dev/net/tun are allowed.
 use super::error::SandboxError;
+use crate::kinds::checked::directory_of;
 use crate::serve::process::TASKS;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath, PathFd,
@@ -67,28 +68,16 @@ pub(crate) fn landlock_version() -> std::io::Result<u32> {
 pub(crate) struct AllowedPaths {
     rules: BTreeMap<PathBuf, BitFlags<AccessFs>>,
     /// TCP ports of servers.
-    ports: Ports,
-    /// A TAP device was allowed by a device.
-    net_admin: bool,
-}
-
-/// TCP ports to which connections are allowed.
-#[derive(Clone, Debug)]
-enum Ports {
-    These(BTreeSet<u16>),
-    All,
-}
-
-impl Default for Ports {
-    fn default() -> Self {
-        Self::These(BTreeSet::new())
-    }
+    ports: BTreeSet<u16>,
+    /// Connections to all TCP ports are allowed.
+    pub(super) all_ports: bool,
+    /// A device needs CAP_NET_ADMIN, also later. The daemon keeps it, if it was started with it.
+    pub(crate) net_admin: bool,
 }
 
 impl AllowedPaths {
     /// Whether the sandbox allows all that another one would allow.
     pub(crate) fn covers(&self, other: &Self) -> bool {
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let rules: Vec<_> = self.rules.iter().map(|(path, access)| (real(path), *access)).collect();
         other.rules.iter().all(|(path, access)| {
             let path = real(path);
@@ -97,23 +86,13 @@ impl AllowedPaths {
         })
     }
 
-    /// A device needs CAP_NET_ADMIN, also later.
-    pub(crate) fn keep_net_admin(&mut self) {
-        self.net_admin = true;
-    }
-
-    /// Whether the daemon keeps CAP_NET_ADMIN, if it was started with it.
-    pub(crate) fn keeps_net_admin(&self) -> bool {
-        self.net_admin
-    }
-
     /// Allows a disk's image.
     ///
     /// With `beside`, also all files in its directory as images of any format.
     pub(crate) fn image(&mut self, path: &Path, access: ImageAccess, beside: bool) {
         let access = access.rights() | if beside { ImageAccess::Grow.rights() } else { BitFlags::EMPTY };
         self.allow(path, access);
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let real = real(path);
         if beside
             && !real.starts_with("/dev")
             && let Some(directory) = real.parent()
@@ -125,11 +104,6 @@ impl AllowedPaths {
     /// Allows to create, remove and connect to a socket.
     pub(crate) fn socket(&mut self, path: &Path) {
         self.allow(directory_of(path), AccessFs::MakeSock | AccessFs::RemoveFile);
-    }
-
-    /// Allows to remove a socket.
-    pub(crate) fn removal(&mut self, path: &Path) {
-        self.allow(directory_of(path), AccessFs::RemoveFile.into());
     }
 
     /// Allows to keep files in a directory.
@@ -162,9 +136,7 @@ impl AllowedPaths {
 
     /// Allows connections to a TCP port.
     pub(crate) fn port(&mut self, port: u16) {
-        if let Ports::These(ports) = &mut self.ports {
-            ports.insert(port);
-        }
+        self.ports.insert(port);
     }
 
     /// The path of the rule by which a file may be read.
@@ -184,7 +156,6 @@ impl AllowedPaths {
 
     /// The path of a rule with this right, for `path` itself or a directory above it.
     fn above(&self, path: &Path, right: AccessFs) -> Option<&Path> {
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let path = real(path);
         let gives = |(there, access): &(&PathBuf, &BitFlags<AccessFs>)| {
             access.contains(right) && path.starts_with(real(there))
@@ -194,7 +165,7 @@ impl AllowedPaths {
 
     /// Whether connections to a TCP port are allowed.
     pub(super) fn connects(&self) -> bool {
-        !matches!(&self.ports, Ports::These(ports) if ports.is_empty())
+        self.all_ports || !self.ports.is_empty()
     }
 
     /// Allows what librbd needs: the cluster's ports, its configuration, and keyrings beside that.
@@ -209,11 +180,6 @@ impl AllowedPaths {
         }
         self.read(conf.map_or(Path::new(CEPH_FOLDER), directory_of));
         self.read(Path::new(CPUS));
-    }
-
-    /// Allows connections to all TCP ports.
-    pub(crate) fn all_ports(&mut self) {
-        self.ports = Ports::All;
     }
 
     /// Allows to open TAP devices.
@@ -263,12 +229,9 @@ fn monitor_ports(conf: &str) -> Vec<u16> {
     addresses.filter_map(port).collect()
 }
 
-/// Folder of a file.
-pub(crate) fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+/// The path without links; as it is, if nothing is there.
+pub(super) fn real(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// Denies files except `allowed`, TCP, signals and abstract sockets.
@@ -279,9 +242,9 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(KNOWN))
-        .and_then(|rules| match allowed.ports {
-            Ports::These(_) => rules.handle_access(AccessNet::from_all(KNOWN)),
-            Ports::All => rules.handle_access(AccessNet::BindTcp),
+        .and_then(|rules| match allowed.all_ports {
+            false => rules.handle_access(AccessNet::from_all(KNOWN)),
+            true => rules.handle_access(AccessNet::BindTcp),
         })
         .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
         .and_then(Ruleset::create)
@@ -289,29 +252,24 @@ pub(super) fn restrict(allowed: &AllowedPaths) -> Result<(), SandboxError> {
     for (path, access) in &allowed.rules {
         let file = match PathFd::new(path) {
             Ok(file) => file,
-            // The device that needs it is not served, and says so.
-            Err(landlock::PathFdError::OpenCall { source, .. })
-                if source.kind() == std::io::ErrorKind::NotFound =>
-            {
+            Err(error) => {
+                let source = match error {
+                    landlock::PathFdError::OpenCall { source, .. } => source,
+                    other => std::io::Error::other(other.to_string()),
+                };
+                if source.kind() != std::io::ErrorKind::NotFound {
+                    return Err(SandboxError::Path { path: path.clone(), source });
+                }
+                // The device that needs it is not served, and says so.
                 tracing::debug!(path = %path.display(), "is not there: the sandbox does not allow it");
                 continue;
             }
-            Err(landlock::PathFdError::OpenCall { source, .. }) => {
-                return Err(SandboxError::Path { path: path.clone(), source });
-            }
-            Err(other) => {
-                let source = std::io::Error::other(other.to_string());
-                return Err(SandboxError::Path { path: path.clone(), source });
-            }
         };
-        let is_directory = path.is_dir();
-        let access = if is_directory { *access } else { *access & AccessFs::from_file(KNOWN) };
+        let access = if path.is_dir() { *access } else { *access & AccessFs::from_file(KNOWN) };
         rules = rules.add_rule(PathBeneath::new(file, access)).map_err(failed)?;
     }
-    if let Ports::These(ports) = &allowed.ports {
-        for port in ports {
-            rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp)).map_err(failed)?;
-        }
+    for port in allowed.ports.iter().filter(|_| !allowed.all_ports) {
+        rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp)).map_err(failed)?;
     }
     let status = rules.restrict_self().map_err(failed)?;
     match status.ruleset {

@@ -1,6 +1,7 @@
 //! Which files the daemon could write from within its sandbox.
-use super::paths::AllowedPaths;
+use super::paths::{AllowedPaths, real};
 use super::user::Target;
+use crate::kinds::checked::directory_of;
 use nix::unistd::{Gid, Uid};
 use rustix::thread::{CapabilitySet, capabilities};
 use std::fs::Metadata;
@@ -11,9 +12,8 @@ use std::path::{Path, PathBuf};
 ///
 /// `user`: whom it will become. A link on the way to the file is followed.
 pub(crate) fn way_to_write(allowed: &AllowedPaths, file: &Path, user: Option<&Target>) -> Option<PathBuf> {
-    let real = file.canonicalize().unwrap_or_else(|_| file.to_owned());
-    let folders = [file, &*real].map(|path| path.parent().filter(|path| !path.as_os_str().is_empty()));
-    let folders = folders.map(|folder| folder.unwrap_or(Path::new(".")));
+    let real = real(file);
+    let folders = [file, &real].map(directory_of);
     if let Some(way) = folders.into_iter().find_map(|folder| allowed.creates_in(folder)) {
         return Some(way.to_owned());
     }

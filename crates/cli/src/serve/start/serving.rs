@@ -11,8 +11,6 @@ use crate::serve::metrics::Metrics;
 use crate::serve::network_events::NetworkEvents;
 use crate::serve::process::ProcessFiles;
 use crate::serve::reader::ConfigFile;
-use crate::serve::reloader::Configuration;
-use crate::serve::run::{Observers, Run};
 use crate::serve::signals::{Request, Signals};
 use crate::serve::systemd::Manager;
 use crate::serve::take_over::Giver;
@@ -24,21 +22,21 @@ use std::time::{Duration, Instant};
 /// Default time that SIGTERM waits for requests in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) struct Serving {
-    exports: Exports,
-    signals: Signals,
-    manager: Manager,
-    control: Option<Control>,
-    metrics: Option<Metrics>,
-    giver: Option<Arc<Giver>>,
-    process: Arc<ProcessFiles>,
-    network: Option<NetworkEvents>,
-    config: Option<Arc<ConfigFile>>,
+pub(crate) struct Serving {
+    pub(crate) exports: Exports,
+    pub(crate) signals: Signals,
+    pub(crate) manager: Manager,
+    pub(crate) control: Option<Control>,
+    pub(crate) metrics: Option<Metrics>,
+    pub(crate) giver: Option<Arc<Giver>>,
+    pub(crate) process: Arc<ProcessFiles>,
+    pub(crate) network: Option<NetworkEvents>,
+    pub(crate) config: Option<Arc<ConfigFile>>,
     /// Number of take-overs before this daemon.
-    take_overs: u64,
+    pub(crate) take_overs: u64,
     stop_timeout: Duration,
     /// Deny opening files when it is ready, and if this is false also connecting.
-    seal: Option<bool>,
+    pub(crate) seal: Option<bool>,
     /// Keys that stay in reach of the sandbox, and the directories by which.
     readable: Vec<(PathBuf, PathBuf)>,
 }
@@ -118,18 +116,7 @@ impl Serving {
                 way.display()
             );
         }
-        let Setup { args, daemon, verbose } = *setup;
-        let configuration = Configuration { args, file: self.config.as_ref(), daemon, verbose };
-        let observers = Observers {
-            control: self.control.as_ref(),
-            metrics: self.metrics.take(),
-            process: Arc::clone(&self.process),
-            giver: self.giver.clone(),
-            take_overs: self.take_overs,
-            network: self.network.take(),
-        };
-        let run = Run::new(&configuration, &self.exports, &self.signals, &self.manager, self.seal);
-        let result = run.until_end(observers);
+        let result = self.until_end(setup);
         match self.giver.as_ref().and_then(|giver| giver.outcome()) {
             Some(outcome) => self.handed_over(outcome),
             None => self.end(result),
