@@ -1,23 +1,19 @@
 //! Disks.
 pub(crate) mod args;
-mod changes;
 mod checks;
 mod doctor;
 mod metrics;
 mod next_start;
 mod observer;
 pub(super) mod open;
-mod sandbox;
 pub(crate) mod spec;
 mod texts;
 mod told;
 
-use super::changes::Differences;
+use super::changes::{Differences, Effect, differences};
 use super::checked::{OptionError, real_location};
-use super::endpoint::Endpoint;
-use super::kind::{
-    Arguments, Claim, Descriptors, DiskSpec, DiskStart, IoUring, Kind, POLL_US, Resource, Spec,
-};
+use super::endpoint::EndpointArgs;
+use super::kind::{Arguments, Claim, Descriptors, IoUring, Kind, POLL_US, Resource, Spec};
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::choices::name;
@@ -26,19 +22,19 @@ use crate::doctor::negotiated::QueueUse;
 use crate::engine::may_be_io_uring;
 use crate::images::Backing;
 use crate::serve::report::Settings;
-use crate::serve::sandbox::paths::AllowedPaths;
+use crate::serve::sandbox::paths::{AllowedPaths, ImageAccess};
+use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
 use crate::serve::told::Told;
-use args::BlkArgs;
+use args::Blk;
 use observer::DiskObserver;
 use paravane_device::blk::{EngineChoice, Format};
 use paravane_store::Location;
 use rustix::thread::CapabilitySet;
-use spec::{Blk, STORE_FDS};
+use spec::STORE_FDS;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// For an image in Ceph: threads of librbd need the processor that polling would take.
 const POLL_US_CEPH: u32 = 0;
@@ -50,12 +46,12 @@ pub(crate) static BLK: Kind = Kind {
     checks: checks::CHECKS,
     metrics: metrics::METRICS,
     queue_use: QueueUse::Queues,
-    ..Kind::new::<BlkArgs>("blk", texts::TEXTS, texts::FEATURES)
+    ..Kind::new::<Blk>("blk", texts::TEXTS, texts::FEATURES)
 };
 
-impl Arguments for BlkArgs {
-    fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
-        Ok(Arc::new(Blk::new(self)?))
+impl Arguments for Blk {
+    fn check(&self, _: &str, endpoint: &EndpointArgs) -> Result<Arc<dyn Spec>, OptionError> {
+        Ok(Arc::new(self.checked(endpoint)?))
     }
 }
 
@@ -86,7 +82,7 @@ impl Spec for Blk {
             shares,
             writes,
         };
-        let image = claim("image", &self.image, self.read_only || !self.lock, !self.read_only);
+        let image = claim("image", &self.image, self.read_only || self.no_lock, !self.read_only);
         let layers = self.backing.iter().map(|layer| claim("backing", &layer.location, true, false));
         std::iter::once(image).chain(layers).collect()
     }
@@ -96,7 +92,18 @@ impl Spec for Blk {
     }
 
     fn allow(&self, allowed: &mut AllowedPaths, beside: bool) {
-        sandbox::allow(self, allowed, beside);
+        let access = match (self.read_only, self.format) {
+            (true, _) => ImageAccess::Read,
+            (false, Format::Raw) => ImageAccess::Write,
+            (false, Format::Qcow2) => ImageAccess::Grow,
+        };
+        let layers = self.backing.iter().map(|layer| (&layer.location, ImageAccess::Read));
+        for (location, access) in std::iter::once((&self.image, access)).chain(layers) {
+            match location {
+                Location::Rbd(rbd) => allowed.ceph(rbd.conf.as_deref()),
+                location => location.path().into_iter().for_each(|path| allowed.image(path, access, beside)),
+            }
+        }
     }
 
     fn capabilities(&self, _: bool) -> CapabilitySet {
@@ -149,10 +156,34 @@ impl Spec for Blk {
     }
 
     fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
-        if let Some(wanted) = (wanted as &dyn Any).downcast_ref() {
-            let (served, wanted) = self.comparable(wanted);
-            changes::changes(all, &served, &wanted);
-        }
+        let Some(wanted) = (wanted as &dyn Any).downcast_ref() else { return };
+        let (served, wanted) = &self.comparable(wanted);
+        differences!(
+            all, Blk, served, wanted,
+            image "image" Session,
+            format "format" Session,
+            backing "backing" Session,
+            force_layers "force-layers" Restart,
+            read_only "read-only" Restart,
+            no_lock "no-lock" Restart,
+            direct "direct" Restart,
+            block_size "block-size" Restart,
+            registered_buffers "registered-buffers" Restart,
+            store_timeout "store-timeout" Restart,
+            queues "queues" Restart,
+            queue_size "queue-size" Restart,
+            engine "engine" Restart,
+            on_full "on-full" InPlace,
+            slow "slow" InPlace;
+            but polls serial told_serial limit
+        );
+        // Threads of a connection to a server poll, too, or never do.
+        let remote = served.layers().iter().any(|location| location.path().is_none());
+        let effect = if remote { Effect::Restart } else { Effect::InPlace };
+        all.add("poll-us", effect, served.polls != wanted.polls);
+        let serial = |blk: &Self| (blk.serial.clone(), blk.told_serial.clone());
+        all.add("serial", Effect::Restart, serial(served) != serial(wanted));
+        all.limit(served.limit.rates(), wanted.limit.rates());
     }
 
     fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {
@@ -167,27 +198,33 @@ impl Spec for Blk {
     }
 
     fn settings(&self, settings: &mut Settings) {
-        settings.limit(self.limit);
+        settings.limit(self.limit.rates());
         settings.slow_us = self.slow.map(|slow| u64::try_from(slow.as_micros()).unwrap_or(u64::MAX));
         settings.on_full = Some(name(args::ON_FULL, &self.on_full).to_owned());
     }
 
-    fn disk(&self) -> Option<&dyn DiskSpec> {
+    fn disk(&self) -> Option<&Blk> {
         Some(self)
     }
 }
 
-impl DiskSpec for Blk {
-    fn image(&self) -> OfferedImage {
+/// A disk, as snapshots and take-overs use it.
+impl Blk {
+    /// The image without the numbers of its file.
+    pub(crate) fn offered_image(&self) -> OfferedImage {
         let format = self.format.name().to_owned();
         OfferedImage { location: self.image.to_string(), format, file: None }
     }
 
-    fn writable_image(&self) -> Option<Location> {
+    /// The image that it writes to, with a canonical path.
+    pub(crate) fn writable_image(&self) -> Option<Location> {
         (!self.read_only).then(|| real_location(&self.image))
     }
 
-    fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Arc<dyn Spec> {
+    /// The disk after a snapshot: its image is `overlay`, on the old one.
+    ///
+    /// Its guest keeps `serial` and the facts that it was `told`.
+    pub(crate) fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Arc<dyn Spec> {
         let mut disk = self.keeping_block(told::block(told));
         disk.told_serial = disk.serial.is_none().then(|| serial.to_owned());
         let old = std::mem::replace(&mut disk.image, overlay.to_owned().into());
@@ -197,11 +234,11 @@ impl DiskSpec for Blk {
         Arc::new(disk)
     }
 
-    fn next_start(&self, told: &Told) -> Result<DiskStart, String> {
+    /// Images and options that start it again for a guest that was `told` these facts.
+    ///
+    /// # Errors
+    /// A path is not UTF-8, as qcow2 and JSON demand.
+    pub(crate) fn next_start(&self, told: &Told) -> Result<NextStart, String> {
         next_start::of(&self.keeping_block(told::block(told)))
-    }
-
-    fn slow(&self) -> Option<Duration> {
-        self.slow
     }
 }

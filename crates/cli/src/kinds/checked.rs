@@ -25,12 +25,12 @@ pub(crate) fn within(option: &'static str, number: u16, most: u16) -> Result<u16
     }
 }
 
-/// A queue size, or the default.
+/// A queue size.
 ///
 /// # Errors
 /// It is no power of two, or out of range.
-pub(crate) fn queue_size(size: Option<u16>, least: u16) -> Result<u16, OptionError> {
-    match size.unwrap_or(QUEUE_SIZE) {
+pub(crate) fn queue_size(size: u16, least: u16) -> Result<u16, OptionError> {
+    match size {
         size if size.is_power_of_two() && (least..=32768).contains(&size) => Ok(size),
         size => Err(("queue-size", format!("{size} is invalid: use a power of two from {least} to 32768"))),
     }

@@ -1,24 +1,22 @@
 //! Consoles.
 mod args;
 mod open;
-mod spec;
 mod texts;
 
 use super::changes::{Differences, Effect, differences};
 use super::checked::{OptionError, directory_of};
-use super::endpoint::Endpoint;
+use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
-use args::{ConsoleArgs, WindowSize};
+use args::{Console, WindowSize};
 use landlock::AccessFs;
-use paravane_device::console::{BUFFER, Window};
+use paravane_device::console::Window;
 use paravane_spec::console::{Config, F_SIZE, RECEIVE};
 use paravane_vhost::KnownToDriver;
-use spec::{Console, Terminal};
 use std::any::Any;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -30,7 +28,7 @@ pub(crate) static CONSOLE: Kind = Kind {
     recorded,
     // Buffers for input that has not come yet are left in the ring.
     takes_at_once: |queue| queue != RECEIVE,
-    ..Kind::new::<ConsoleArgs>("console", texts::TEXTS, texts::FEATURES)
+    ..Kind::new::<Console>("console", texts::TEXTS, texts::FEATURES)
 };
 
 fn recorded(known: &KnownToDriver, told: &mut Told) {
@@ -44,21 +42,13 @@ fn size(columns: u16, rows: u16) -> String {
     format!("{columns}x{rows}")
 }
 
-impl Arguments for ConsoleArgs {
-    fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
-        let terminal = match (&self.terminal_socket, &self.log) {
-            (Some(path), _) => Terminal::Socket(path.clone()),
-            (None, Some(path)) => Terminal::Log(path.clone()),
-            (None, None) => Terminal::Pty,
-        };
+impl Arguments for Console {
+    fn check(&self, _: &str, _: &EndpointArgs) -> Result<Arc<dyn Spec>, OptionError> {
         let [least, most] = BUFFERS;
-        let buffer = match &self.buffer {
-            None => BUFFER,
-            Some(size) if (least..=most).contains(&size.0) => size.0 as usize,
-            Some(size) => return Err(("buffer", format!("{} bytes is out of range: use 4k to 1G", size.0))),
-        };
-        let window = self.window.map(|WindowSize(window)| window);
-        Ok(Arc::new(Console { terminal, window, buffer }))
+        match self.buffer.0 {
+            size if (least..=most).contains(&size) => Ok(Arc::new(self.clone())),
+            size => Err(("buffer", format!("{size} bytes is out of range: use 4k to 1G"))),
+        }
     }
 }
 
@@ -72,12 +62,9 @@ impl Spec for Console {
     }
 
     fn resolved(&self, base: &Path) -> Option<Arc<dyn Spec>> {
-        let terminal = match &self.terminal {
-            Terminal::Socket(path) => Terminal::Socket(base.join(path)),
-            Terminal::Log(path) => Terminal::Log(base.join(path)),
-            Terminal::Pty => return None,
-        };
-        Some(Arc::new(Self { terminal, ..self.clone() }))
+        let resolve = |path: &Option<PathBuf>| path.as_ref().map(|path| base.join(path));
+        let (terminal_socket, log) = (resolve(&self.terminal_socket), resolve(&self.log));
+        Some(Arc::new(Self { terminal_socket, log, ..self.clone() }))
     }
 
     fn claims(&self) -> Vec<Claim> {
@@ -90,13 +77,13 @@ impl Spec for Console {
 
     fn allow(&self, allowed: &mut AllowedPaths, _: bool) {
         let terminal = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
-        match &self.terminal {
-            Terminal::Socket(path) => allowed.socket(path),
-            Terminal::Log(path) if path.exists() => allowed.allow(path, AccessFs::WriteFile.into()),
-            Terminal::Log(path) => {
+        match (&self.terminal_socket, &self.log) {
+            (Some(path), _) => allowed.socket(path),
+            (None, Some(path)) if path.exists() => allowed.allow(path, AccessFs::WriteFile.into()),
+            (None, Some(path)) => {
                 allowed.allow(directory_of(path), AccessFs::MakeReg | AccessFs::WriteFile);
             }
-            Terminal::Pty => ["/dev/ptmx", "/dev/pts"].map(Path::new).into_iter().for_each(|path| {
+            (None, None) => ["/dev/ptmx", "/dev/pts"].map(Path::new).into_iter().for_each(|path| {
                 allowed.allow(path, terminal);
             }),
         }
@@ -117,7 +104,7 @@ impl Spec for Console {
     }
 
     fn told(&self, told: &mut Told) {
-        if let Some(Window { columns, rows }) = self.window {
+        if let Some(WindowSize(Window { columns, rows })) = self.window {
             told.put(WINDOW, size(columns, rows));
         }
     }
@@ -125,7 +112,13 @@ impl Spec for Console {
     fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
         let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
         let key = wanted.path().map_or("pty", |(option, _)| option);
-        all.add(key, Effect::Restart, self.terminal != wanted.terminal);
-        differences!(all, Console, self, wanted, window "window" Restart, buffer "buffer" Restart; but terminal);
+        let terminal = |console: &Self| (console.terminal_socket.clone(), console.pty, console.log.clone());
+        all.add(key, Effect::Restart, terminal(self) != terminal(wanted));
+        differences!(
+            all, Console, self, wanted,
+            window "window" Restart,
+            buffer "buffer" Restart;
+            but terminal_socket pty log
+        );
     }
 }

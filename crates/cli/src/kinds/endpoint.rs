@@ -1,8 +1,6 @@
 //! Where a device is served, and by which threads.
 use crate::choices::{Choice, one_of};
-#[cfg(feature = "run")]
-use clap::Command;
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, Command};
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -12,9 +10,9 @@ const SWITCH: &[Choice<bool>] = &[("on", "Enabled", true), ("off", "Disabled", f
 /// Options of a device that a file of devices does not have.
 pub(crate) const NOT_IN_FILES: [&str; 2] = ["fd", "print-capabilities"];
 
-/// Options of every device.
+// Options of every device. A doc comment would describe the command of each.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Endpoint and threads", group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation", "fd"]).required(true))]
+#[command(next_help_heading = "Endpoint and threads")]
 pub(crate) struct EndpointArgs {
     /// Name in log, status and metrics [default: that of its kind; required in a file]
     #[arg(long, value_name = "NAME")]
@@ -55,6 +53,12 @@ pub(crate) struct EndpointArgs {
 }
 
 impl EndpointArgs {
+    /// A command with these options behind those that `own` adds.
+    pub(super) fn behind(command: Command, own: fn(Command) -> Command) -> Command {
+        let group = ArgGroup::new("endpoint").args(["socket", "connect", "socket_activation", "fd"]);
+        Self::augment_args(own(command.group(group.required(true))))
+    }
+
     /// A command whose device needs no endpoint: these options are hidden.
     #[cfg(feature = "run")]
     pub(crate) fn unused(command: Command) -> Command {

@@ -6,9 +6,10 @@
 //!                   options)             not open)      waits)
 //! ```
 //! Most methods have a default, so a kind implements only what differs.
+use super::blk::args::Blk;
 use super::changes::Differences;
 use super::checked::OptionError;
-use super::endpoint::Endpoint;
+use super::endpoint::EndpointArgs;
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
@@ -17,8 +18,6 @@ use crate::reference::names::Bit;
 use crate::serve::metrics::of_kind::Metrics;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
-use crate::serve::snapshot::messages::{Layer, StartOption};
-use crate::serve::take_over::image::OfferedImage;
 use crate::serve::told::Told;
 use clap::{ArgMatches, Args, Command};
 use paravane_command_line::sections::Sections;
@@ -29,7 +28,6 @@ use std::any::Any;
 use std::fmt::{self, Debug};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Default of --poll-us, in microseconds.
 pub(crate) const POLL_US: u32 = 50;
@@ -79,7 +77,7 @@ impl Kind {
     ) -> Self {
         Self {
             name,
-            options: A::augment_args,
+            options: |command| EndpointArgs::behind(command, A::augment_args),
             parse: |matches| Ok(Box::new(A::from_arg_matches(matches)?)),
             device_type: name,
             capabilities: &[],
@@ -128,7 +126,7 @@ pub(crate) trait Arguments: Debug {
     ///
     /// # Errors
     /// An option is invalid.
-    fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError>;
+    fn check(&self, name: &str, endpoint: &EndpointArgs) -> Result<Arc<dyn Spec>, OptionError>;
 }
 
 /// A validated device that is not open yet: the part of its specification that belongs to its kind.
@@ -263,8 +261,8 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
         let _ = settings;
     }
 
-    /// Its disk interface, if it is a disk.
-    fn disk(&self) -> Option<&dyn DiskSpec> {
+    /// The disk, if it is one.
+    fn disk(&self) -> Option<&Blk> {
         None
     }
 }
@@ -289,38 +287,6 @@ impl PartialEq for dyn Spec {
 }
 
 impl Eq for dyn Spec {}
-
-/// Specification of a disk, as snapshots and take-overs use it.
-pub(crate) trait DiskSpec {
-    /// The image without the numbers of its file.
-    fn image(&self) -> OfferedImage;
-
-    /// The image that it writes to, with a canonical path.
-    fn writable_image(&self) -> Option<Location>;
-
-    /// The disk after a snapshot: its image is `overlay`, on the old one.
-    ///
-    /// Its guest keeps `serial` and the facts that it was `told`.
-    fn on_overlay(&self, overlay: &Path, serial: &str, told: &Told) -> Arc<dyn Spec>;
-
-    /// Options that start it again for a guest that was `told` these facts.
-    ///
-    /// # Errors
-    /// A path is not UTF-8, as qcow2 and JSON demand.
-    fn next_start(&self, told: &Told) -> Result<DiskStart, String>;
-
-    /// Threshold of its slow-request log.
-    fn slow(&self) -> Option<Duration>;
-}
-
-/// Images and options that start a disk again.
-pub(crate) struct DiskStart {
-    pub(crate) image: Layer,
-    /// Its backing files, top first.
-    pub(crate) backing: Vec<Layer>,
-    /// Options that are not the defaults, but those of images and serial number.
-    pub(crate) options: Vec<StartOption>,
-}
 
 /// Whether a device is served by io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

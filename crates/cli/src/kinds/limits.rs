@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 /// Rate limits of a device, shared by its queues.
 ///
 /// A network card has them for each direction.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Rate limits")]
 pub(crate) struct LimitArgs {
     /// Maximum bytes of data per second; network: in each direction [default: no limit]
@@ -26,6 +26,11 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
+    /// The limits of a device that has been checked.
+    pub(crate) fn rates(&self) -> RateLimit {
+        self.check().unwrap_or_default()
+    }
+
     /// The limits.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! Network cards.
 pub(crate) mod args;
-mod changes;
 mod checks;
 mod doctor;
 mod metrics;
@@ -10,9 +9,9 @@ mod texts;
 mod together;
 mod told;
 
-use super::changes::Differences;
+use super::changes::{Differences, Effect, differences};
 use super::checked::OptionError;
-use super::endpoint::Endpoint;
+use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
@@ -41,7 +40,7 @@ pub(crate) static NET: Kind = Kind {
 };
 
 impl Arguments for NetArgs {
-    fn check(&self, name: &str, endpoint: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
+    fn check(&self, name: &str, endpoint: &EndpointArgs) -> Result<Arc<dyn Spec>, OptionError> {
         Ok(Arc::new(Net::new(self, name, endpoint)?))
     }
 }
@@ -129,9 +128,25 @@ impl Spec for Net {
     }
 
     fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
-        if let Some(wanted) = (wanted as &dyn Any).downcast_ref() {
-            changes::changes(all, self, wanted);
-        }
+        let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
+        let network_key = match &wanted.network {
+            Network::Tap(_) | Network::TapFds(_) => "tap",
+            Network::Link(_) => "link",
+            Network::Echo(_) => "echo",
+            Network::Sink => "sink",
+            Network::Source(_) => "source",
+        };
+        all.add(network_key, Effect::Session, self.network != wanted.network);
+        differences!(
+            all, Net, self, wanted,
+            mac "mac" Restart,
+            queues "queues" Restart,
+            queue_size "queue-size" Restart,
+            mtu "mtu" Restart,
+            offloads "no-offloads" Restart;
+            but network announce limit
+        );
+        all.limit(self.limit, wanted.limit);
     }
 
     fn with_settings(&self, wanted: &dyn Spec) -> Option<Arc<dyn Spec>> {

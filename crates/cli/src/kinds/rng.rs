@@ -1,6 +1,6 @@
 //! Entropy sources.
 use super::checked::OptionError;
-use super::endpoint::{Endpoint, EndpointArgs};
+use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Descriptors, Features, Kind, Spec, Texts};
 use super::observe::Unobserved;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opened, Opening};
@@ -13,16 +13,9 @@ use std::sync::Arc;
 
 /// Serve an entropy source
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-struct RngArgs {
-    #[command(flatten)]
-    endpoint: EndpointArgs,
-}
-
-/// A validated entropy source.
-#[derive(Debug)]
 pub(crate) struct RngSpec;
 
-pub(crate) static RNG: Kind = Kind::new::<RngArgs>(
+pub(crate) static RNG: Kind = Kind::new::<RngSpec>(
     "rng",
     Texts {
         sections: Sections {
@@ -37,8 +30,8 @@ pub(crate) static RNG: Kind = Kind::new::<RngArgs>(
     Features { heading: "entropy sources", bits: &[], sometimes: &[], remark: "", samples: &[&[]] },
 );
 
-impl Arguments for RngArgs {
-    fn check(&self, _: &str, _: &Endpoint) -> Result<Arc<dyn Spec>, OptionError> {
+impl Arguments for RngSpec {
+    fn check(&self, _: &str, _: &EndpointArgs) -> Result<Arc<dyn Spec>, OptionError> {
         Ok(Arc::new(RngSpec))
     }
 }

@@ -240,10 +240,10 @@ mod tests {
         for number in 0..2 * DEVICES {
             let _ = limiter.admit(Some(&number.to_string()), Other, start);
         }
-        assert_eq!(limiter.lock().devices.len(), DEVICES);
+        assert_eq!(limiter.buckets.lock().devices.len(), DEVICES);
         // Those that are quiet make bucket.
         assert_eq!(limiter.admit(Some("new"), Other, start + SECOND), Write { left_out: 0 });
-        assert_eq!(limiter.lock().devices.len(), 1);
+        assert_eq!(limiter.buckets.lock().devices.len(), 1);
     }
 
     #[test]

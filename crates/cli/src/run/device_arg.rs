@@ -1,5 +1,4 @@
 //! `--device KIND[,OPTION[=VALUE]]...`: a device of any kind that `paravane serve` has.
-use crate::kinds::endpoint::Endpoint;
 use crate::kinds::kind::{Kind, Spec};
 use crate::kinds::{self, DeviceCommand};
 use anyhow::{anyhow, bail};
@@ -39,7 +38,7 @@ impl DeviceArg {
             let text = error.to_string();
             anyhow!("{}", text.lines().next().unwrap_or_default().trim_start_matches("error: "))
         })?;
-        let spec = command.arguments.check(kind.name, &Endpoint::Activated);
+        let spec = command.arguments.check(kind.name, &command.endpoint);
         let spec = spec.map_err(|(option, why)| anyhow!("{option}: {why}"))?;
         Ok(Self { kind: kind.name, spec })
     }

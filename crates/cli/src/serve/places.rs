@@ -118,6 +118,6 @@ mod tests {
         first.pop();
         assert!(places.take_for(1).is_ok());
         drop((first, others));
-        assert!(places.taken().is_empty());
+        assert!(places.taken.lock().is_empty());
     }
 }

@@ -77,7 +77,7 @@ impl DeviceSpec {
             return Err(("name", format!("{name:?}: use 1 to 64 letters, digits, '-', '_' and '.'")));
         }
         let endpoint = Endpoint::from(common);
-        let kind = command.arguments.check(&name, &endpoint)?;
+        let kind = command.arguments.check(&name, common)?;
         let workers =
             common.workers.map(|count| checked::within("workers", count, MAX_WORKERS)).transpose()?;
         let poll_us = common.poll_us.unwrap_or(kind.default_poll());

@@ -101,7 +101,7 @@ impl Offered {
     pub(crate) fn new(spec: &DeviceSpec, file: Option<FileId>, told: Told) -> Self {
         let DeviceSpec { name, kind, endpoint, .. } = spec;
         let file = file.map(|file| [file.device, file.inode]);
-        let image = kind.disk().map(|disk| OfferedImage { file, ..disk.image() });
+        let image = kind.disk().map(|disk| OfferedImage { file, ..disk.offered_image() });
         Self { name: name.clone(), kind: kind.name().to_owned(), endpoint: endpoint.to_string(), image, told }
     }
 

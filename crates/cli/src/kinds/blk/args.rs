@@ -2,7 +2,7 @@
 use crate::choices::{Choice, one_of};
 use crate::engine::ENGINES;
 use crate::images::{Backing, FORMATS, location};
-use crate::kinds::endpoint::EndpointArgs;
+use crate::kinds::checked::QUEUE_SIZE;
 use crate::kinds::limits::LimitArgs;
 use clap::Args;
 use paravane_device::blk::{EngineChoice, Format, OnFull};
@@ -13,7 +13,7 @@ use paravane_store::Location;
 /// The image is locked while it is served (see --no-lock), also against programs of QEMU. Its format is the one given by --format,
 /// never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
-pub(crate) struct BlkArgs {
+pub(crate) struct Blk {
     /// Disk image: a file, a block device, or a URL
     ///
     /// URLs: nbd://HOST[:PORT]/EXPORT and nbd+unix:///EXPORT?socket=PATH (with TLS as nbds),
@@ -23,8 +23,8 @@ pub(crate) struct BlkArgs {
     #[arg(long, visible_alias = "blk-file", value_name = "LOCATION", value_parser = location())]
     pub(crate) image: Location,
     /// Format of the image [default: raw]
-    #[arg(long, value_parser = one_of(FORMATS), value_name = "FORMAT")]
-    pub(crate) format: Option<Format>,
+    #[arg(long, value_parser = one_of(FORMATS), value_name = "FORMAT", default_value = "raw", hide_default_value = true)]
+    pub(crate) format: Format,
     /// Backing file as FORMAT:LOCATION; repeat per layer, top first
     ///
     /// FORMAT is raw or qcow2; LOCATION is as in --image. File names stored in images open nothing. A
@@ -69,8 +69,8 @@ pub(crate) struct BlkArgs {
     ///
     /// For images at a URL, except in Ceph. The daemon connects again meanwhile. Also the longest
     /// time for a server to answer when its image is opened, if that is less than 10 s (NBD) or 30 s.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) store_timeout: Option<u32>,
+    #[arg(long, value_name = "SECONDS", default_value_t = STORE_TIMEOUT, hide_default_value = true)]
+    pub(crate) store_timeout: u32,
     /// Serial number, at most 20 ASCII characters [default: from the name of the image]
     ///
     /// The default is the file name, export or object name if it fits, else 11 characters of it and a
@@ -78,22 +78,22 @@ pub(crate) struct BlkArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) serial: Option<String>,
     /// Number of queues [default: 1]
-    #[arg(long, value_name = "N")]
-    pub(crate) queues: Option<u16>,
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    pub(crate) queues: u16,
     /// Maximum queue size, a power of two from 4 to 32768 [default: 1024]
     ///
     /// The VMM chooses the size up to this. Below 128, requests have fewer segments.
-    #[arg(long, value_name = "N")]
-    pub(crate) queue_size: Option<u16>,
+    #[arg(long, value_name = "N", default_value_t = QUEUE_SIZE, hide_default_value = true)]
+    pub(crate) queue_size: u16,
     /// What to do with a write for which the host has no room [default: wait]
     ///
     /// A full file system, quota, volume or store. A write that waits is tried again every second,
     /// and after SIGHUP; reads go on.
-    #[arg(long, value_parser = one_of(ON_FULL), value_name = "ACTION")]
-    pub(crate) on_full: Option<OnFull>,
+    #[arg(long, value_parser = one_of(ON_FULL), value_name = "ACTION", default_value = "wait", hide_default_value = true)]
+    pub(crate) on_full: OnFull,
     /// I/O engine [default: auto]
-    #[arg(long, value_parser = one_of(ENGINES), value_name = "ENGINE")]
-    pub(crate) engine: Option<EngineChoice>,
+    #[arg(long, value_parser = one_of(ENGINES), value_name = "ENGINE", default_value = "auto", hide_default_value = true)]
+    pub(crate) engine: EngineChoice,
     /// Log each request that takes TIME or longer, for example 100ms [default: none]
     ///
     /// A line has queue, operation, sector, bytes, and the time in each stage. It is written when
@@ -102,9 +102,16 @@ pub(crate) struct BlkArgs {
     pub(crate) slow: Option<humantime::Duration>,
     #[command(flatten)]
     pub(crate) limit: LimitArgs,
-    #[command(flatten)]
-    pub(crate) endpoint: EndpointArgs,
+    // Threads may look for more before they sleep.
+    #[arg(skip)]
+    pub(crate) polls: bool,
+    // Without `serial`: what guests are told, of an image that is a backing file since a snapshot.
+    #[arg(skip)]
+    pub(crate) told_serial: Option<String>,
 }
+
+/// Default of --store-timeout, in seconds.
+pub(super) const STORE_TIMEOUT: u32 = 60;
 
 /// What becomes of a write without room.
 pub(crate) const ON_FULL: &[Choice<OnFull>] = &[

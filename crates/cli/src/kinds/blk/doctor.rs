@@ -1,5 +1,5 @@
 //! What disks need of a host.
-use super::spec::Blk;
+use super::args::Blk;
 use crate::doctor::finding::Finding;
 use rustix::process::{Resource, getrlimit};
 

@@ -1,12 +1,10 @@
 //! How to start a disk again after a snapshot: its images, and all options that are in use.
-use super::args::ON_FULL;
-use super::spec::{Blk, STORE_TIMEOUT};
+use super::args::{Blk, ON_FULL, STORE_TIMEOUT};
 use crate::choices::name;
 use crate::engine::ENGINES;
 use crate::images::Backing;
 use crate::kinds::checked::QUEUE_SIZE;
-use crate::kinds::kind::DiskStart;
-use crate::serve::snapshot::messages::{Layer, StartOption};
+use crate::serve::snapshot::messages::{Layer, NextStart, StartOption};
 use paravane_device::blk::{EngineChoice, Format, OnFull};
 use paravane_device::{Rate, RateLimit};
 use paravane_store::{Location, Written};
@@ -15,12 +13,13 @@ use paravane_store::{Location, Written};
 ///
 /// # Errors
 /// A path is not UTF-8, as qcow2 and JSON demand.
-pub(super) fn of(blk: &Blk) -> Result<DiskStart, String> {
+pub(super) fn of(blk: &Blk) -> Result<NextStart, String> {
     let backing = blk.backing.iter().map(|Backing { format, location }| layer(*format, location));
-    Ok(DiskStart {
+    Ok(NextStart {
         image: layer(blk.format, &blk.image)?,
         backing: backing.collect::<Result<_, _>>()?,
         options: options(blk),
+        ..NextStart::default()
     })
 }
 
@@ -60,7 +59,7 @@ fn options(blk: &Blk) -> Vec<StartOption> {
         told_serial: _,
         // A disk with snapshots is locked and writable.
         read_only: _,
-        lock: _,
+        no_lock: _,
         // Of raw images.
         direct: _,
         registered_buffers: _,
@@ -73,16 +72,15 @@ fn options(blk: &Blk) -> Vec<StartOption> {
     if let Some(block) = block_size {
         add(true, StartOption::new("block-size", block));
     }
-    let seconds = store_timeout.as_secs();
-    add(*store_timeout != STORE_TIMEOUT, StartOption::new("store-timeout", seconds));
+    add(*store_timeout != STORE_TIMEOUT, StartOption::new("store-timeout", store_timeout));
     add(*queues != 1, StartOption::new("queues", queues));
     add(*queue_size != QUEUE_SIZE, StartOption::new("queue-size", queue_size));
     add(*engine != EngineChoice::Auto, StartOption::new("engine", name(ENGINES, engine)));
     add(*on_full != OnFull::Wait, StartOption::new("on-full", name(ON_FULL, on_full)));
     if let Some(slow) = slow {
-        add(true, StartOption::new("slow", humantime::format_duration(*slow)));
+        add(true, StartOption::new("slow", slow));
     }
-    limits(limit, &mut add);
+    limits(&limit.rates(), &mut add);
     options
 }
 

@@ -1,5 +1,5 @@
 //! A disk while it is served.
-use super::spec::Blk;
+use super::args::Blk;
 use super::told;
 use crate::kinds::observe::Observe;
 use crate::serve::report;
@@ -34,7 +34,7 @@ impl DiskObserver {
 
     /// Applies settings that change in place.
     pub(super) fn change(&self, disk: &Blk) {
-        self.limiter.set(disk.limit);
+        self.limiter.set(disk.limit.rates());
         self.full.set_policy(disk.on_full);
     }
 }

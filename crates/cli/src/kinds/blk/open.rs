@@ -1,6 +1,6 @@
 //! Opens disks.
+use super::args::Blk;
 use super::observer::DiskObserver;
-use super::spec::Blk;
 use super::told;
 use crate::images::Backing;
 use crate::kinds::opening::{OpenContext, Opened, Opening};
@@ -11,6 +11,7 @@ use paravane_store::{Location, OpenOptions, Store};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A disk whose image is open and not locked: a dead process has requests in flight for it.
 pub(crate) struct UnlockedDisk {
@@ -38,7 +39,7 @@ impl ConnectedDisk {
         context: &OpenContext,
         store: Arc<dyn Store>,
     ) -> Result<Self, anyhow::Error> {
-        let limiter = Limiter::new(blk.limit);
+        let limiter = Limiter::new(blk.limit.rates());
         let (config, layers) = disk_config(name, blk, context, &limiter)?;
         Ok(Self { image: blk.image.to_string(), store, config, layers, limiter })
     }
@@ -161,14 +162,14 @@ fn ahead(name: &str, blk: &Blk, context: &OpenContext) -> Result<Opening, anyhow
 
 /// How the store of a disk's image is opened.
 fn image_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
-    OpenOptions { read_only: blk.read_only, lock: blk.lock, ..store_options(blk, context) }
+    OpenOptions { read_only: blk.read_only, lock: !blk.no_lock, ..store_options(blk, context) }
 }
 
 /// How the stores of a disk are opened.
 fn store_options(blk: &Blk, context: &OpenContext) -> OpenOptions {
     OpenOptions {
         connections: blk.queues,
-        timeout: blk.store_timeout,
+        timeout: Duration::from_secs(blk.store_timeout.into()),
         polls: blk.polls,
         cache: context.cache.clone(),
         files: context.files.clone(),
@@ -217,7 +218,7 @@ fn unlocked(
     image: &Path,
     context: Option<&OpenContext>,
 ) -> Result<UnlockedDisk, anyhow::Error> {
-    let limiter = Limiter::new(blk.limit);
+    let limiter = Limiter::new(blk.limit.rates());
     let lacks_stores = context.is_none().then(|| Box::new(blk.clone()));
     let (config, stores) = match context {
         Some(context) => disk_config(name, blk, context, &limiter)?,
@@ -299,7 +300,7 @@ fn image_config(blk: &Blk, image: &Path) -> BlkConfig {
     BlkConfig {
         format: blk.format,
         read_only: blk.read_only,
-        lock: blk.lock,
+        lock: !blk.no_lock,
         direct: blk.direct,
         block_size: blk.block_size,
         ..BlkConfig::new(image)

@@ -1,5 +1,5 @@
 //! What guests are told of disks.
-use super::spec::Blk;
+use super::args::Blk;
 use crate::serve::told::{QUEUES, SIZE, Told};
 use paravane_device::blk::{Geometry, most_segments};
 use paravane_spec::blk;

@@ -1,9 +1,8 @@
 //! Options of consoles.
-use crate::kinds::endpoint::EndpointArgs;
 use crate::size::Size;
 use clap::{ArgGroup, Args};
 use paravane_device::console::Window;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Serve a console
 ///
@@ -12,7 +11,7 @@ use std::path::PathBuf;
 /// slow reader. Nothing is lost while the VMM disconnects and reconnects.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 #[command(group = ArgGroup::new("terminal").args(["terminal_socket", "pty", "log"]).required(true))]
-pub(super) struct ConsoleArgs {
+pub(super) struct Console {
     /// Serve one terminal program at a time on this Unix socket, created with mode 0600
     #[arg(long, value_name = "PATH")]
     pub(super) terminal_socket: Option<PathBuf>,
@@ -26,10 +25,16 @@ pub(super) struct ConsoleArgs {
     #[arg(long, value_name = "COLUMNSxROWS")]
     pub(super) window: Option<WindowSize>,
     /// Maximum bytes that wait for a reader, from 4k to 1G [default: 1M]
-    #[arg(long, value_name = "SIZE")]
-    pub(super) buffer: Option<Size>,
-    #[command(flatten)]
-    pub(super) endpoint: EndpointArgs,
+    #[arg(long, value_name = "SIZE", default_value = "1M", hide_default_value = true)]
+    pub(super) buffer: Size,
+}
+
+impl Console {
+    /// The option that names its terminal, and its path.
+    pub(super) fn path(&self) -> Option<(&'static str, &Path)> {
+        let paths = [("terminal-socket", &self.terminal_socket), ("log", &self.log)];
+        paths.into_iter().find_map(|(option, path)| Some((option, path.as_deref()?)))
+    }
 }
 
 /// "80x25".

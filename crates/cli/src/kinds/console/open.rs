@@ -1,5 +1,5 @@
 //! Opens consoles.
-use super::spec::{Console, Terminal};
+use super::args::{Console, WindowSize};
 use crate::kinds::observe::Observe;
 use crate::kinds::opening::Opened;
 use crate::serve::{private_socket, report};
@@ -15,25 +15,26 @@ use std::path::PathBuf;
 /// # Errors
 /// The terminal cannot be opened.
 pub(super) fn open(console: &Console) -> Result<Opened, anyhow::Error> {
-    let (end, back_end, socket) = match &console.terminal {
-        Terminal::Socket(path) => {
+    let (end, back_end, socket) = match (&console.terminal_socket, &console.log) {
+        (Some(path), _) => {
             let name = format!("terminal socket {}", path.display());
             let listener = private_socket::bind(path).with_context(|| name.clone())?;
             (BackEnd::Socket(listener), name, Some(path.clone()))
         }
-        Terminal::Pty => {
+        (None, None) => {
             let pty = Pty::open().context("cannot open a pseudo-terminal")?;
             let name = format!("pty {}", pty.path().display());
             (BackEnd::Pty(pty), name, None)
         }
-        Terminal::Log(path) => {
+        (None, Some(path)) => {
             let name = format!("log {}", path.display());
             let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path);
             (BackEnd::Log(file.with_context(|| name.clone())?), name, None)
         }
     };
+    let window = console.window.map(|WindowSize(window)| window);
     let device =
-        console::Console::new(end, console.window, console.buffer).context("cannot start a console")?;
+        console::Console::new(end, window, console.buffer.0 as usize).context("cannot start a console")?;
     let observer = Box::new(ConsoleObserver { counters: device.counters(), socket });
     Ok(Opened { device: Box::new(device), observer, back_end, hold: None })
 }

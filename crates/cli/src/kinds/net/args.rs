@@ -1,5 +1,5 @@
 //! Options of network cards.
-use crate::kinds::endpoint::EndpointArgs;
+use crate::kinds::checked::QUEUE_SIZE;
 use crate::kinds::limits::LimitArgs;
 use crate::mac::mac;
 use crate::size::Size;
@@ -30,13 +30,13 @@ pub(crate) struct NetArgs {
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<Mac>,
     /// Number of queue pairs [default: 1]
-    #[arg(long, value_name = "N")]
-    pub(crate) queues: Option<u16>,
+    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
+    pub(crate) queues: u16,
     /// Maximum queue size, a power of two from 2 to 32768 [default: 1024]
     ///
     /// The VMM chooses the size up to this.
-    #[arg(long, value_name = "N")]
-    pub(crate) queue_size: Option<u16>,
+    #[arg(long, value_name = "N", default_value_t = QUEUE_SIZE, hide_default_value = true)]
+    pub(crate) queue_size: u16,
     /// MTU reported to the guest [default: none]
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u16>,
@@ -45,8 +45,6 @@ pub(crate) struct NetArgs {
     pub(crate) no_offloads: bool,
     #[command(flatten)]
     pub(crate) limit: LimitArgs,
-    #[command(flatten)]
-    pub(crate) endpoint: EndpointArgs,
 }
 
 /// A MAC address.

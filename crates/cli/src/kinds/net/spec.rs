@@ -1,7 +1,7 @@
 //! A validated network card.
 use super::args::{Mac, NetArgs};
 use crate::kinds::checked::{self, MAX_QUEUES, OptionError};
-use crate::kinds::endpoint::Endpoint;
+use crate::kinds::endpoint::EndpointArgs;
 use crate::mac;
 use paravane_device::RateLimit;
 
@@ -35,7 +35,7 @@ pub(crate) enum Network {
 }
 
 impl Net {
-    pub(super) fn new(args: &NetArgs, name: &str, endpoint: &Endpoint) -> Result<Self, OptionError> {
+    pub(super) fn new(args: &NetArgs, name: &str, endpoint: &EndpointArgs) -> Result<Self, OptionError> {
         let network = match args {
             NetArgs { tap: Some(name), .. } => Network::Tap(name.clone()),
             NetArgs { link: Some(name), .. } => Network::Link(name.clone()),
@@ -63,7 +63,7 @@ impl Net {
             network,
             mac,
             // Two queues for each pair, and a control queue.
-            queues: checked::within("queues", args.queues.unwrap_or(1), (MAX_QUEUES - 1) / 2)?,
+            queues: checked::within("queues", args.queues, (MAX_QUEUES - 1) / 2)?,
             queue_size: checked::queue_size(args.queue_size, 2)?,
             mtu: args.mtu,
             offloads: !args.no_offloads,
@@ -74,11 +74,9 @@ impl Net {
 }
 
 /// A MAC address derived from name and socket, so that it stays the same (FNV-1a).
-fn address(name: &str, endpoint: &Endpoint) -> Mac {
-    let path = match endpoint {
-        Endpoint::Listen(path) | Endpoint::Connect(path) => path.as_os_str().as_encoded_bytes(),
-        Endpoint::Activated | Endpoint::Inherited(_) => &[],
-    };
+fn address(name: &str, endpoint: &EndpointArgs) -> Mac {
+    let path = endpoint.socket.as_ref().or(endpoint.connect.as_ref());
+    let path = path.map_or(&[][..], |path| path.as_os_str().as_encoded_bytes());
     let hash =
         name.bytes().chain([0]).chain(path.iter().copied()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

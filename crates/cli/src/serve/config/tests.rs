@@ -1,5 +1,5 @@
 use super::*;
-use crate::kinds::blk::spec::Blk;
+use crate::kinds::blk::args::Blk;
 use crate::kinds::endpoint::Endpoint;
 use crate::kinds::kind::Spec;
 use crate::kinds::net::spec::{Net, Network};
@@ -76,8 +76,8 @@ fn a_file_says_what_the_command_line_says() {
     let blk: &Blk = of(&disk.kind);
     assert_eq!((blk.queues, disk.workers, blk.serial.as_deref()), (4, Some(2), Some("0001")));
     let rate = |rate: Option<Rate>| rate.map(|rate| (rate.per_second.get(), rate.burst));
-    assert_eq!(rate(blk.limit.bytes), Some((10 << 20, 1 << 20)));
-    assert_eq!(rate(blk.limit.ops), Some((500, 7)));
+    assert_eq!(rate(blk.limit.rates().bytes), Some((10 << 20, 1 << 20)));
+    assert_eq!(rate(blk.limit.rates().ops), Some((500, 7)));
     assert_eq!(disk.endpoint, Endpoint::Listen("/run/paravane/vm0-disk.sock".into()));
     assert!(disk.packed && !blk.read_only && disk.longest_poll == Duration::from_micros(50));
     assert_eq!(rng.endpoint, Endpoint::Connect("/etc/p/vm0-rng.sock".into()));

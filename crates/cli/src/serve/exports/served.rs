@@ -116,7 +116,7 @@ fn request_trace(spec: &DeviceSpec, export: &Export) -> Option<Arc<RequestTrace>
 
 /// The slow-request log of a disk, if it has one.
 fn slow_log(spec: &DeviceSpec) -> Option<SlowLog> {
-    spec.kind.disk()?.slow().map(|threshold| SlowLog::new(&spec.name, threshold))
+    spec.kind.disk()?.slow.map(|threshold| SlowLog::new(&spec.name, *threshold))
 }
 
 /// Where an export of the device listens or connects.

@@ -108,7 +108,7 @@ fn a_device_that_panics_is_told_of_and_made_anew() {
 
 /// Storage that answers when told to. Sessions of its device end only then.
 #[derive(Clone, Default)]
-struct Storage(Arc<(Mutex<bool>, std::sync::Condvar)>);
+struct Storage(Arc<(std::sync::Mutex<bool>, std::sync::Condvar)>);
 
 impl Storage {
     fn answer(&self) {

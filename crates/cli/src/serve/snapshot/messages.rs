@@ -87,7 +87,7 @@ impl StartOption {
 /// An image and its format, with an absolute path or a URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layer {
-    #[serde(with = "format_name")]
+    #[serde(with = "FormatName")]
     pub(crate) format: Format,
     pub(crate) path: String,
     /// The URL lacks a query or password.
@@ -96,21 +96,11 @@ pub(crate) struct Layer {
 }
 
 /// A format by its name.
-mod format_name {
-    use crate::choices::name;
-    use crate::images::FORMATS;
-    use paravane_device::blk::Format;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(super) fn serialize<S: Serializer>(format: &Format, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(name(FORMATS, format))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Format, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let format = FORMATS.iter().find(|(known, ..)| *known == name).map(|(.., format)| *format);
-        format.ok_or_else(|| de::Error::custom("unknown format"))
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Format", rename_all = "lowercase")]
+enum FormatName {
+    Raw,
+    Qcow2,
 }
 
 /// The overlay to use.

@@ -1,7 +1,8 @@
 //! How to start a disk again after a snapshot.
 use super::messages::{NextStart, StartOption};
+use crate::kinds::blk::args::Blk;
 use crate::kinds::endpoint::Endpoint;
-use crate::kinds::kind::{DiskSpec, DiskStart, POLL_US};
+use crate::kinds::kind::POLL_US;
 use crate::serve::spec::DeviceSpec;
 use crate::serve::told::Told;
 use std::path::Path;
@@ -12,10 +13,10 @@ impl NextStart {
     ///
     /// # Errors
     /// A path is not UTF-8, as qcow2 and JSON demand.
-    pub(crate) fn of(spec: &DeviceSpec, disk: &dyn DiskSpec, told: &Told) -> Result<Self, String> {
-        let DiskStart { image, backing, mut options } = disk.next_start(told)?;
-        options.extend(common(spec));
-        Ok(Self { image, backing, name: spec.name.clone(), endpoint: endpoint(&spec.endpoint), options })
+    pub(crate) fn of(spec: &DeviceSpec, disk: &Blk, told: &Told) -> Result<Self, String> {
+        let mut start = disk.next_start(told)?;
+        start.options.extend(common(spec));
+        Ok(Self { name: spec.name.clone(), endpoint: endpoint(&spec.endpoint), ..start })
     }
 }
 

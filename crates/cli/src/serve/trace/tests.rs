@@ -13,7 +13,7 @@ fn trace(queues: usize) -> Arc<RequestTrace> {
 
 /// As the queue's thread tells.
 fn tell(trace: &RequestTrace, queue: u16, record: &RequestRecord) {
-    let readers = trace.readers();
+    let readers = trace.readers.lock();
     let of = |reader: &ReaderEnd| reader.outputs[usize::from(queue)].clone();
     let outputs = readers.list.iter().filter_map(of).collect();
     QueueObserver { queue, slow: None, outputs }.ended(record);
@@ -43,7 +43,7 @@ fn readers_get_what_they_ask_for_and_leave_nothing_behind() {
     assert_eq!(lines.len(), 1);
     assert_eq!((lines[0].queue, &*lines[0].operation, lines[0].total_ns), (1, "write", 100));
     drop((all, some));
-    assert!(trace.readers().list.is_empty());
+    assert!(trace.readers.lock().list.is_empty());
 }
 
 #[test]
@@ -71,5 +71,5 @@ fn invalid_requests_are_refused() {
     assert!(error.contains("unknown operation \"reads\": use read, write"), "{error}");
     let error = refused(TraceRequest { device: "vm0".into(), queue: Some(1), ..TraceRequest::default() });
     assert_eq!(error, "device vm0 has no queue 1: use 0 to 0");
-    assert!(trace.readers().list.is_empty());
+    assert!(trace.readers.lock().list.is_empty());
 }
