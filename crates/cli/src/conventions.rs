@@ -14,7 +14,7 @@
 use crate::kinds::{self, Kind};
 use paravane_command_line::output;
 use serde::Serialize;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 
 /// Name of a program, before the kind.
@@ -36,20 +36,13 @@ pub(crate) fn print_capabilities(kind: &Kind) -> Result<(), anyhow::Error> {
     output::print_json(&Capabilities { device_type: kind.device_type, features: kind.capabilities })
 }
 
-/// The kind that a program of this name serves.
-fn of_program(name: &OsStr) -> Option<&'static Kind> {
-    kinds::find(name.to_str()?.strip_prefix(PROGRAM)?)
-}
-
 /// The command line.
 ///
 /// Started as `vhost-user-blk`, that is `paravane serve blk` with its options.
 pub(crate) fn expand(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
-    let name = words.first().and_then(|word| Path::new(word).file_name());
-    if let Some(name) = name
-        && let Some(kind) = of_program(name)
-    {
+    let of_program = |word| kinds::find(Path::new(word).file_name()?.to_str()?.strip_prefix(PROGRAM)?);
+    if let Some(kind) = words.first().and_then(of_program) {
         words.splice(..1, ["paravane", "serve", kind.name].map(OsString::from));
     }
     words

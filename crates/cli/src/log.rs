@@ -19,7 +19,7 @@ mod panic;
 mod queue;
 mod writer;
 
-pub(crate) use counts::{Counts, counts};
+pub(crate) use counts::{LOST, SUPPRESSED};
 pub(crate) use limit::SLOW_REQUESTS;
 
 use limit::{Limiter, LineKind};
@@ -136,7 +136,7 @@ fn push(line: &str) {
 pub(crate) fn start_writing() {
     let mut idle = WRITER.lock();
     let Some(mut writer) = idle.take() else { return };
-    let style = writer.style();
+    let style = writer.style;
     let write = move || {
         loop {
             writer.write_next(&QUEUE, limiter().owes().then_some(PAUSE));

@@ -96,27 +96,19 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return answer(&error),
     };
-    // `serve` and `hold` set up their logs themselves. `serve` starts the log's thread after entering
-    // the sandbox, `hold` starts none.
-    if !matches!(
+    // These set up their logs themselves. `serve` starts the log's thread after entering the sandbox, the others
+    // start none.
+    let has_own_log = matches!(
         cli.command,
         Command::Serve(_) | Command::Hold(_) | Command::Broker | Command::Inspector | Command::Reader
-    ) {
-        let settings =
-            log::Settings { base: log::Level::Warn, verbose: cli.log.verbose, json: false, rate: None };
-        log::set_up(settings);
-    }
-    // `top` blocks signals first: threads inherit the mask.
-    if !matches!(
-        cli.command,
-        Command::Serve(_)
-            | Command::Hold(_)
-            | Command::Broker
-            | Command::Inspector
-            | Command::Reader
-            | Command::Top(_)
-    ) {
-        log::start_writing();
+    );
+    if !has_own_log {
+        let verbose = cli.log.verbose;
+        log::set_up(log::Settings { base: log::Level::Warn, verbose, json: false, rate: None });
+        // `top` blocks signals first: threads inherit the mask.
+        if !matches!(cli.command, Command::Top(_)) {
+            log::start_writing();
+        }
     }
     let result = match cli.command {
         #[cfg(feature = "run")]

@@ -77,10 +77,8 @@ fn options_chapter() -> String {
             for (heading, rows) in sections.all().into_iter().filter(|&(heading, _)| heading != "Exit status")
             {
                 chapter.subheading(heading);
-                for (name, text) in rows {
-                    chapter.item(&format!("`{name}`: {}", markdown::text(text)));
-                }
-                chapter.end_list();
+                chapter
+                    .list(rows.into_iter().map(|(name, text)| format!("`{name}`: {}", markdown::text(text))));
             }
         }
     }

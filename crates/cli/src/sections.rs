@@ -247,13 +247,8 @@ const COMMANDS: &[Sections] = &[
             (130, "Stopped by a signal; a Chrome trace is complete."),
         ],
         signals: &[("SIGINT, SIGTERM, SIGHUP", "End the trace, and write the Chrome trace.")],
-        files: &[CONTROL],
-        environment: &[
-            RUST_LOG,
-            ("RUNTIME_DIRECTORY", "Directory of control sockets."),
-            ("XDG_RUNTIME_DIR", "Parent directory of control sockets of users other than root."),
-        ],
         see_also: &["paravane-top(1)", "paravane-status(1)", "paravane-serve(1)"],
+        ..CLIENT
     },
     Sections {
         command: "paravane-disk",

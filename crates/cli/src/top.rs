@@ -115,7 +115,7 @@ fn live_view(
             PollFd::new(&signals, PollFlags::IN),
             PollFd::from_borrowed_fd(ready.as_fd(), PollFlags::IN),
         ];
-        if !input.has_ended() {
+        if !input.ended {
             fds.push(PollFd::new(&stdin, PollFlags::IN));
         }
         match poll(&mut fds, None) {
@@ -145,7 +145,7 @@ fn live_view(
             for key in input.read(&stdin) {
                 if key == Key::Suspend {
                     screen.suspend()?;
-                } else if view.press(key, screen.rows()) == Outcome::Quit {
+                } else if view.press(key, screen.rows) == Outcome::Quit {
                     return Ok(ExitCode::SUCCESS);
                 }
             }

@@ -1,7 +1,7 @@
 //! `paravane disk convert`.
 use super::apart;
 use super::image::{CLUSTER_SIZE, cluster_size, failed, is_same, layers, open_bytes};
-use super::new_file::NewFile;
+use super::target::Target;
 use super::work::Work;
 use crate::failure::Failure;
 use crate::images::Backing;
@@ -120,12 +120,7 @@ fn check_new(target: &Location) -> Result<(), anyhow::Error> {
 
 /// Copies to a new file, which appears when it is complete.
 fn create(args: &ConvertArgs, source: &Disk, new: &NewImage, work: &mut Work) -> Result<Copied, Failure> {
-    let Location::File(path) = &args.target.location else {
-        return Err(Failure::request(anyhow!("{}: is not a file", args.target.location)));
-    };
-    new.check().map_err(|reason| Failure::request(anyhow!("{}: {reason}", path.display())))?;
-    let file = NewFile::create(path, args.force)?;
-    work.unfinished(file.path());
+    let file = Target::begin(&args.target.location, new, args.force, work)?;
     images::create(&file.place(), new).map_err(failed)?;
     let target = Disk::open(&file.place(), args.target.format, &[], Use::Write)?;
     let written = images::copy(source, &target, Content::Zeroes, &mut |at| work.step(at)).map_err(failed)?;

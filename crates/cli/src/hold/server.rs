@@ -197,7 +197,7 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
     let (text, fds) = match handle(table, buffer, received) {
         Ok(Done::Changed) => (Answer::Done, Vec::new()),
         Ok(Done::Take { from }) => table.chunk(from),
-        Ok(Done::Limit) => (Answer::Limit { most: table.limit() }, Vec::new()),
+        Ok(Done::Limit) => (Answer::Limit { most: table.limit }, Vec::new()),
         Err(why) => refused(why),
     };
     let send = |text: &Answer, fds: &[BorrowedFd<'_>]| {

@@ -16,7 +16,7 @@ pub(super) struct Full {
 #[derive(Debug)]
 pub(super) struct Table {
     held: Vec<(Name, OwnedFd)>,
-    limit: usize,
+    pub(super) limit: usize,
 }
 
 impl Table {
@@ -26,11 +26,6 @@ impl Table {
 
     pub(super) fn len(&self) -> usize {
         self.held.len()
-    }
-
-    /// Number of descriptors that may be held.
-    pub(super) fn limit(&self) -> usize {
-        self.limit
     }
 
     /// Holds all descriptors of a message, or none.

@@ -40,7 +40,7 @@ fn poll_stderr(time: Option<&Timespec>) -> bool {
 /// Writes the lines of a queue.
 pub(super) struct Writer<W> {
     out: W,
-    style: Style,
+    pub(super) style: Style,
     batch: Batch,
     /// Number of lost lines not yet reported.
     lost: u64,
@@ -62,10 +62,6 @@ impl Writer<Stderr> {
 impl<W: Write> Writer<W> {
     pub(super) fn new(out: W, style: Style) -> Self {
         Self { out, style, batch: Batch::default(), lost: 0, torn: false }
-    }
-
-    pub(super) fn style(&self) -> Style {
-        self.style
     }
 
     /// Waits for lines for at most `time` and writes them.

@@ -26,20 +26,9 @@ impl Chapter {
         self.block(&format!("```{language}\n{}\n```", text.trim_end()));
     }
 
-    /// An item of a list, which [`Chapter::end_list`] ends.
-    pub(super) fn item(&mut self, text: &str) {
-        if !self.0.ends_with("\n\n") && !self.in_list() {
-            self.0.push('\n');
-        }
-        let _ = writeln!(self.0, "- {text}");
-    }
-
-    pub(super) fn end_list(&mut self) {
-        debug_assert!(self.in_list());
-    }
-
-    fn in_list(&self) -> bool {
-        self.0.lines().last().is_some_and(|line| line.starts_with("- "))
+    /// A list.
+    pub(super) fn list(&mut self, items: impl Iterator<Item = String>) {
+        self.block(&items.map(|item| format!("- {item}")).collect::<Vec<_>>().join("\n"));
     }
 
     pub(super) fn table(&mut self, head: &[&str], rows: &[Vec<String>]) {

@@ -36,7 +36,6 @@ mod served;
 mod shown;
 mod snapshots;
 mod state;
-mod turns;
 
 pub(crate) use arrival::Arrivals;
 pub(crate) use context::ExportContext;
@@ -210,8 +209,7 @@ impl Exports {
         self.open_waiting(&mut inner);
         let told = inner.is_outcome_due() && inner.report_outcome();
         let patience = self.0.context.stop_timeout / 2;
-        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
-        let expedite = stopping.filter_map(|member| member.expedite(patience));
+        let expedite = inner.stopping().filter_map(|member| member.expedite(patience));
         let reload = inner.reload.as_ref().and_then(Reload::time_to_report);
         let retry = inner.groups.iter().filter_map(Group::time_to_retry);
         Turn { time: expedite.chain(reload).chain(retry).min(), told }
@@ -277,7 +275,7 @@ impl Exports {
     /// Sessions that are kept stay so, for the next daemon.
     pub(crate) fn begin_stop(&self) {
         let mut inner = self.inner();
-        (inner.reload, inner.stopping) = (None, true);
+        (inner.reload, inner.is_stopping) = (None, true);
         let groups = std::mem::take(&mut inner.groups);
         for group in groups {
             inner.leave(group, Sessions::Stay);
@@ -303,8 +301,7 @@ impl Exports {
     /// Logs the requests that the daemon leaves unfinished.
     pub(crate) fn log_unfinished(&self) {
         let inner = self.inner();
-        let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
-        members.filter(|member| !member.export.has_ended()).for_each(ServedDevice::log_unfinished);
+        inner.stopping().filter(|member| !member.export.has_ended()).for_each(ServedDevice::log_unfinished);
     }
 }
 
@@ -347,7 +344,7 @@ impl Inner {
                 // Removed from the file meanwhile.
                 match start {
                     Ok(mut members) => {
-                        let sessions = if self.stopping { Sessions::Stay } else { Sessions::End };
+                        let sessions = if self.is_stopping { Sessions::Stay } else { Sessions::End };
                         members.iter_mut().for_each(|member| member.begin_stop(sessions));
                         self.leaving[at].members = Some(members);
                         self.leaving[at].has_session = false;

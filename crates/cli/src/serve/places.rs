@@ -1,5 +1,6 @@
 //! A number of places that clients of the control socket share, by their processes.
 use super::wire::Wire;
+use crate::peer::allow;
 use nix::sys::socket::{getsockopt, sockopt};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -48,7 +49,7 @@ impl Places {
         self.take_for(getsockopt(client, sockopt::PeerCredentials).map_or(0, |peer| peer.pid()))
     }
 
-    /// Answers a client in a thread called `name`, if it has a place.
+    /// Answers a client that may do `what` ("take over from") in a thread called `name`, if it has a place.
     ///
     /// `serve` returns the last message; `None`: the client has gone.
     ///
@@ -58,18 +59,18 @@ impl Places {
         self: &Arc<Self>,
         stream: UnixStream,
         patience: Duration,
-        name: &str,
-        refused: impl FnOnce(Full) -> M,
+        [name, what]: [&str; 2],
+        (full, failed): (fn(Full) -> String, fn(String) -> M),
         serve: impl FnOnce(&Wire<M>) -> Option<M> + Send + 'static,
     ) -> io::Result<()> {
-        let place = self.take(&stream);
+        let (place, allowed) = (self.take(&stream), allow(&stream, what));
         let wire = Wire::new(stream, patience)?.of_a_client(patience);
         let place = match place {
             Ok(place) => place,
-            Err(full) => return wire.say(&refused(full)),
+            Err(why) => return wire.say(&failed(full(why))),
         };
         let answer = move || {
-            let message = serve(&wire);
+            let message = allowed.map_or_else(|why| Some(failed(why)), |()| serve(&wire));
             drop(place);
             // A client that has gone misses it.
             let _ = message.map(|message| wire.say(&message));

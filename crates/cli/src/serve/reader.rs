@@ -34,8 +34,8 @@ const MOST: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
-    /// The same without links and relative parts.
-    real: PathBuf,
+    /// The same without links and relative parts, as it was when the daemon started.
+    pub(crate) real: PathBuf,
     /// The process that reads it. `None`: the daemon has no sandbox.
     reader: Option<OwnedFd>,
     /// Directory in which the daemon may write, if it could change the file.
@@ -77,11 +77,6 @@ impl ConfigFile {
                 way.display()
             );
         }
-    }
-
-    /// The path of the file, without links and relative parts, as it was when the daemon started.
-    pub(crate) fn real(&self) -> &Path {
-        &self.real
     }
 
     /// Reads the file again. It may block, as storage may hang.

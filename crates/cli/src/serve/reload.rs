@@ -16,7 +16,6 @@ use super::exports::{Exports, Restarts};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
 use crate::log;
-use crate::peer::allow;
 use messages::{DAEMON, DeviceOutcome, Message, Outcome, Wish};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -100,19 +99,13 @@ impl ReloadServer {
 
     /// Answers a client, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
-        let refused = |full| {
-            Message::Failed(match full {
-                Full::All => format!("{MOST} clients wait for reloads: try again"),
-                Full::Share => format!("this process waits for {EACH} reloads: try again"),
-            })
+        let full = |full| match full {
+            Full::All => format!("{MOST} clients wait for reloads: try again"),
+            Full::Share => format!("this process waits for {EACH} reloads: try again"),
         };
         let server = self.clone();
-        let allowed = allow(&stream, "reload the daemon of");
-        let serve = move |wire: &Wire<Message>| match allowed {
-            Ok(()) => server.serve(wire),
-            Err(why) => Some(Message::Failed(why)),
-        };
-        self.places.answer(stream, PATIENCE, "reload-client", refused, serve)
+        let names = ["reload-client", "reload the daemon of"];
+        self.places.answer(stream, PATIENCE, names, (full, Message::Failed), move |wire| server.serve(wire))
     }
 
     /// `None`: the client has gone.

@@ -189,7 +189,7 @@ impl<'a> Reloader<'a> {
 
 /// Why a plan cannot be made: the daemon has another file than its client means.
 fn other_file(asked: &Asked, file: &ConfigFile) -> Option<String> {
-    let (wanted, own) = (Path::new(asked.plan()?), file.real());
+    let (wanted, own) = (Path::new(asked.plan()?), &*file.real);
     // The sandbox hides the file: its path was made absolute at the start.
     (wanted != own).then(|| format!("the daemon reloads {}, not {}", own.display(), wanted.display()))
 }

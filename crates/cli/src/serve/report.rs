@@ -3,12 +3,14 @@
 //! Names are stable; fields may be added.
 pub(crate) mod stores;
 
+use crate::log::{LOST, SUPPRESSED};
 use paravane_device::RateLimit;
 use paravane_device::blk::operation::OPERATIONS;
 use paravane_device::blk::{self, ErrorTotals, FullStatus};
 use paravane_device::latency::{self, LatencySnapshot};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 use stores::Store;
 
@@ -72,8 +74,8 @@ pub(crate) struct Log {
 
 impl Log {
     pub(crate) fn now() -> Self {
-        let crate::log::Counts { lost, suppressed } = crate::log::counts();
-        Self { lost_lines: lost, suppressed_lines: suppressed }
+        let [lost_lines, suppressed_lines] = [&LOST, &SUPPRESSED].map(|count| count.load(Ordering::Relaxed));
+        Self { lost_lines, suppressed_lines }
     }
 }
 

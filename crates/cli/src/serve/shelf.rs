@@ -9,6 +9,7 @@ mod shares;
 
 use super::spec::DeviceSpec;
 use super::store::{DescriptorStore, Held, HolderStore, ManagerStore, Name, StoreError, WaitingHolder};
+use super::systemd;
 use anyhow::{Context, bail};
 use paravane_export::keeper::RECORD;
 use paravane_export::{Keeper, Kept};
@@ -47,17 +48,11 @@ pub(crate) struct Shelf(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    store: Store,
+    /// `None`: the holder serves the daemon that hands over.
+    store: Option<Box<dyn DescriptorStore>>,
     shares: Shares,
     /// Devices whose sessions are not kept, and why.
     refusals: HashMap<String, String>,
-}
-
-#[derive(Debug)]
-enum Store {
-    /// The holder serves the daemon that hands over.
-    Waiting,
-    Ready(Box<dyn DescriptorStore>),
 }
 
 /// Descriptors of earlier daemons by device, each with its number.
@@ -95,7 +90,7 @@ pub(crate) fn check_name(device: &str) -> Result<(), anyhow::Error> {
 }
 
 impl Shelf {
-    fn new(store: Store) -> Self {
+    fn new(store: Option<Box<dyn DescriptorStore>>) -> Self {
         Self(Arc::new(Mutex::new(State { store, shares: Shares::default(), refusals: HashMap::new() })))
     }
 
@@ -117,12 +112,12 @@ impl Shelf {
         };
         let mut found = Found::new();
         let limit = store.limit();
-        let shelf = Self::new(Store::Ready(store));
-        shelf.0.lock().shares.set_limit(limit);
+        let shelf = Self::new(Some(store));
+        shelf.0.lock().shares.limit = limit;
         for Held { name, fd } in held {
             match parts_of(name.as_str()) {
                 Some((device, number)) => {
-                    shelf.0.lock().shares.found(device, 1);
+                    shelf.0.lock().shares.found(device);
                     found.entry(device.to_owned()).or_default().push((number, fd));
                 }
                 // Of another program, or a later version.
@@ -142,12 +137,12 @@ impl Shelf {
         Ok(match place {
             Place::Manager => {
                 // The manager serves both.
-                (Self::new(Store::Ready(Box::new(manager()?))), None)
+                (Self::new(Some(Box::new(manager()?))), None)
             }
             Place::Holder(path) => {
                 let waiting = WaitingHolder::connect(path)
                     .with_context(|| format!("cannot reach the holder at {}", path.display()))?;
-                (Self::new(Store::Waiting), Some(waiting))
+                (Self::new(None), Some(waiting))
             }
         })
     }
@@ -174,8 +169,8 @@ impl Shelf {
                 Ok(mut store) => {
                     let limit = store.limit();
                     let mut state = shelf.0.lock();
-                    state.shares.set_limit(limit);
-                    state.store = Store::Ready(Box::new(store));
+                    state.shares.limit = limit;
+                    state.store = Some(Box::new(store));
                     drop(state);
                     ready();
                 }
@@ -188,7 +183,7 @@ impl Shelf {
 
     /// Divides the room of the store between so many devices.
     pub(crate) fn divide(&self, devices: usize) {
-        self.0.lock().shares.set_devices(devices);
+        self.0.lock().shares.devices = devices;
     }
 
     /// Why the sessions of a device are not kept.
@@ -203,7 +198,7 @@ impl Shelf {
 
     /// Forgets descriptors of a device.
     pub(crate) fn forget(&self, device: &str, numbers: &[u64]) {
-        let State { store: Store::Ready(store), shares, .. } = &mut *self.0.lock() else { return };
+        let State { store: Some(store), shares, .. } = &mut *self.0.lock() else { return };
         for number in numbers {
             shares.give_back(device);
             if let Err(error) = stored_name(device, *number).and_then(|name| store.remove(&name)) {
@@ -240,7 +235,7 @@ impl Shelf {
 
 /// The store of the service manager.
 fn manager() -> Result<ManagerStore, anyhow::Error> {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+    let Some(name) = systemd::notify_socket() else {
         bail!("--holder systemd: NOTIFY_SOCKET is not set: start the daemon by a unit of Type=notify");
     };
     ManagerStore::connect(&name).with_context(|| format!("NOTIFY_SOCKET {name:?}"))
@@ -259,7 +254,7 @@ impl DeviceKeeper {
         number: u64,
         act: impl FnOnce(&mut dyn DescriptorStore, &Name) -> Result<(), StoreError>,
     ) -> io::Result<()> {
-        let State { store: Store::Ready(store), .. } = &mut *self.shelf.0.lock() else {
+        let State { store: Some(store), .. } = &mut *self.shelf.0.lock() else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
         stored_name(&self.device, number)
@@ -269,7 +264,7 @@ impl DeviceKeeper {
 
     fn put_one(&self, number: u64, fd: BorrowedFd<'_>) -> io::Result<()> {
         {
-            let State { store: Store::Ready(_), shares, .. } = &mut *self.shelf.0.lock() else {
+            let State { store: Some(_), shares, .. } = &mut *self.shelf.0.lock() else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
             shares.take(&self.device).map_err(io::Error::other)?;

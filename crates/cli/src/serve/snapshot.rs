@@ -18,7 +18,6 @@ mod start;
 use super::exports::{Exports, SnapshotBase, SnapshotTurn};
 use super::places::{EACH, Full, MOST, Places};
 use super::wire::{Parcel, Wire};
-use crate::peer::allow;
 use messages::{Base, Message, NextStart, Taken};
 use paravane_device::LogDevice;
 use paravane_device::blk::Overlay;
@@ -46,19 +45,14 @@ impl SnapshotServer {
 
     /// Answers a client, in a thread.
     pub(crate) fn answer(self: &Arc<Self>, stream: UnixStream, device: String) -> io::Result<()> {
-        let refused = |full| {
-            Message::Failed(match full {
-                Full::All => format!("{MOST} snapshots are being taken: try again"),
-                Full::Share => format!("this process is taking {EACH} snapshots: try again"),
-            })
+        let full = |full| match full {
+            Full::All => format!("{MOST} snapshots are being taken: try again"),
+            Full::Share => format!("this process is taking {EACH} snapshots: try again"),
         };
         let server = self.clone();
-        let allowed = allow(&stream, "take snapshots of");
-        let serve = move |wire: &Wire<Message>| match allowed {
-            Ok(()) => Some(server.serve(wire, &device)),
-            Err(why) => Some(Message::Failed(why)),
-        };
-        self.places.answer(stream, PATIENCE, "snapshot", refused, serve)
+        let serve = move |wire: &Wire<Message>| Some(server.serve(wire, &device));
+        let names = ["snapshot", "take snapshots of"];
+        self.places.answer(stream, PATIENCE, names, (full, Message::Failed), serve)
     }
 
     fn serve(&self, wire: &Wire<Message>, device: &str) -> Message {

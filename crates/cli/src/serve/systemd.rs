@@ -4,11 +4,31 @@
 use anyhow::Context;
 use sd_notify::NotifyState;
 use std::cell::{Cell, RefCell};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
+
+/// NOTIFY_SOCKET, if it is set.
+pub(crate) fn notify_socket() -> Option<OsString> {
+    std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())
+}
+
+/// Connects to the socket of a service manager: a path, or @ and an abstract name.
+///
+/// # Errors
+/// Nothing listens there.
+pub(crate) fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    Ok(socket)
+}
 
 /// The connection to the service manager, if there is one.
 #[derive(Debug)]
@@ -26,22 +46,17 @@ impl Manager {
     /// # Errors
     /// NOTIFY_SOCKET is set and cannot be connected to.
     pub(crate) fn from_environment() -> Result<Self, anyhow::Error> {
-        let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-            return Ok(Self { socket: None, has_status: Cell::new(false), shown: RefCell::default() });
-        };
-        let open = || {
-            let address = match name.as_bytes().strip_prefix(b"@") {
-                Some(name) => SocketAddr::from_abstract_name(name)?,
-                None => SocketAddr::from_pathname(&name)?,
+        let open = |name: OsString| {
+            let open = || {
+                let socket = connect(&name)?;
+                // A manager that does not read must not block the daemon.
+                socket.set_nonblocking(true)?;
+                Ok::<_, io::Error>(socket)
             };
-            let socket = UnixDatagram::unbound()?;
-            socket.connect_addr(&address)?;
-            // A manager that does not read must not block the daemon.
-            socket.set_nonblocking(true)?;
-            Ok::<_, io::Error>(socket)
+            open().with_context(|| format!("NOTIFY_SOCKET {name:?}"))
         };
-        let socket = open().with_context(|| format!("NOTIFY_SOCKET {name:?}"))?;
-        Ok(Self { socket: Some(socket), has_status: Cell::new(false), shown: RefCell::default() })
+        let socket = notify_socket().map(open).transpose()?;
+        Ok(Self { socket, has_status: Cell::new(false), shown: RefCell::default() })
     }
 
     /// Sends the state of the service. Failure is logged only.

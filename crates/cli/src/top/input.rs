@@ -38,15 +38,11 @@ const SEQUENCES: [(&str, Key); 12] = [
 #[derive(Debug, Default)]
 pub(super) struct Input {
     pending: Vec<u8>,
-    ended: bool,
+    /// There will be no more keys: stdin is closed.
+    pub(super) ended: bool,
 }
 
 impl Input {
-    /// Whether there will be no more keys: stdin is closed.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended
-    }
-
     /// Reads what has arrived.
     pub(super) fn read(&mut self, from: impl AsFd) -> Vec<Key> {
         let mut bytes = [0; 64];

@@ -34,7 +34,7 @@ static HOOK: Once = Once::new();
 #[derive(Debug)]
 pub(super) struct Screen {
     columns: usize,
-    rows: usize,
+    pub(super) rows: usize,
 }
 
 impl Screen {
@@ -55,10 +55,6 @@ impl Screen {
         let mut screen = Self { columns: SIZE.0, rows: SIZE.1 };
         screen.resize();
         Ok(screen)
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.rows
     }
 
     /// Learns the size of the terminal.

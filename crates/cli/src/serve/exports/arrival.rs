@@ -52,6 +52,17 @@ struct Arriving {
     receiver: Option<Receiver<Handover>>,
 }
 
+/// Tries again until `patience` ends: another daemon may be about to release something.
+fn until_released<T, E>(patience: Duration, attempt: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    let begun = Instant::now();
+    loop {
+        match attempt() {
+            Err(_) if begun.elapsed() < patience => std::thread::sleep(RELEASE_INTERVAL),
+            result => return result,
+        }
+    }
+}
+
 impl Exports {
     /// Serves devices as their sessions arrive.
     ///
@@ -129,14 +140,8 @@ impl Exports {
                     let earlier = Earlier { fds, told: told.clone() };
                     open::open(spec, &mut LinkEnds::default(), &context.opening, earlier)
                 };
-                let begun = Instant::now();
                 // A descriptor store may have a copy of the old daemon's for a moment.
-                loop {
-                    match open() {
-                        Err(_) if begun.elapsed() < LATE_PATIENCE => std::thread::sleep(RELEASE_INTERVAL),
-                        result => break result?,
-                    }
-                }
+                until_released(LATE_PATIENCE, open)?
             }
             // The old daemon has released it.
             Opening::Unlocked(disk) => disk.lock()?,
@@ -164,13 +169,7 @@ impl Exports {
             let device = wait.wait(&spec.name, opening)?;
             ServedDevice::start(spec.clone(), device, context.pool.quota(), context, &self.0.changed, None)
         };
-        let begun = Instant::now();
-        loop {
-            match start() {
-                Err(_) if begun.elapsed() < RELEASE_PATIENCE => std::thread::sleep(RELEASE_INTERVAL),
-                result => return result.context("cannot start it anew"),
-            }
-        }
+        until_released(RELEASE_PATIENCE, start).context("cannot start it anew")
     }
 
     /// The devices that can be handed over.
@@ -222,8 +221,7 @@ impl Exports {
     /// Names of the devices that are not drained.
     pub(crate) fn not_handed_over(&self) -> Vec<String> {
         let inner = self.inner();
-        let members = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
-        members.filter(|member| member.is_handing_over()).map(|member| member.spec.name.clone()).collect()
+        inner.stopping().filter(|member| member.handing_over).map(|member| member.spec.name.clone()).collect()
     }
 
     /// Unmaps the memory of clients and images that another daemon serves now.
@@ -244,7 +242,7 @@ impl Inner {
         if self.reload.as_ref().is_some_and(|reload| !reload.is_reported) || !self.is_settled() {
             return Err("devices are starting or stopping: try again later".to_owned());
         }
-        if let Some(device) = self.turns.taking() {
+        if let Some(device) = self.taking() {
             return Err(format!("a snapshot of device {device} is being taken: try again later"));
         }
         if let Some(device) = self.kept.keys().next() {
@@ -270,7 +268,7 @@ impl Inner {
         let Some(sender) = &self.handing_over else { return };
         let members = self.leaving.iter_mut().filter_map(|leaving| leaving.members.as_mut()).flatten();
         let mut left = false;
-        for member in members.filter(|member| member.is_handing_over()) {
+        for member in members.filter(|member| member.handing_over) {
             match member.take_handover() {
                 Some(result) => drop(sender.send((member.spec.name.clone(), result))),
                 None => left = true,

@@ -43,12 +43,12 @@ impl Exports {
     pub(super) fn exchange(&self, inner: &mut Inner) {
         inner.take_prepared();
         for at in 0..inner.groups.len() {
-            let Some(next) = &mut inner.groups[at].next else { continue };
+            let Some(next) = &inner.groups[at].next else { continue };
             match next.stage {
                 Stage::Begins => self.prepare(inner, at),
                 Stage::Opens => {}
                 // The image may be another one afterwards.
-                Stage::Ready(_) if inner.turns.taking().is_some() => {}
+                Stage::Ready(_) if inner.taking().is_some() => {}
                 Stage::Ready(_) => self.begin_exchange(inner, at),
             }
         }

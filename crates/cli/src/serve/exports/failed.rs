@@ -9,13 +9,10 @@ pub(super) fn failed_by(
     culprit: &DeviceSpec,
     error: &anyhow::Error,
 ) -> Vec<report::Failed> {
-    let why = |other: &DeviceSpec| match other.name == culprit.name {
+    all_failed(specs, |other| match other.name == culprit.name {
         true => one_line(error),
         false => "the other card of its link failed".to_owned(),
-    };
-    let failed =
-        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec), ..Default::default() };
-    specs.iter().map(failed).collect()
+    })
 }
 
 pub(super) fn log_failed(failed: &[report::Failed]) {
@@ -24,11 +21,8 @@ pub(super) fn log_failed(failed: &[report::Failed]) {
     }
 }
 
-pub(super) fn all_failed(specs: &[DeviceSpec], why: &str) -> Vec<report::Failed> {
-    let failed = |spec: &DeviceSpec| report::Failed {
-        name: spec.name.clone(),
-        why: why.to_owned(),
-        ..Default::default()
-    };
+pub(super) fn all_failed(specs: &[DeviceSpec], why: impl Fn(&DeviceSpec) -> String) -> Vec<report::Failed> {
+    let failed =
+        |spec: &DeviceSpec| report::Failed { name: spec.name.clone(), why: why(spec), ..Default::default() };
     specs.iter().map(failed).collect()
 }

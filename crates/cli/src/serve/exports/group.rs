@@ -135,7 +135,7 @@ impl Leaving {
 
     pub(super) fn has_ended(&self) -> bool {
         self.members.as_ref().is_some_and(|members| {
-            members.iter().all(|member| member.export.has_ended() && !member.is_handing_over())
+            members.iter().all(|member| member.export.has_ended() && !member.handing_over)
         })
     }
 
@@ -143,8 +143,7 @@ impl Leaving {
     pub(super) fn hand_on(&mut self) {
         let (Some(sender), Some(members)) = (&self.exchange, &mut self.members) else { return };
         // A successor needs the image, or the TAP device.
-        let drained =
-            members.iter_mut().filter(|member| member.is_handing_over() && member.export.has_ended());
+        let drained = members.iter_mut().filter(|member| member.handing_over && member.export.has_ended());
         for member in drained {
             if let Some(state) = member.take_exchange() {
                 drop(sender.send((member.spec.name.clone(), state)));

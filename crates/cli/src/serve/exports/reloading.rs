@@ -31,7 +31,7 @@ impl Exports {
     /// [`Exports::advance`] carries it out and reports the outcome.
     pub(crate) fn reload(&self, wanted: Vec<DeviceSpec>, restarts: &Restarts) -> Reloaded {
         let mut inner = self.inner();
-        if inner.turns.taking().is_some() {
+        if inner.taking().is_some() {
             return Reloaded::Later(wanted);
         }
         if let Some(why) = inner.frozen(&wanted) {

@@ -56,7 +56,7 @@ pub(super) struct ServedDevice {
     /// When it began to stop.
     stopping: Option<Instant>,
     /// It stops for a successor, which has not got its state yet.
-    handing_over: bool,
+    pub(super) handing_over: bool,
 }
 
 /// Snapshots of a device.
@@ -256,11 +256,6 @@ impl ServedDevice {
         if let Some(trace) = &self.trace {
             trace.end();
         }
-    }
-
-    /// Whether a successor waits for the state of the device.
-    pub(super) fn is_handing_over(&self) -> bool {
-        self.handing_over
     }
 
     /// The state for the other daemon, once; `None`: the device is not drained yet.

@@ -29,7 +29,6 @@ impl Exports {
     /// State and counters of all devices.
     pub(crate) fn report(&self) -> Report {
         let inner = self.inner();
-        let stopping = inner.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten();
         Report {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -37,7 +36,7 @@ impl Exports {
             last_reload: inner.last_reload.clone(),
             reload: inner.outcome.clone(),
             io_threads: self.0.context.threads.report(),
-            devices: inner.served().chain(stopping).map(|member| self.report_of(member)).collect(),
+            devices: inner.served().chain(inner.stopping()).map(|member| self.report_of(member)).collect(),
             failed: inner.failed().collect(),
             waiting: inner.groups.iter().flat_map(|group| inner.waiting(group)).collect(),
             ..Report::default()

@@ -9,7 +9,6 @@
 //! All steps are under the lock of the devices, so that of two parties one is first.
 use super::group::State;
 use super::state::{Exports, Inner};
-use super::turns::Turn;
 use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
@@ -20,6 +19,13 @@ use std::time::Duration;
 
 /// Longest wait until the record of a session names another image.
 const NOTE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A snapshot that is on its way.
+pub(super) struct Turn {
+    device: String,
+    /// The image is being replaced.
+    is_taking: bool,
+}
 
 /// The right to take the next snapshot of a device.
 pub(crate) struct SnapshotTurn {
@@ -47,17 +53,22 @@ impl Exports {
     /// There is no such disk, or another snapshot of it is on its way.
     pub(crate) fn begin_snapshot(&self, device: &str) -> Result<SnapshotTurn, String> {
         let mut inner = self.inner();
-        if inner.turns.0.iter().any(|turn| turn.device == device) {
+        if inner.turns.iter().any(|turn| turn.device == device) {
             return Err("another snapshot of the disk is being taken; try again".to_owned());
         }
         let (group, snapshots, start) = inner.snapshots(device)?;
         let snapshots = Arc::downgrade(&snapshots);
-        inner.turns.0.push(Turn { device: device.to_owned(), is_taking: false });
+        inner.turns.push(Turn { device: device.to_owned(), is_taking: false });
         Ok(SnapshotTurn { exports: self.clone(), device: device.to_owned(), group, snapshots, start })
     }
 }
 
 impl Inner {
+    /// A device whose image is being replaced.
+    pub(super) fn taking(&self) -> Option<&str> {
+        self.turns.iter().find(|turn| turn.is_taking).map(|turn| turn.device.as_str())
+    }
+
     /// The group of a disk that is served, what takes its snapshots, and how it is started again.
     fn snapshots(&self, device: &str) -> Result<(u64, Arc<Snapshots>, NextStart), String> {
         let served = self.groups.iter().filter_map(|group| match &group.state {
@@ -71,9 +82,7 @@ impl Inner {
         let (snapshots, start) = member.snapshots()?;
         Ok((group, snapshots, start))
     }
-}
 
-impl Inner {
     /// See [`ServedDevice::noter`](super::served::ServedDevice::noter).
     fn noter(&self, device: &str) -> Option<(Noter, Vec<u8>)> {
         self.served().find(|member| member.spec.name == device).map(|member| member.noter())
@@ -130,7 +139,7 @@ impl SnapshotTurn {
         if group != self.group {
             return Err(self.is_gone());
         }
-        if let Some(turn) = inner.turns.0.iter_mut().find(|turn| turn.device == self.device) {
+        if let Some(turn) = inner.turns.iter_mut().find(|turn| turn.device == self.device) {
             turn.is_taking = true;
         }
         let (noter, before) = inner.noter(&self.device).ok_or_else(|| self.is_gone())?;
@@ -144,7 +153,7 @@ impl SnapshotTurn {
 
 impl Drop for SnapshotTurn {
     fn drop(&mut self) {
-        self.exports.inner().turns.0.retain(|turn| turn.device != self.device);
+        self.exports.inner().turns.retain(|turn| turn.device != self.device);
         // A reload may wait for it.
         self.exports.notifier().signal();
     }

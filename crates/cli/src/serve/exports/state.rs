@@ -9,7 +9,7 @@ use super::lock_wait::LockWait;
 use super::next::{Note, Prepared};
 use super::plan::Reload;
 use super::served::{ServedDevice, Sessions};
-use super::turns::Turns;
+use super::snapshots::Turn;
 use paravane_device::LogDevice;
 use paravane_export::Handover;
 use paravane_io::caught;
@@ -41,8 +41,8 @@ pub(super) struct Inner {
     pub(super) handing_over: Option<Sender<(String, Result<Handover, String>)>>,
     /// Groups that are handed over, of which mappings are left; `None`: the daemon hands nothing over.
     pub(super) handed: Option<Vec<Leaving>>,
-    /// Snapshots on their way.
-    pub(super) turns: Turns,
+    /// Snapshots on their way, at most one for a device.
+    pub(super) turns: Vec<Turn>,
     /// Sessions of earlier daemons whose devices are not served yet.
     pub(super) kept: HashMap<String, KeptSession>,
     /// Devices that were opened for groups that are served.
@@ -50,7 +50,7 @@ pub(super) struct Inner {
     /// What has become of sessions of groups that were exchanged.
     pub(super) notes: Vec<(u64, Note)>,
     /// All devices stop.
-    pub(super) stopping: bool,
+    pub(super) is_stopping: bool,
 }
 
 pub(super) struct Shared {
@@ -92,7 +92,7 @@ impl Exports {
         let (state, name) = (State::Opening(wait.clone()), format!("open-{}", specs[0].name));
         let open = move || {
             let start = caught(|| open(&exports, &wait)).unwrap_or_else(|words| {
-                Err(all_failed(&specs, &format!("internal error: a thread panicked: {words}")))
+                Err(all_failed(&specs, |_| format!("internal error: a thread panicked: {words}")))
             });
             exports.inner().opened.push((id, start));
             exports.0.changed.signal();
@@ -100,7 +100,7 @@ impl Exports {
         match std::thread::Builder::new().name(name).spawn(open) {
             Ok(_) => state,
             Err(error) => {
-                State::Failed(all_failed(&devices, &format!("cannot start a thread to open it: {error}")))
+                State::Failed(all_failed(&devices, |_| format!("cannot start a thread to open it: {error}")))
             }
         }
     }
@@ -138,6 +138,11 @@ impl Inner {
             _ => None,
         });
         members.flatten()
+    }
+
+    /// Devices that stop, as far as they are open.
+    pub(super) fn stopping(&self) -> impl Iterator<Item = &ServedDevice> {
+        self.leaving.iter().filter_map(|leaving| leaving.members.as_ref()).flatten()
     }
 
     /// Begins to stop a group.

@@ -10,29 +10,17 @@ use std::collections::HashMap;
 /// The room of a store, and what each device has of it.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// `None`: the store does not tell.
-    limit: Option<usize>,
-    /// Number of devices.
-    devices: usize,
+    /// Number of descriptors that the store takes; `None`: it does not tell.
+    pub(super) limit: Option<usize>,
+    /// Number of devices. If there are more than before, shares are smaller; what is stored stays.
+    pub(super) devices: usize,
     used: HashMap<String, usize>,
 }
 
 impl Shares {
-    /// Sets the number of descriptors that the store takes.
-    pub(super) fn set_limit(&mut self, limit: Option<usize>) {
-        self.limit = limit;
-    }
-
-    /// Sets the number of devices.
-    ///
-    /// If there are more than before, shares are smaller; what is stored stays.
-    pub(super) fn set_devices(&mut self, devices: usize) {
-        self.devices = devices;
-    }
-
-    /// Counts descriptors that the store has already.
-    pub(super) fn found(&mut self, device: &str, count: usize) {
-        *self.used.entry(device.to_owned()).or_default() += count;
+    /// Counts a descriptor that the store has already.
+    pub(super) fn found(&mut self, device: &str) {
+        *self.used.entry(device.to_owned()).or_default() += 1;
     }
 
     /// Counts one more descriptor of a device.
@@ -71,8 +59,8 @@ mod tests {
     fn a_device_below_its_share_is_never_refused() {
         for (limit, devices) in [(40, 4), (41, 4), (7, 3), (8, 1), (100, 9)] {
             let mut shares = Shares::default();
-            shares.set_limit(Some(limit));
-            shares.set_devices(devices);
+            shares.limit = Some(limit);
+            shares.devices = devices;
             let names: Vec<_> = (0..devices).map(|number| number.to_string()).collect();
             let greedy = names.iter().skip(1);
             // All but one take what they get.
@@ -94,10 +82,10 @@ mod tests {
     #[test]
     fn what_was_stored_before_counts_and_a_store_may_tell_no_limit() {
         let mut shares = Shares::default();
-        shares.set_devices(2);
-        shares.found("a", 1000);
+        shares.devices = 2;
+        (0..1000).for_each(|_| shares.found("a"));
         shares.take("a").unwrap();
-        shares.set_limit(Some(100));
+        shares.limit = Some(100);
         shares.take("a").unwrap_err();
         // More than the limit: the store itself refuses.
         shares.take("b").unwrap();

@@ -21,15 +21,14 @@ pub(super) fn text(device: &Device) -> String {
         for (row, values) in rows {
             let Some(percentiles) = values.percentiles() else { continue };
             let [p50, p99, p999, max] =
-                [percentiles.p50_ns, percentiles.p99_ns, percentiles.p999_ns, values.max()]
-                    .map(short_duration);
+                [percentiles.p50_ns, percentiles.p99_ns, percentiles.p999_ns, values.max].map(short_duration);
             let count = percentiles.count;
             let indent = name.chars().count();
             let _ =
                 writeln!(out, "  {:indent$}  {row:<12} {count:>10} {p50:>6} {p99:>6} {p999:>6} {max:>6}", "");
         }
     }
-    let counts = |values: &Values| values.percentiles().map(|counts| (counts, values.max()));
+    let counts = |values: &Values| values.percentiles().map(|counts| (counts, values.max));
     for (what, values) in [("depth", &values.depth), ("batch", &values.batch)] {
         if let Some((counts, max)) = counts(values) {
             let _ =

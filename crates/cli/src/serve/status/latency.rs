@@ -11,7 +11,7 @@ pub(crate) struct Values {
     buckets: BTreeMap<u64, u64>,
     sum: u64,
     /// The largest value.
-    max: u64,
+    pub(crate) max: u64,
 }
 
 impl Values {
@@ -45,14 +45,6 @@ impl Values {
 
     pub(crate) fn count(&self) -> u64 {
         self.buckets.values().fold(0, |sum, count| sum.saturating_add(*count))
-    }
-
-    pub(crate) fn sum(&self) -> u64 {
-        self.sum
-    }
-
-    pub(crate) fn max(&self) -> u64 {
-        self.max
     }
 
     /// `None`: there are no values.
@@ -150,9 +142,9 @@ impl DeviceValues {
 
     /// Stage in which requests spent most of their time, and its share.
     pub(crate) fn longest_stage(&self) -> Option<(&str, f64)> {
-        let sum: f64 = self.stages.iter().map(|(_, values)| values.sum() as f64).sum();
-        let (name, longest) = self.stages.iter().max_by_key(|(_, values)| values.sum())?;
-        (sum > 0.0).then(|| (name.as_str(), longest.sum() as f64 / sum))
+        let sum: f64 = self.stages.iter().map(|(_, values)| values.sum as f64).sum();
+        let (name, longest) = self.stages.iter().max_by_key(|(_, values)| values.sum)?;
+        (sum > 0.0).then(|| (name.as_str(), longest.sum as f64 / sum))
     }
 }
 
@@ -203,7 +195,7 @@ mod tests {
         let between = now.since(&before);
         let percentiles = Percentiles { count: 100, p50_ns: 20, p99_ns: 500, p999_ns: 500 };
         assert_eq!(between.percentiles(), Some(percentiles));
-        assert_eq!(between.sum(), 98 * 20 + 1000);
+        assert_eq!(between.sum, 98 * 20 + 1000);
         assert_eq!(Values::default().percentiles(), None);
         // A device that was restarted.
         assert_eq!(Values::default().since(&between), Values::default());

@@ -14,6 +14,7 @@
 //!
 //! Each message has one answer, so neither side fills the other's queue. A daemon takes all
 //! descriptors by asking again from the index after the last one, until `END`.
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub(crate) const MAX_REQUEST: usize = 1024;
 pub(crate) const MAX_ANSWER: usize = 16 << 10;
 /// Version of these messages.
 const VERSION: u32 = 1;
+
+/// Keys of messages to the holder.
+const KEYS: [&str; 7] = ["FDSTORE", "FDSTOREREMOVE", "TAKE", "LIMIT", "FDNAME", "FROM", "FDPOLL"];
 
 /// A text is no message.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -108,17 +112,6 @@ impl Display for Request {
     }
 }
 
-/// Sets a value that may be there once.
-fn once<T>(place: &mut Option<T>, key: &'static str, value: Option<T>) -> Result<(), TextError> {
-    match (&place, value) {
-        (None, Some(value)) => {
-            *place = Some(value);
-            Ok(())
-        }
-        _ => Err(TextError::Value(key)),
-    }
-}
-
 /// Keys and values of a message.
 fn lines(bytes: &[u8]) -> Result<impl Iterator<Item = Result<(&str, &str), TextError>>, TextError> {
     let text = std::str::from_utf8(bytes).map_err(|_| TextError::Encoding)?;
@@ -132,37 +125,33 @@ impl Request {
     /// # Errors
     /// A line has no '=', an unknown key or an invalid value, or the keys do not fit together.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, TextError> {
-        let (mut store, mut remove, mut take, mut limit) = (None, None, None, None);
-        let (mut name, mut from, mut poll) = (None::<Name>, None::<usize>, None);
-        let flag = |value: &str| (value == "1").then_some(());
+        let mut all = BTreeMap::new();
         for line in lines(bytes)? {
-            match line? {
-                ("FDSTORE", value) => once(&mut store, "FDSTORE", flag(value))?,
-                ("FDSTOREREMOVE", value) => once(&mut remove, "FDSTOREREMOVE", flag(value))?,
-                ("TAKE", value) => once(&mut take, "TAKE", flag(value))?,
-                ("LIMIT", value) => once(&mut limit, "LIMIT", flag(value))?,
-                ("FDNAME", value) => {
-                    let found = value.parse()?;
-                    once(&mut name, "FDNAME", Some(found))?;
-                }
-                ("FROM", value) => once(&mut from, "FROM", value.parse().ok())?,
+            let (key, value) = line?;
+            let known = KEYS.into_iter().find(|known| *known == key);
+            let key = known.ok_or_else(|| TextError::Key(key.to_owned()))?;
+            let is_valid = match key {
+                "FDNAME" => value.parse::<Name>().map(|_| true)?,
+                "FROM" => value.parse::<usize>().is_ok(),
                 // The holder looks at no descriptor that it holds.
-                ("FDPOLL", value) => once(&mut poll, "FDPOLL", (value == "0").then_some(()))?,
-                (key, _) => return Err(TextError::Key(key.to_owned())),
+                "FDPOLL" => value == "0",
+                _ => value == "1",
+            };
+            if !is_valid || all.insert(key, value).is_some() {
+                return Err(TextError::Value(key));
             }
         }
-        if limit.is_some() {
-            let others = (store, remove, take, &name, from, poll);
-            return if others == (None, None, None, &None, None, None) {
-                Ok(Self::Limit)
-            } else {
-                Err(TextError::Kind)
-            };
-        }
-        match (store, remove, take, name, from, poll) {
-            (Some(()), None, None, Some(name), None, _) => Ok(Self::Store(name)),
-            (None, Some(()), None, Some(name), None, None) => Ok(Self::Remove(name)),
-            (None, None, Some(()), None, from, None) => Ok(Self::Take { from: from.unwrap_or(0) }),
+        // In the order of the alphabet.
+        match all.into_iter().collect::<Vec<_>>()[..] {
+            [("FDNAME", name), ("FDPOLL", _), ("FDSTORE", _)] | [("FDNAME", name), ("FDSTORE", _)] => {
+                Ok(Self::Store(name.parse()?))
+            }
+            [("FDNAME", name), ("FDSTOREREMOVE", _)] => Ok(Self::Remove(name.parse()?)),
+            [("FROM", from), ("TAKE", _)] => {
+                from.parse().map(|from| Self::Take { from }).map_err(|_| TextError::Kind)
+            }
+            [("TAKE", _)] => Ok(Self::Take { from: 0 }),
+            [("LIMIT", _)] => Ok(Self::Limit),
             _ => Err(TextError::Kind),
         }
     }
