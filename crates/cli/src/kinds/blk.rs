@@ -10,7 +10,7 @@ pub(crate) mod spec;
 mod texts;
 mod told;
 
-use super::changes::{Differences, Effect, differences};
+use super::changes::{Change, Effect, differences};
 use super::checked::{OptionError, real_location};
 use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Claim, Descriptors, IoUring, Kind, POLL_US, Resource, Spec};
@@ -25,16 +25,17 @@ use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::{AllowedPaths, ImageAccess};
 use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
-use crate::serve::told::Told;
+use crate::serve::told::{QUEUES, Told};
 use args::Blk;
 use observer::DiskObserver;
-use paravane_device::blk::{EngineChoice, Format};
+use paravane_device::blk::{EngineChoice, Format, most_segments};
 use paravane_store::Location;
 use rustix::thread::CapabilitySet;
 use spec::STORE_FDS;
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
+use told::{READ_ONLY, SEGMENTS};
 
 /// For an image in Ceph: threads of librbd need the processor that polling would take.
 const POLL_US_CEPH: u32 = 0;
@@ -152,10 +153,12 @@ impl Spec for Blk {
     }
 
     fn told(&self, told: &mut Told) {
-        told::specified(self, told);
+        told.put(READ_ONLY, self.read_only);
+        told.put(QUEUES, self.queues);
+        told.put(SEGMENTS, most_segments(self.queue_size));
     }
 
-    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+    fn changes(&self, wanted: &dyn Spec, all: &mut Change) {
         let Some(wanted) = (wanted as &dyn Any).downcast_ref() else { return };
         let (served, wanted) = &self.comparable(wanted);
         differences!(

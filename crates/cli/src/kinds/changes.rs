@@ -11,13 +11,19 @@ pub(crate) enum Effect {
 }
 
 /// Settings that differ.
-#[derive(Default)]
-pub(crate) struct Differences(pub(crate) Vec<(&'static str, Effect)>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Names of their options.
+    pub(crate) keys: Vec<&'static str>,
+    /// The strongest one; `None`: nothing differs.
+    pub(crate) effect: Option<Effect>,
+}
 
-impl Differences {
+impl Change {
     pub(crate) fn add(&mut self, key: &'static str, effect: Effect, differs: bool) {
         if differs {
-            self.0.push((key, effect));
+            self.effect = self.effect.max(Some(effect));
+            self.keys.extend((!self.keys.contains(&key)).then_some(key));
         }
     }
 
@@ -28,9 +34,7 @@ impl Differences {
             (ops, new.ops, "ops-per-second", "burst-ops"),
         ];
         for (old, new, rate, burst) in keys {
-            let (old, new) =
-                (old.map(|one| (one.per_second, one.burst)), new.map(|one| (one.per_second, one.burst)));
-            let is_rate = old.map(|(rate, _)| rate) != new.map(|(rate, _)| rate);
+            let is_rate = old.map(|one| one.per_second) != new.map(|one| one.per_second);
             self.add(rate, Effect::InPlace, is_rate);
             // The default follows the rate.
             self.add(burst, Effect::InPlace, !is_rate && old != new);

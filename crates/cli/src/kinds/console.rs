@@ -3,14 +3,14 @@ mod args;
 mod open;
 mod texts;
 
-use super::changes::{Differences, Effect, differences};
+use super::changes::{Change, Effect, differences};
 use super::checked::{OptionError, directory_of};
 use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::serve::sandbox::paths::AllowedPaths;
 use crate::serve::told::Told;
-use args::{Console, WindowSize};
+use args::Console;
 use landlock::AccessFs;
 use paravane_device::console::Window;
 use paravane_spec::console::{Config, F_SIZE, RECEIVE};
@@ -104,12 +104,12 @@ impl Spec for Console {
     }
 
     fn told(&self, told: &mut Told) {
-        if let Some(WindowSize(Window { columns, rows })) = self.window {
+        if let Some(Window { columns, rows }) = self.window {
             told.put(WINDOW, size(columns, rows));
         }
     }
 
-    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+    fn changes(&self, wanted: &dyn Spec, all: &mut Change) {
         let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
         let key = wanted.path().map_or("pty", |(option, _)| option);
         let terminal = |console: &Self| (console.terminal_socket.clone(), console.pty, console.log.clone());

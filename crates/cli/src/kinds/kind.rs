@@ -7,7 +7,7 @@
 //! ```
 //! Most methods have a default, so a kind implements only what differs.
 use super::blk::args::Blk;
-use super::changes::Differences;
+use super::changes::Change;
 use super::checked::OptionError;
 use super::endpoint::EndpointArgs;
 use super::observe::Observe;
@@ -241,7 +241,7 @@ pub(crate) trait Spec: Any + Debug + Send + Sync {
     }
 
     /// Adds the differences to `wanted`, which is of the same kind.
-    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+    fn changes(&self, wanted: &dyn Spec, all: &mut Change) {
         let _ = (wanted, all);
     }
 

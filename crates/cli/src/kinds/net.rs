@@ -9,7 +9,7 @@ mod texts;
 mod together;
 mod told;
 
-use super::changes::{Differences, Effect, differences};
+use super::changes::{Change, Effect, differences};
 use super::checked::OptionError;
 use super::endpoint::EndpointArgs;
 use super::kind::{Arguments, Claim, Descriptors, Kind, Resource, Spec};
@@ -17,15 +17,17 @@ use super::observe::Observe;
 use super::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::doctor::finding::Finding;
 use crate::doctor::negotiated::QueueUse;
+use crate::mac;
 use crate::serve::report::Settings;
 use crate::serve::sandbox::paths::AllowedPaths;
-use crate::serve::told::Told;
+use crate::serve::told::{MISSING, QUEUES, Told};
 use args::NetArgs;
 use open::CardObserver;
 use rustix::thread::CapabilitySet;
 use spec::{Net, Network};
 use std::any::Any;
 use std::sync::Arc;
+use told::{MAC, MTU, OFFLOADS};
 
 pub(crate) static NET: Kind = Kind {
     check_together: together::check,
@@ -120,14 +122,23 @@ impl Spec for Net {
     }
 
     fn told(&self, told: &mut Told) {
-        told::specified(self, told);
+        told.put(MAC, mac::text(&self.mac));
+        told.put(QUEUES, self.queues);
+        if let Some(mtu) = self.mtu {
+            told.put(MTU, mtu);
+        }
     }
 
     fn missing(&self, told: &mut Told) {
-        told::missing(self, told);
+        if !self.offloads {
+            told.put(OFFLOADS, MISSING);
+        }
+        if self.mtu.is_none() {
+            told.put(MTU, MISSING);
+        }
     }
 
-    fn changes(&self, wanted: &dyn Spec, all: &mut Differences) {
+    fn changes(&self, wanted: &dyn Spec, all: &mut Change) {
         let Some(wanted) = (wanted as &dyn Any).downcast_ref::<Self>() else { return };
         let network_key = match &wanted.network {
             Network::Tap(_) | Network::TapFds(_) => "tap",

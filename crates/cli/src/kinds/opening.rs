@@ -64,6 +64,21 @@ impl Opening {
         }
     }
 
+    /// Goes on with a device that another process may have released: its servers are asked, its image locked.
+    ///
+    /// # Errors
+    /// The image cannot be used.
+    pub(crate) fn go_on(self, context: &OpenContext) -> Result<Self, anyhow::Error> {
+        match self {
+            Self::Unlocked(mut disk) => {
+                disk.connect(context)?;
+                disk.lock()
+            }
+            Self::Ahead(disk) => disk.open().map(Into::into),
+            opening => Ok(opening),
+        }
+    }
+
     /// See [`UnlockedDisk::keep`]. A device that is open keeps nothing.
     pub(crate) fn keep(&mut self, told: &Told) {
         match self {

@@ -38,6 +38,7 @@ mod snapshots;
 mod state;
 
 pub(crate) use arrival::Arrivals;
+pub(crate) use begin::earlier;
 pub(crate) use context::ExportContext;
 pub(crate) use plan::Restarts;
 pub(crate) use reloading::Reloaded;
@@ -204,7 +205,7 @@ impl Exports {
         inner.take_opened();
         inner.send_drained();
         inner.forget_ended();
-        inner.try_again();
+        inner.groups.iter_mut().for_each(Group::try_again);
         self.exchange(&mut inner);
         self.open_waiting(&mut inner);
         let told = inner.is_outcome_due() && inner.report_outcome();

@@ -37,10 +37,6 @@ impl Told {
         self.0.get(name).map(String::as_str)
     }
 
-    pub(crate) fn remove(&mut self, name: &str) {
-        self.0.remove(name);
-    }
-
     /// Adds the facts of `other`.
     pub(crate) fn extend(&mut self, other: &Self) {
         self.0.extend(other.0.iter().map(|(name, value)| (name.clone(), value.clone())));

@@ -4,9 +4,9 @@ use super::observer::DiskObserver;
 use super::told;
 use crate::images::Backing;
 use crate::kinds::opening::{OpenContext, Opened, Opening};
-use crate::serve::told::Told;
+use crate::serve::told::{SIZE, Told};
 use paravane_device::Limiter;
-use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenError, UnlockedBlk};
+use paravane_device::blk::{self, BlkConfig, FileId, Geometry, Layer, LayerSource, OpenError, UnlockedBlk};
 use paravane_store::{Location, OpenOptions, Store};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -200,11 +200,10 @@ pub(super) fn prepare(name: &str, blk: &Blk, context: &OpenContext) -> Result<Op
         // Claimed by the daemon that serves it.
         Some(image) => {
             let mut known = Told::default();
-            told::geometry(image_config(blk, image).geometry_of_device()?, &mut known);
-            if blk.block_size.is_none() {
-                // It is opened when the other daemon has closed it, and keeps its block then.
-                known.remove(told::BLOCK);
-            }
+            let Geometry { size, block } = image_config(blk, image).geometry_of_device()?;
+            known.put(SIZE, size);
+            // It is opened when the other daemon has closed it, and keeps its block then.
+            blk.block_size.into_iter().for_each(|_| known.put(told::BLOCK, block));
             Ok(Opening::Late(known))
         }
         None => ahead(name, blk, context),

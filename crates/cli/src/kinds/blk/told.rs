@@ -1,21 +1,13 @@
 //! What guests are told of disks.
-use super::args::Blk;
 use crate::serve::told::{QUEUES, SIZE, Told};
-use paravane_device::blk::{Geometry, most_segments};
+use paravane_device::blk::Geometry;
 use paravane_spec::blk;
 use paravane_vhost::KnownToDriver;
 use zerocopy::FromBytes;
 
 pub(super) const BLOCK: &str = "block size";
-const READ_ONLY: &str = "read-only";
-const SEGMENTS: &str = "segments of a request";
-
-/// What the specification says.
-pub(super) fn specified(disk: &Blk, told: &mut Told) {
-    told.put(READ_ONLY, disk.read_only);
-    told.put(QUEUES, disk.queues);
-    told.put(SEGMENTS, most_segments(disk.queue_size));
-}
+pub(super) const READ_ONLY: &str = "read-only";
+pub(super) const SEGMENTS: &str = "segments of a request";
 
 /// What the image says.
 pub(super) fn geometry(Geometry { size, block }: Geometry, told: &mut Told) {

@@ -22,8 +22,8 @@ pub(super) struct Console {
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
     /// Size of the window that the guest sees, for example 80x25 [default: none, the guest decides]
-    #[arg(long, value_name = "COLUMNSxROWS")]
-    pub(super) window: Option<WindowSize>,
+    #[arg(long, value_name = "COLUMNSxROWS", value_parser = window)]
+    pub(super) window: Option<Window>,
     /// Maximum bytes that wait for a reader, from 4k to 1G [default: 1M]
     #[arg(long, value_name = "SIZE", default_value = "1M", hide_default_value = true)]
     pub(super) buffer: Size,
@@ -37,22 +37,14 @@ impl Console {
     }
 }
 
-/// "80x25".
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WindowSize(pub(super) Window);
-
-impl std::str::FromStr for WindowSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parse = || {
-            let (columns, rows) = text.split_once('x')?;
-            let [columns, rows] =
-                [columns, rows].map(|number| number.parse().ok().filter(|number| *number > 0));
-            Some(Self(Window { columns: columns?, rows: rows? }))
-        };
-        parse().ok_or_else(|| "write columns and rows, as 80x25".to_owned())
-    }
+/// Parses columns and rows: "80x25".
+fn window(text: &str) -> Result<Window, String> {
+    let parse = || {
+        let (columns, rows) = text.split_once('x')?;
+        let [columns, rows] = [columns, rows].map(|number| number.parse().ok().filter(|number| *number > 0));
+        Some(Window { columns: columns?, rows: rows? })
+    };
+    parse().ok_or_else(|| "write columns and rows, as 80x25".to_owned())
 }
 
 #[cfg(test)]
@@ -61,9 +53,9 @@ mod tests {
 
     #[test]
     fn a_window_has_columns_and_rows() {
-        assert_eq!("80x25".parse(), Ok(WindowSize(Window { columns: 80, rows: 25 })));
+        assert_eq!(window("80x25"), Ok(Window { columns: 80, rows: 25 }));
         for text in ["", "80", "80x", "x25", "0x25", "80x25x1", "80X25", "70000x1"] {
-            assert!(text.parse::<WindowSize>().is_err(), "{text}");
+            assert!(window(text).is_err(), "{text}");
         }
     }
 }

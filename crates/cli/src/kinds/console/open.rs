@@ -1,5 +1,5 @@
 //! Opens consoles.
-use super::args::{Console, WindowSize};
+use super::args::Console;
 use crate::kinds::observe::Observe;
 use crate::kinds::opening::Opened;
 use crate::serve::{private_socket, report};
@@ -32,9 +32,8 @@ pub(super) fn open(console: &Console) -> Result<Opened, anyhow::Error> {
             (BackEnd::Log(file.with_context(|| name.clone())?), name, None)
         }
     };
-    let window = console.window.map(|WindowSize(window)| window);
-    let device =
-        console::Console::new(end, window, console.buffer.0 as usize).context("cannot start a console")?;
+    let device = console::Console::new(end, console.window, console.buffer.0 as usize)
+        .context("cannot start a console")?;
     let observer = Box::new(ConsoleObserver { counters: device.counters(), socket });
     Ok(Opened { device: Box::new(device), observer, back_end, hold: None })
 }

@@ -27,8 +27,8 @@ pub(crate) struct NetArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) source: Option<Size>,
     /// MAC address [default: 52:54:00 and a hash of name and socket]
-    #[arg(long, value_name = "MAC")]
-    pub(crate) mac: Option<Mac>,
+    #[arg(long, value_name = "MAC", value_parser = mac)]
+    pub(crate) mac: Option<[u8; 6]>,
     /// Number of queue pairs [default: 1]
     #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
     pub(crate) queues: u16,
@@ -45,16 +45,4 @@ pub(crate) struct NetArgs {
     pub(crate) no_offloads: bool,
     #[command(flatten)]
     pub(crate) limit: LimitArgs,
-}
-
-/// A MAC address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mac(pub(crate) [u8; 6]);
-
-impl std::str::FromStr for Mac {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        mac(text).map(Self)
-    }
 }

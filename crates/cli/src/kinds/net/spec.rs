@@ -1,5 +1,5 @@
 //! A validated network card.
-use super::args::{Mac, NetArgs};
+use super::args::NetArgs;
 use crate::kinds::checked::{self, MAX_QUEUES, OptionError};
 use crate::kinds::endpoint::EndpointArgs;
 use crate::mac;
@@ -49,7 +49,7 @@ impl Net {
             NetArgs { sink: true, .. } => Network::Sink,
             _ => Network::Echo(None),
         };
-        let Mac(mac) = args.mac.unwrap_or_else(|| address(name, endpoint));
+        let mac = args.mac.unwrap_or_else(|| address(name, endpoint));
         if mac == [0; 6] || mac[0] & 1 != 0 {
             let mac = mac::text(&mac);
             return Err(("mac", format!("invalid MAC address {mac}: all zeroes or multicast")));
@@ -74,7 +74,7 @@ impl Net {
 }
 
 /// A MAC address derived from name and socket, so that it stays the same (FNV-1a).
-fn address(name: &str, endpoint: &EndpointArgs) -> Mac {
+fn address(name: &str, endpoint: &EndpointArgs) -> [u8; 6] {
     let path = endpoint.socket.as_ref().or(endpoint.connect.as_ref());
     let path = path.map_or(&[][..], |path| path.as_os_str().as_encoded_bytes());
     let hash =
@@ -82,5 +82,5 @@ fn address(name: &str, endpoint: &EndpointArgs) -> Mac {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
     let [a, b, c, ..] = hash.to_be_bytes();
-    Mac([0x52, 0x54, 0, a, b, c])
+    [0x52, 0x54, 0, a, b, c]
 }

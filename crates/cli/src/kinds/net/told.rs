@@ -1,33 +1,13 @@
 //! What guests are told of network cards.
-use super::spec::Net;
 use crate::mac;
-use crate::serve::told::{MISSING, QUEUES, Told, USED};
+use crate::serve::told::{QUEUES, Told, USED};
 use paravane_spec::net;
 use paravane_vhost::KnownToDriver;
 use zerocopy::FromBytes;
 
-const MAC: &str = "MAC address";
-const MTU: &str = "MTU";
-const OFFLOADS: &str = "offloads";
-
-/// What the specification says.
-pub(super) fn specified(card: &Net, told: &mut Told) {
-    told.put(MAC, mac::text(&card.mac));
-    told.put(QUEUES, card.queues);
-    if let Some(mtu) = card.mtu {
-        told.put(MTU, mtu);
-    }
-}
-
-/// What it does not offer.
-pub(super) fn missing(card: &Net, told: &mut Told) {
-    if !card.offloads {
-        told.put(OFFLOADS, MISSING);
-    }
-    if card.mtu.is_none() {
-        told.put(MTU, MISSING);
-    }
-}
+pub(super) const MAC: &str = "MAC address";
+pub(super) const MTU: &str = "MTU";
+pub(super) const OFFLOADS: &str = "offloads";
 
 /// What a driver has read.
 pub(super) fn recorded(KnownToDriver { config, features }: &KnownToDriver, told: &mut Told) {

@@ -144,9 +144,7 @@ impl Exports {
                 until_released(LATE_PATIENCE, open)?
             }
             // The old daemon has released it.
-            Opening::Unlocked(disk) => disk.lock()?,
-            Opening::Ahead(disk) => disk.open()?.into(),
-            opening => opening,
+            opening => opening.go_on(&context.opening)?,
         };
         let device = wait.wait(&spec.name, opening)?;
         let device = ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session)?;

@@ -13,7 +13,6 @@ use super::super::spec::{DeviceSpec, told_recorded};
 use super::super::take_over::image::OfferedImage;
 use super::super::told::{self, Told};
 use super::failed::failed_by;
-use super::group::{Group, State};
 use super::lock_wait::LockWait;
 use super::served::{ServedDevice, Session};
 use super::state::{Exports, Inner, Start, all_or_none};
@@ -73,15 +72,7 @@ impl Exports {
         if let Some(last) = note.as_deref().and_then(OfferedImage::from_note) {
             opening.check_image(spec, &last).context(told::NOT_RESUMED)?;
         }
-        let opening = match opening {
-            Opening::Unlocked(mut disk) => {
-                disk.connect(&context.opening)?;
-                disk.lock()?
-            }
-            Opening::Ahead(disk) => disk.open()?.into(),
-            opening => opening,
-        };
-        wait.wait(&spec.name, opening)
+        wait.wait(&spec.name, opening.go_on(&context.opening)?)
     }
 
     /// Serves a device that is open, with the session that was kept for it.
@@ -99,16 +90,14 @@ impl Exports {
             return ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, None);
         };
         let session = Some(Session::Kept(kept));
-        match ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session) {
-            Ok(device) => Ok(device),
-            Err(error) => {
-                if let Some(shelf) = &context.shelf {
-                    shelf.forget(&spec.name, &numbers);
-                }
-                self.not_resumed(spec, &error);
-                self.start_anew(spec, wait)
+        let resumed = ServedDevice::start(spec.clone(), device, quota, context, &self.0.changed, session);
+        resumed.or_else(|error| {
+            if let Some(shelf) = &context.shelf {
+                shelf.forget(&spec.name, &numbers);
             }
-        }
+            self.not_resumed(spec, &error);
+            self.start_anew(spec, wait)
+        })
     }
 
     pub(super) fn not_resumed(&self, spec: &DeviceSpec, error: &anyhow::Error) {
@@ -128,7 +117,7 @@ impl Exports {
 }
 
 /// What the guest of a session was told of its device, if it is known, and what the device had.
-fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>, Earlier)> {
+pub(crate) fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>, Earlier)> {
     // A record that cannot be read is refused when it is resumed.
     let known = session.kept.known_to_driver().ok().flatten();
     let told = known.map(|known| told_recorded(spec.kind.kind(), &known));
@@ -137,11 +126,6 @@ fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>
 }
 
 impl Inner {
-    /// Has groups that failed try again, if their time has come.
-    pub(super) fn try_again(&mut self) {
-        self.groups.iter_mut().for_each(Group::try_again);
-    }
-
     /// Devices that are not served, with what is known of them.
     pub(super) fn failed(&self) -> impl Iterator<Item = report::Failed> {
         let failed = self.groups.iter().flat_map(|group| {
@@ -152,10 +136,5 @@ impl Inner {
             let kept = self.kept.contains_key(&failed.name);
             report::Failed { retry_s, kept, ..failed.clone() }
         })
-    }
-
-    /// Whether a group is served or has its session kept.
-    pub(super) fn is_of_use(&self) -> bool {
-        !self.kept.is_empty() || self.groups.iter().any(|group| matches!(group.state, State::Served(_)))
     }
 }

@@ -6,27 +6,12 @@
 //! | restart | it is opened again; its session goes on if the guest would find the same device |
 //! | restart, of what the guest is connected to | it is opened again, and its client has to reconnect |
 use super::super::spec::DeviceSpec;
-use crate::kinds::changes::{Differences, Effect};
-
-/// What changes of a device, by the names of options.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    Unchanged,
-    /// Settings that apply to a device in use.
-    InPlace(Vec<&'static str>),
-    /// Settings of which some take effect when the device is opened.
-    Restart {
-        /// All that change.
-        keys: Vec<&'static str>,
-        /// The session cannot go on: it would be with another device, or elsewhere.
-        ends_session: bool,
-    },
-}
+use crate::kinds::changes::{Change, Effect};
 
 impl Change {
     /// What becomes of a device that is `served` by a file that has it as `wanted`.
     pub(crate) fn between(served: &DeviceSpec, wanted: &DeviceSpec) -> Self {
-        let mut all = Differences::default();
+        let mut all = Self::default();
         // A new setting has to be named here.
         let DeviceSpec { name, endpoint, workers, longest_poll, latencies, packed, kind } = served;
         all.add("name", Effect::Session, *name != wanted.name);
@@ -39,26 +24,7 @@ impl Change {
             true => kind.changes(&*wanted.kind, &mut all),
             false => all.add("kind", Effect::Session, true),
         }
-        let mut keys: Vec<_> = Vec::new();
-        for (key, _) in &all.0 {
-            if !keys.contains(key) {
-                keys.push(*key);
-            }
-        }
-        match all.0.iter().map(|(_, effect)| *effect).max() {
-            None => Self::Unchanged,
-            Some(Effect::InPlace) => Self::InPlace(keys),
-            Some(Effect::Restart) => Self::Restart { keys, ends_session: false },
-            Some(Effect::Session) => Self::Restart { keys, ends_session: true },
-        }
-    }
-
-    /// Names of the settings that change.
-    pub(crate) fn keys(&self) -> &[&'static str] {
-        match self {
-            Self::Unchanged => &[],
-            Self::InPlace(keys) | Self::Restart { keys, .. } => keys,
-        }
+        all
     }
 }
 
@@ -72,13 +38,17 @@ mod tests {
         Config::parse(Path::new("/d.toml"), text).unwrap().devices.remove(0)
     }
 
+    fn change(effect: Effect, keys: Vec<&'static str>) -> Change {
+        Change { keys, effect: Some(effect) }
+    }
+
     /// The change by a line that is added to a device.
     fn by(device: &str, line: &str) -> Change {
         let (served, wanted) = (spec(device), spec(&format!("{device}{line}\n")));
-        assert_eq!(Change::between(&served, &served), Change::Unchanged);
+        assert_eq!(Change::between(&served, &served), Change::default());
         let change = Change::between(&served, &wanted);
         let back = Change::between(&wanted, &served);
-        assert_eq!(change.keys(), back.keys());
+        assert_eq!(change.keys, back.keys);
         change
     }
 
@@ -97,13 +67,13 @@ mod tests {
             ("latencies = \"off\"", vec!["latencies"]),
             ("poll-us = 0\nslow = \"9ms\"", vec!["poll-us", "slow"]),
         ] {
-            assert_eq!(by(DISK, line), Change::InPlace(keys), "{line}");
+            assert_eq!(by(DISK, line), change(Effect::InPlace, keys), "{line}");
         }
-        assert_eq!(by(CARD, "ops-per-second = 5"), Change::InPlace(vec!["ops-per-second"]));
+        assert_eq!(by(CARD, "ops-per-second = 5"), change(Effect::InPlace, vec!["ops-per-second"]));
         let limited = |burst| format!("{CARD}ops-per-second = 5\nburst-ops = {burst}\n");
-        let change = Change::between(&spec(&limited(1)), &spec(&limited(2)));
-        assert_eq!(change, Change::InPlace(vec!["burst-ops"]));
-        assert_eq!(by("[[rng]]\nname = \"r\"\nsocket = \"r\"\n", "poll-us = 0").keys(), ["poll-us"]);
+        let burst = Change::between(&spec(&limited(1)), &spec(&limited(2)));
+        assert_eq!(burst, change(Effect::InPlace, vec!["burst-ops"]));
+        assert_eq!(by("[[rng]]\nname = \"r\"\nsocket = \"r\"\n", "poll-us = 0").keys, ["poll-us"]);
     }
 
     #[test]
@@ -118,18 +88,18 @@ mod tests {
             ("engine = \"threads\"", vec!["engine"]),
             ("queue-size = 64", vec!["queue-size"]),
         ] {
-            assert_eq!(by(DISK, line), Change::Restart { keys, ends_session: false }, "{line}");
+            assert_eq!(by(DISK, line), change(Effect::Restart, keys), "{line}");
         }
-        assert_eq!(by(CARD, "mtu = 9000"), Change::Restart { keys: vec!["mtu"], ends_session: false });
+        assert_eq!(by(CARD, "mtu = 9000"), change(Effect::Restart, vec!["mtu"]));
         // A thread that never polls a server must not begin to.
         let store = DISK.replace("a.img", "nbd://host/x");
-        assert_eq!(by(&store, "poll-us = 0"), Change::Restart { keys: vec!["poll-us"], ends_session: false });
-        assert_eq!(by(&store, "poll-us = 7"), Change::InPlace(vec!["poll-us"]));
+        assert_eq!(by(&store, "poll-us = 0"), change(Effect::Restart, vec!["poll-us"]));
+        assert_eq!(by(&store, "poll-us = 7"), change(Effect::InPlace, vec!["poll-us"]));
     }
 
     #[test]
     fn another_image_network_or_socket_ends_the_session() {
-        let ends = |keys: &[&'static str]| Change::Restart { keys: keys.to_vec(), ends_session: true };
+        let ends = |keys: &[&'static str]| change(Effect::Session, keys.to_vec());
         let other = |from: &str, to: &str| DISK.replace(from, to);
         assert_eq!(Change::between(&spec(DISK), &spec(&other("a.img", "b.img"))), ends(&["image"]));
         assert_eq!(

@@ -213,13 +213,9 @@ impl Inner {
             let is_of = |group: &Group| group.next.as_ref().is_some_and(|next| next.number == number);
             // Another reload may have come.
             let Some(at) = self.groups.iter().position(is_of) else { continue };
-            let is_same = self.groups[at].next_of.as_ref() == Some(&self.groups[at].specs);
+            let Group { next: Some(next), specs, .. } = &mut self.groups[at] else { continue };
             match opened {
-                Ok(openings) if is_same => {
-                    if let Some(next) = &mut self.groups[at].next {
-                        next.stage = Stage::Ready(openings);
-                    }
-                }
+                Ok(openings) if next.of == *specs => next.stage = Stage::Ready(openings),
                 Ok(_) => self.cannot_exchange(at, "a snapshot was taken meanwhile; reload again"),
                 Err(why) => self.cannot_exchange(at, &why),
             }

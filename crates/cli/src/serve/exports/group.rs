@@ -26,8 +26,6 @@ pub(super) struct Group {
     failures: u32,
     /// Settings for which its devices have to be opened again, while it is served.
     pub(super) next: Option<Next>,
-    /// What they are to replace.
-    pub(super) next_of: Option<Vec<DeviceSpec>>,
     /// It opens devices for sessions of others, which hand over.
     pub(super) has_session: bool,
 }
@@ -68,7 +66,6 @@ impl Group {
             retried,
             failures: 0,
             next: None,
-            next_of: None,
             has_session: false,
         }
     }
@@ -162,14 +159,9 @@ pub(super) fn groups(devices: Vec<DeviceSpec>) -> Vec<Vec<DeviceSpec>> {
     let mut groups: Vec<Vec<DeviceSpec>> = Vec::new();
     let mut links: HashMap<String, usize> = HashMap::new();
     for device in devices {
-        match device.kind.link().map(str::to_owned) {
-            Some(link) => match links.get(&link) {
-                Some(&group) => groups[group].push(device),
-                None => {
-                    links.insert(link, groups.len());
-                    groups.push(vec![device]);
-                }
-            },
+        let link = device.kind.link().map(|link| *links.entry(link.to_owned()).or_insert(groups.len()));
+        match link.and_then(|group| groups.get_mut(group)) {
+            Some(group) => group.push(device),
             None => groups.push(vec![device]),
         }
     }

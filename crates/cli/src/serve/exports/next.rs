@@ -9,6 +9,8 @@ pub(super) struct Next {
     /// Names this one, of all that there were.
     pub(super) number: u64,
     pub(super) specs: Vec<DeviceSpec>,
+    /// What they are to replace.
+    pub(super) of: Vec<DeviceSpec>,
     /// If the sessions cannot go on, they may end.
     pub(super) may_restart: bool,
     pub(super) stage: Stage,

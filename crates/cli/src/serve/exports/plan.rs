@@ -13,9 +13,9 @@
 //! What needs a resource of a device that is refused is refused, too.
 use super::super::reload::messages::{DeviceOutcome, Outcome};
 use super::super::spec::DeviceSpec;
-use super::change::Change;
 use super::group::{Group, State, collide};
 use super::served::ServedDevice;
+use crate::kinds::changes::{Change, Effect};
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -155,7 +155,7 @@ impl Step {
     }
 
     fn with(self, change: &Change) -> Self {
-        Self { keys: change.keys().to_vec(), ..self }
+        Self { keys: change.keys.clone(), ..self }
     }
 
     /// As far as the plan knows.
@@ -214,61 +214,52 @@ impl Planned {
     fn of_group(at: usize, group: &Group, specs: Vec<DeviceSpec>, restarts: &Restarts) -> Self {
         let of = |name: &str| group.specs.iter().find(|old| old.name == name);
         let change =
-            |new: &DeviceSpec| of(&new.name).map_or(Change::Unchanged, |old| Change::between(old, new));
+            |new: &DeviceSpec| of(&new.name).map_or_else(Change::default, |old| Change::between(old, new));
         let changes: Vec<_> = specs.iter().map(change).collect();
-        let step = |goal| {
-            let steps = specs.iter().zip(&changes);
-            steps.map(|(spec, change)| Step::new(&spec.name, goal).with(change)).collect::<Vec<_>>()
-        };
-        let old = vec![at];
-        let is_unchanged = changes.iter().all(|change| *change == Change::Unchanged);
         let members = match &group.state {
-            State::Served(members) if group.is_good() => members,
-            State::Opening(_) if group.has_session && !is_unchanged => {
-                let mut steps = step(Outcome::Refused);
-                let why = "it is being opened again within its session; reload again";
-                steps.iter_mut().for_each(|step| step.refuse(why.to_owned()));
-                return Self { specs, steps, fate: Fate::Stays(at), old };
+            State::Served(members) if group.is_good() => Some(members),
+            _ => None,
+        };
+        let has_client = members.is_some_and(|members| members.iter().any(ServedDevice::has_client));
+        let may_restart = members.is_some_and(|members| may_restart(members, restarts));
+        let begins = || Fate::Begins(specs.clone());
+        let effect = changes.iter().filter_map(|change| change.effect).max();
+        let (goal, fate) = match (members, effect) {
+            (None, Some(_)) if matches!(group.state, State::Opening(_)) && group.has_session => {
+                (Outcome::Refused, Fate::Stays(at))
             }
             // On its way.
-            _ if is_unchanged && group.is_good() => {
-                let mut steps = step(Outcome::Added);
+            (None, None) if group.is_good() => (Outcome::Added, Fate::Stays(at)),
+            (None, None) => (Outcome::Added, begins()),
+            (None, Some(_)) => (Outcome::Restarted, begins()),
+            (Some(_), None) => (Outcome::Unchanged, Fate::Stays(at)),
+            (Some(_), Some(Effect::InPlace)) => (Outcome::Changed, Fate::Changes(at, specs.clone())),
+            (Some(_), Some(_)) if !has_client => (Outcome::Restarted, begins()),
+            (Some(_), Some(Effect::Restart)) => {
+                (Outcome::Exchanged, Fate::Exchanges { at, specs: specs.clone(), may_restart })
+            }
+            (Some(_), Some(Effect::Session)) if may_restart => (Outcome::Restarted, begins()),
+            (Some(_), Some(Effect::Session)) => (Outcome::Refused, Fate::Stays(at)),
+        };
+        let step = |(spec, change): (&DeviceSpec, &Change)| match change.effect {
+            None if goal == Outcome::Changed => Step::new(&spec.name, Outcome::Unchanged),
+            _ => Step::new(&spec.name, goal).with(change),
+        };
+        let mut steps: Vec<_> = specs.iter().zip(&changes).map(step).collect();
+        match (goal, &fate) {
+            (Outcome::Added, Fate::Stays(_)) => {
                 steps.iter_mut().for_each(|step| step.group = Some(group.id));
-                return Self { specs, steps, fate: Fate::Stays(at), old };
             }
-            _ => {
-                let goal = if is_unchanged { Outcome::Added } else { Outcome::Restarted };
-                return Self { steps: step(goal), fate: Fate::Begins(specs.clone()), specs, old };
-            }
-        };
-        let restart = |change: &Change| matches!(change, Change::Restart { .. });
-        if !changes.iter().any(restart) {
-            let goal = |change: &Change| match change {
-                Change::Unchanged => Outcome::Unchanged,
-                _ => Outcome::Changed,
-            };
-            let steps = specs.iter().zip(&changes);
-            let steps =
-                steps.map(|(spec, change)| Step::new(&spec.name, goal(change)).with(change)).collect();
-            let fate = if is_unchanged { Fate::Stays(at) } else { Fate::Changes(at, specs.clone()) };
-            return Self { specs, steps, fate, old };
-        }
-        if !members.iter().any(ServedDevice::has_client) {
-            return Self { steps: step(Outcome::Restarted), fate: Fate::Begins(specs.clone()), specs, old };
-        }
-        let may_restart = may_restart(members, restarts);
-        let ends_session =
-            changes.iter().any(|change| matches!(change, Change::Restart { ends_session: true, .. }));
-        let mut steps = step(if ends_session { Outcome::Restarted } else { Outcome::Exchanged });
-        let fate = match (ends_session, may_restart) {
-            (false, _) => Fate::Exchanges { at, specs: specs.clone(), may_restart },
-            (true, true) => Fate::Begins(specs.clone()),
-            (true, false) => {
+            (Outcome::Refused, _) if members.is_some() => {
                 refuse(&mut steps, "its guest would find another device, or none");
-                Fate::Stays(at)
             }
-        };
-        Self { specs, steps, fate, old }
+            (Outcome::Refused, _) => {
+                let why = "it is being opened again within its session; reload again";
+                steps.iter_mut().for_each(|step| step.refuse(why.to_owned()));
+            }
+            _ => {}
+        }
+        Self { specs, steps, fate, old: vec![at] }
     }
 
     /// For devices that were in several groups, or with others: cards whose links have changed.

@@ -1,11 +1,11 @@
 //! A reload: it is planned and begun at once, and its outcome is known device by device.
 use super::super::reload::messages::{DeviceOutcome, Outcome};
-use super::change::Change;
 use super::group::{Group, State, groups};
 use super::next::{Next, Note, Stage};
 use super::plan::{Fate, Plan, Reload, Restarts, Step};
 use super::served::Sessions;
 use super::state::{Exports, Inner};
+use crate::kinds::changes::Change;
 use crate::serve::report;
 use crate::serve::spec::DeviceSpec;
 use std::time::{Duration, Instant};
@@ -43,9 +43,7 @@ impl Exports {
         if let Some(shelf) = &self.0.context.shelf {
             shelf.divide(wanted.len());
         }
-        for group in &mut inner.groups {
-            (group.next, group.next_of) = (None, None);
-        }
+        inner.groups.iter_mut().for_each(|group| group.next = None);
         let plan = Plan::new(&inner.groups, groups(wanted), restarts);
         let number = inner.carry_out(plan);
         let is_wanted =
@@ -106,9 +104,8 @@ impl Inner {
                     group
                 }),
                 Fate::Exchanges { at, specs, may_restart } => old[at].take().map(|mut group| {
-                    let number = self.id();
-                    group.next = Some(Next { number, specs, may_restart, stage: Stage::Begins });
-                    group.next_of = Some(group.specs.clone());
+                    let (number, of) = (self.id(), group.specs.clone());
+                    group.next = Some(Next { number, specs, of, may_restart, stage: Stage::Begins });
                     steps.iter_mut().for_each(|step| step.group = Some(group.id));
                     group
                 }),
@@ -242,7 +239,7 @@ impl Group {
         let State::Served(members) = &mut self.state else { return };
         for (spec, member) in self.specs.iter_mut().zip(members) {
             let Some(wanted) = wanted.iter().find(|wanted| wanted.name == spec.name) else { continue };
-            if Change::between(&member.spec, wanted) != Change::Unchanged {
+            if Change::between(&member.spec, wanted).effect.is_some() {
                 member.change(wanted);
                 spec.clone_from(&member.spec);
             }

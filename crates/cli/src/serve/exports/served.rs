@@ -217,9 +217,9 @@ impl ServedDevice {
         })
     }
 
-    /// Applies what `wanted` changes in place ([`Change::InPlace`]); requests go on meanwhile.
+    /// Applies what `wanted` changes in place ([`Effect::InPlace`]); requests go on meanwhile.
     ///
-    /// [`Change::InPlace`]: super::change::Change::InPlace
+    /// [`Effect::InPlace`]: crate::kinds::changes::Effect::InPlace
     pub(super) fn change(&mut self, wanted: &DeviceSpec) {
         let DeviceSpec { longest_poll, latencies, .. } = *wanted;
         (self.spec.longest_poll, self.spec.latencies) = (longest_poll, latencies);
@@ -239,19 +239,19 @@ impl ServedDevice {
 
     /// Begins to hand the device over to another daemon; returns at once.
     pub(super) fn begin_hand_over(&mut self) {
-        self.begin_release();
+        self.begin_release(true);
         self.export.begin_hand_over();
     }
 
     /// Begins to hand the device over to its successor in this daemon; returns at once.
     pub(super) fn begin_exchange(&mut self) {
-        self.begin_release();
+        self.begin_release(true);
         self.export.begin_exchange();
     }
 
     /// Gives up what a successor needs, but for the export.
-    fn begin_release(&mut self) {
-        (self.stopping, self.handing_over) = (Some(Instant::now()), true);
+    fn begin_release(&mut self, hands_over: bool) {
+        (self.stopping, self.handing_over) = (Some(Instant::now()), hands_over);
         self.observer.release();
         if let Some(trace) = &self.trace {
             trace.end();
@@ -275,11 +275,7 @@ impl ServedDevice {
     /// Begins to stop; returns at once.
     pub(super) fn begin_stop(&mut self, sessions: Sessions) {
         tracing::info!(device = self.spec.name, "stopping device");
-        self.stopping = Some(Instant::now());
-        self.observer.release();
-        if let Some(trace) = &self.trace {
-            trace.end();
-        }
+        self.begin_release(false);
         match sessions {
             Sessions::End => self.export.begin_stop(),
             Sessions::Stay => self.export.begin_leave(),

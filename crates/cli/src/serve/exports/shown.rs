@@ -47,7 +47,7 @@ impl Exports {
     pub(crate) fn startup(&self) -> Startup {
         let inner = self.inner();
         let is_waiting = |group: &Group| !group.has_failed() && !matches!(group.state, State::Served(_));
-        match not_served(&inner) {
+        match inner.not_served() {
             Some(why) => Startup::Failed { why, is_settled: !inner.groups.iter().any(is_waiting) },
             None if inner.groups.iter().any(is_waiting) => Startup::Waiting,
             None => Startup::Complete,
@@ -56,7 +56,7 @@ impl Exports {
 
     /// Which devices are not served, and why.
     pub(crate) fn not_served(&self) -> Option<String> {
-        not_served(&self.inner())
+        self.inner().not_served()
     }
 
     /// Number of devices that are served, and of all.
@@ -67,11 +67,18 @@ impl Exports {
 
     /// Whether a device is served, or a session waits for one.
     pub(crate) fn is_of_use(&self) -> bool {
-        self.inner().is_of_use()
+        let inner = self.inner();
+        !inner.kept.is_empty() || inner.served().next().is_some()
     }
 }
 
 impl Inner {
+    /// Which devices are not served, and why.
+    fn not_served(&self) -> Option<String> {
+        let failed = self.failed().map(|failed| format!("device {}: {}", failed.name, failed.why));
+        Some(failed.collect::<Vec<_>>().join("; ")).filter(|failed| !failed.is_empty())
+    }
+
     /// What the devices of a group wait for, if they wait.
     pub(super) fn waiting(&self, group: &Group) -> Vec<report::Waiting> {
         if group.has_failed() {
@@ -105,11 +112,4 @@ impl Inner {
             |spec: &DeviceSpec| report::Waiting { name: spec.name.clone(), why: why.clone(), seconds };
         group.specs.iter().map(waiting).collect()
     }
-}
-
-/// Which devices are not served, and why.
-fn not_served(inner: &Inner) -> Option<String> {
-    let failed: Vec<_> =
-        inner.failed().map(|failed| format!("device {}: {}", failed.name, failed.why)).collect();
-    (!failed.is_empty()).then(|| failed.join("; "))
 }

@@ -10,15 +10,13 @@ use crate::kinds::opening::{Earlier, LinkEnds, OpenContext, Opening};
 use crate::log;
 use crate::serve::shelf::KeptSession;
 use crate::serve::signals::{Request, Signals};
-use crate::serve::spec::{self, DeviceSpec};
+use crate::serve::spec::DeviceSpec;
 use crate::serve::take_over::Taker;
 use crate::serve::told::{self, Told};
-use crate::serve::{open, sandbox};
+use crate::serve::{exports, open, sandbox};
 use anyhow::{Context, anyhow};
 use paravane_notify::Notifier;
-use paravane_vhost::RecordedSession as _;
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, channel};
@@ -54,12 +52,14 @@ impl Opened {
             None => HashMap::new(),
         };
         let is_kept = shelf.is_some();
-        let mut told = recorded(&sessions, &specs);
-        let copy = |(name, session): (&String, &KeptSession)| {
-            let told = told.get(name).cloned().unwrap_or_default();
-            Ok((name.clone(), Earlier { fds: session.kept.device_fds()?, told }))
-        };
-        let earlier = sessions.iter().map(copy).collect::<io::Result<_>>()?;
+        let (mut told, mut earlier) = (HashMap::new(), HashMap::new());
+        for spec in &specs {
+            if let Some(session) = sessions.get(&spec.name) {
+                let (recorded, had) = exports::earlier(spec, session)?;
+                told.extend(recorded.map(|recorded| (spec.name.clone(), recorded)));
+                earlier.insert(spec.name.clone(), had);
+            }
+        }
         let each = setup.each();
         let how = match (setup.args.take_over, each) {
             (true, _) => How::TakeOver,
@@ -74,7 +74,12 @@ impl Opened {
             return Ok(None);
         };
         let mut devices = match each {
-            true => at_least_one(opened, &sessions)?,
+            true => {
+                if sessions.is_empty() {
+                    at_least_one(&opened)?;
+                }
+                opened
+            }
             false => all(opened)?.into_iter().map(|(spec, opening)| (spec, Ok(opening))).collect(),
         };
         // Before privileges are dropped, which the socket may need.
@@ -112,16 +117,6 @@ fn ask(sandboxed: &Sandboxed, devices: &[OpenedDevice]) -> Result<Option<Taker>,
         return Err(Failure::request(anyhow!("metrics: {address} is in use by another process")));
     }
     Ok(Some(taker))
-}
-
-/// What the guests of sessions that are kept were told, by device.
-fn recorded(sessions: &HashMap<String, KeptSession>, specs: &[DeviceSpec]) -> HashMap<String, Told> {
-    let told = |spec: &DeviceSpec| {
-        // A record that cannot be read is refused when it is resumed.
-        let known = sessions.get(&spec.name)?.kept.known_to_driver().ok()??;
-        Some((spec.name.clone(), spec::told_recorded(spec.kind.kind(), &known)))
-    };
-    specs.iter().filter_map(told).collect()
 }
 
 /// Opens all devices in a separate thread, as storage may hang.
@@ -220,24 +215,16 @@ pub(super) fn all(opened: Vec<OpenedDevice>) -> Result<Vec<(DeviceSpec, Opening)
     opened.into_iter().map(one).collect()
 }
 
-/// The devices, if one of them is open or a session waits for one.
-fn at_least_one(
-    opened: Vec<OpenedDevice>,
-    sessions: &HashMap<String, KeptSession>,
-) -> Result<Vec<OpenedDevice>, Failure> {
-    match sessions.is_empty() && !opened.is_empty() && opened.iter().all(|(_, opening)| opening.is_err()) {
-        true => Err(none_open(&opened)),
-        false => Ok(opened),
-    }
-}
-
-/// Why none of these devices is open.
-fn none_open(opened: &[OpenedDevice]) -> Failure {
+/// Checks that one of these devices is open, if there are any.
+fn at_least_one(opened: &[OpenedDevice]) -> Result<(), Failure> {
     let why = |(spec, opening): &OpenedDevice| {
-        opening.as_ref().err().map(|error| format!("device {}: {}", spec.name, failure::one_line(error)))
+        let error = opening.as_ref().err()?;
+        Some(format!("device {}: {}", spec.name, failure::one_line(error)))
     };
-    let why: Vec<_> = opened.iter().filter_map(why).collect();
-    Failure::request(anyhow!(why.join("; ")))
+    match opened.iter().map(why).collect::<Option<Vec<_>>>() {
+        Some(why) if !why.is_empty() => Err(Failure::request(anyhow!(why.join("; ")))),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that guests would be told of their devices what they were `told`.
@@ -267,8 +254,5 @@ fn check_told(
             }
         }
     }
-    match differs && opened.iter().all(|(_, opening)| opening.is_err()) {
-        true => Err(none_open(opened)),
-        false => Ok(()),
-    }
+    if differs { at_least_one(opened) } else { Ok(()) }
 }

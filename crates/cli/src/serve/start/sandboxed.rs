@@ -2,6 +2,7 @@
 use super::claimed::Claimed;
 use super::setup::Setup;
 use crate::failure::Failure;
+use crate::fds;
 use crate::kinds::endpoint::Endpoint;
 use crate::kinds::opening::OpenContext;
 use crate::serve::args::DaemonArgs;
@@ -16,8 +17,8 @@ use crate::serve::sandbox::user::Target;
 use crate::serve::spec::DeviceSpec;
 use crate::size::Size;
 use anyhow::{Context, anyhow};
+use landlock::AccessFs;
 use paravane_store::{CacheFolder, Connector, Direct, Location, NamedFiles};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -150,11 +151,9 @@ fn helpers(
     let way = file.and_then(|file| sandbox::writable::way_to_write(allowed, file, user));
     let name = daemon.user.as_deref();
     let has_broker = !targets.is_empty();
-    let flags = SocketFlags::CLOEXEC;
     let (broker, reader) = match file.is_some() && way.is_none() && has_broker {
         true => {
-            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-            let (broker, reader) = pair.context("cannot create a socket")?;
+            let (broker, reader) = fds::pair().context("cannot create a socket")?;
             rustix::io::ioctl_fionbio(&broker, true).context("cannot create a socket")?;
             (Some(broker), Some(reader))
         }
@@ -171,7 +170,8 @@ fn helpers(
 /// Keys that stay in reach of the sandbox, and the directories by which.
 fn readable_keys(allowed: &AllowedPaths, devices: &[DeviceSpec]) -> Vec<(PathBuf, PathBuf)> {
     let keys = devices.iter().flat_map(|device| device.kind.locations()).flat_map(Location::keys);
-    let found = keys.filter_map(|key| Some((key.to_owned(), allowed.reads(key)?.to_owned())));
+    let found =
+        keys.filter_map(|key| Some((key.to_owned(), allowed.above(key, AccessFs::ReadFile)?.to_owned())));
     found.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
