@@ -22,8 +22,10 @@ mod writer;
 pub(crate) use counts::{LOST, SUPPRESSED};
 pub(crate) use limit::SLOW_REQUESTS;
 
+pub(crate) use tracing::Level;
+
 use limit::{Limiter, LineKind};
-use lines::{Lines, Output, Style};
+use lines::{Lines, Style};
 use parking_lot::Mutex;
 use queue::Queue;
 use std::io::IsTerminal;
@@ -51,22 +53,11 @@ static STYLE: OnceLock<Style> = OnceLock::new();
 /// Changes the level; `None`: RUST_LOG names it.
 static LEVEL: OnceLock<Option<reload::Handle<EnvFilter, Registry>>> = OnceLock::new();
 
-/// Level without `-v`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl Level {
-    /// The filter of this level, with so many `-v` options more.
-    fn filter(self, verbose: u8) -> EnvFilter {
-        const NAMES: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
-        EnvFilter::new(NAMES[(self as usize + usize::from(verbose)).min(NAMES.len() - 1)])
-    }
+/// The filter of a level, with so many `-v` options more.
+fn filter(base: Level, verbose: u8) -> EnvFilter {
+    const ALL: [Level; 5] = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+    let more = ALL.into_iter().skip_while(|level| *level != base).nth(verbose.into());
+    EnvFilter::new(more.unwrap_or(Level::TRACE).as_str())
 }
 
 /// Settings of the log.
@@ -87,7 +78,7 @@ pub(crate) fn set_up(settings: Settings) {
     let Settings { base, verbose, json, rate } = settings;
     let named = EnvFilter::try_from_default_env().ok();
     let is_named = named.is_some();
-    let (filter, handle) = reload::Layer::new(named.unwrap_or_else(|| base.filter(verbose)));
+    let (filter, handle) = reload::Layer::new(named.unwrap_or_else(|| filter(base, verbose)));
     let style = match json {
         true => Style::Json,
         false if std::io::stderr().is_terminal() => Style::Coloured,
@@ -100,7 +91,7 @@ pub(crate) fn set_up(settings: Settings) {
     panic::install(style, push);
     let _ = registry()
         .with(filter)
-        .with(Lines::new(style, limiter(), Output { push, wake: || QUEUE.wake() }))
+        .with(Lines { style, limiter: limiter(), push: Box::new(push), wake: Box::new(|| QUEUE.wake()) })
         .try_init();
 }
 
@@ -112,7 +103,7 @@ fn limiter() -> &'static Limiter {
 pub(crate) fn set_level(base: Level, verbose: u8) {
     if let Some(Some(level)) = LEVEL.get() {
         // It fails only if the log is gone.
-        let _ = level.reload(base.filter(verbose));
+        let _ = level.reload(filter(base, verbose));
     }
 }
 
@@ -167,14 +158,13 @@ fn report_suppressed(buckets: Vec<(Option<Box<str>>, LineKind)>) {
 
 /// Logs why the program ends.
 pub(crate) fn last_words(words: &str) {
-    match STYLE.get() {
-        Some(&style @ Style::Json) => push(&lines::own_line(style, tracing::Level::ERROR, words)),
-        Some(_) => push(&format!("paravane: {words}\n")),
-        None => {
-            *WRITER.lock() = Some(Writer::new(Stderr, Style::Text));
-            push(&format!("paravane: {words}\n"));
-        }
+    if STYLE.get().is_none() {
+        *WRITER.lock() = Some(Writer::new(Stderr, Style::Text));
     }
+    push(&match STYLE.get() {
+        Some(&style @ Style::Json) => lines::own_line(style, Level::ERROR, words),
+        _ => format!("paravane: {words}\n"),
+    });
 }
 
 /// Writes the queued lines before the program ends, for at most two seconds.

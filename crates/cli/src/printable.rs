@@ -7,6 +7,11 @@ fn controls(c: char) -> bool {
     c.is_control() || turns
 }
 
+/// Text without control characters.
+pub(crate) fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
 /// Makes the strings of a JSON text printable.
 ///
 /// Numbers and structure stay. A text that is no JSON is none afterwards, too.

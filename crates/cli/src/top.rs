@@ -16,6 +16,7 @@ mod view;
 use crate::failure::Failure;
 use crate::log;
 use crate::serve::args::TopArgs;
+use crate::serve::status::selection::missing as missing_of;
 use anyhow::{Context, anyhow};
 use input::{Input, Key};
 use nix::sys::signal::{SigSet, Signal};
@@ -72,7 +73,8 @@ fn print(args: &TopArgs, interval: Duration, mut sampler: Sampler) -> Result<Exi
         std::thread::sleep(interval);
         let sample = sampler.sample()?;
         silent.clone_from(&sample.silent);
-        missing = view::missing(&args.devices, &sample);
+        let devices = sample.rows.iter().map(|row| row.device.as_str());
+        missing = missing_of(&args.devices, devices).collect::<Vec<_>>();
         if args.json {
             let mut line = serde_json::to_string(&view.chosen(&sample)).context("JSON")?;
             line.push('\n');
@@ -87,7 +89,7 @@ fn print(args: &TopArgs, interval: Duration, mut sampler: Sampler) -> Result<Exi
             break;
         }
     }
-    silent.extend(missing.iter().map(|name| format!("no such device: {name}")));
+    silent.extend(missing);
     match &silent[..] {
         [] => Ok(ExitCode::SUCCESS),
         silent => Err(anyhow!("{}", silent.join("; ")).into()),

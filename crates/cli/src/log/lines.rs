@@ -50,30 +50,14 @@ impl Drop for Inside {
     }
 }
 
-/// Where lines go.
-pub(super) struct Output<P, W> {
-    /// Takes a line.
-    pub(super) push: P,
-    /// Wakes the writer, which reports suppressed lines.
-    pub(super) wake: W,
-}
-
 /// Formats the events that the limiter admits.
 pub(super) struct Lines {
-    style: Style,
-    limiter: &'static Limiter,
-    push: Box<dyn Fn(&str) + Send + Sync>,
-    wake: Box<dyn Fn() + Send + Sync>,
-}
-
-impl Lines {
-    pub(super) fn new(
-        style: Style,
-        limiter: &'static Limiter,
-        output: Output<impl Fn(&str) + Send + Sync + 'static, impl Fn() + Send + Sync + 'static>,
-    ) -> Self {
-        Self { style, limiter, push: Box::new(output.push), wake: Box::new(output.wake) }
-    }
+    pub(super) style: Style,
+    pub(super) limiter: &'static Limiter,
+    /// Takes a line.
+    pub(super) push: Box<dyn Fn(&str) + Send + Sync>,
+    /// Wakes the writer, which reports suppressed lines.
+    pub(super) wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl<S: Subscriber> Layer<S> for Lines {
@@ -267,7 +251,7 @@ mod tests {
         let sink = Arc::clone(&written);
         let limiter = Box::leak(Box::new(Limiter::new(rate.and_then(NonZeroU32::new))));
         let push = move |line: &str| sink.lock().unwrap().push(line.to_owned());
-        let layer = Lines::new(style, limiter, Output { push, wake: || {} });
+        let layer = Lines { style, limiter, push: Box::new(push), wake: Box::new(|| {}) };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
         let lines = written.lock().unwrap().clone();
         assert!(

@@ -38,7 +38,7 @@ mod tests {
 
     /// Panics in two ways, in a process with our hook.
     fn child() {
-        log::set_up(Settings { base: Level::Warn, verbose: 0, json: true, rate: None });
+        log::set_up(Settings { base: Level::WARN, verbose: 0, json: true, rate: None });
         log::start_writing();
         std::thread::Builder::new()
             .name("io0-vm0".into())

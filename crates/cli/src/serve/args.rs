@@ -157,11 +157,11 @@ pub(crate) enum LogFormat {
 }
 
 const LOG_LEVELS: &[Choice<log::Level>] = &[
-    ("error", "What failed", log::Level::Error),
-    ("warn", "What needs attention", log::Level::Warn),
-    ("info", "Devices and clients that come and go", log::Level::Info),
-    ("debug", "Each step", log::Level::Debug),
-    ("trace", "Everything", log::Level::Trace),
+    ("error", "What failed", log::Level::ERROR),
+    ("warn", "What needs attention", log::Level::WARN),
+    ("info", "Devices and clients that come and go", log::Level::INFO),
+    ("debug", "Each step", log::Level::DEBUG),
+    ("trace", "Everything", log::Level::TRACE),
 ];
 
 /// Show the devices of running daemons: clients, queues, rates, errors

@@ -10,6 +10,7 @@
 //! number is limited.
 use parking_lot::Mutex;
 use std::future::Future;
+use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -38,6 +39,24 @@ impl Client {
             IpAddr::V6(address) => Self((address.to_bits() >> 64) as u64),
         }
     }
+}
+
+/// Serves in a thread called `name` until the process ends. Logs `failed` if that ends before.
+///
+/// # Errors
+/// The thread or its descriptors cannot be created.
+pub(crate) fn in_thread(
+    name: &str,
+    failed: &'static str,
+    serve: impl Future<Output = io::Result<()>> + Send + 'static,
+) -> Result<(), anyhow::Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        if let Err(error) = runtime.block_on(serve) {
+            tracing::error!(%error, "{failed}");
+        }
+    })?;
+    Ok(())
 }
 
 /// Accepts a connection by `poll`. `None`: the listener has moved to another process.

@@ -10,7 +10,7 @@
 //!
 //! By default it is PID.sock in a directory of all daemons of the user, where `paravane status`
 //! finds it.
-use super::connections::{Client, ConnectionGuard, Connections, accept_until};
+use super::connections::{Client, ConnectionGuard, Connections, accept_until, in_thread};
 use super::deadline::Until;
 use super::places::Places;
 use super::private_socket;
@@ -75,28 +75,25 @@ impl Control {
     /// # Errors
     /// The socket cannot be created, or another process listens on it.
     pub(crate) fn open(path: Option<&Path>) -> Result<Option<Self>, anyhow::Error> {
-        let path = match path {
-            Some(path) if path == Path::new("off") => return Ok(None),
-            Some(path) => path.to_owned(),
-            None => match directory() {
-                Some(directory) => {
-                    let made = std::fs::create_dir_all(&directory);
-                    if let Err(error) = made {
-                        tracing::warn!(
-                            "no control socket: cannot create {}: {error}; name one with --control PATH",
-                            directory.display()
-                        );
-                        return Ok(None);
-                    }
-                    directory.join(format!("{}.sock", std::process::id()))
-                }
-                None => {
+        let path = match (path, directory()) {
+            (Some(path), _) if path == Path::new("off") => return Ok(None),
+            (Some(path), _) => path.to_owned(),
+            (None, Some(directory)) => {
+                if let Err(error) = std::fs::create_dir_all(&directory) {
                     tracing::warn!(
-                        "no control socket: XDG_RUNTIME_DIR is not set; name one with --control PATH, or off"
+                        "no control socket: cannot create {}: {error}; name one with --control PATH",
+                        directory.display()
                     );
                     return Ok(None);
                 }
-            },
+                directory.join(format!("{}.sock", std::process::id()))
+            }
+            (None, None) => {
+                tracing::warn!(
+                    "no control socket: XDG_RUNTIME_DIR is not set; name one with --control PATH, or off"
+                );
+                return Ok(None);
+            }
         };
         let listener =
             private_socket::bind(&path).with_context(|| format!("control socket {}", path.display()))?;
@@ -108,7 +105,18 @@ impl Control {
     /// # Errors
     /// The process lacks the privilege, or the file is gone.
     pub(crate) fn give_to(&self, user: &Target) -> Result<(), anyhow::Error> {
-        give(&self.path, user).with_context(|| format!("control socket {}", self.path.display()))
+        let give = || {
+            let (uid, gid) = user.owner();
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::open(&self.path, flags, Mode::empty())?;
+            // Nothing that has taken its place.
+            let found = rustix::fs::fstat(&file)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+                return Err(io::Error::other("it is no socket any more"));
+            }
+            Ok(rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
+        };
+        give().with_context(|| format!("control socket {}", self.path.display()))
     }
 
     /// Answers clients in a new thread until the process ends.
@@ -127,16 +135,11 @@ impl Control {
     ) -> Result<(), anyhow::Error> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         // Serialization cannot fail; if it did, the client would get an empty answer.
         let make = move || Bytes::from(serde_json::to_vec(&report()).unwrap_or_default());
-        let serve = move || runtime.block_on(answer(listener, make, Arc::new(find), Arc::new(give), &moved));
-        std::thread::Builder::new().name("control".into()).spawn(move || {
-            if let Err(error) = serve() {
-                tracing::error!(%error, "control socket failed");
-            }
-        })?;
-        Ok(())
+        in_thread("control", "control socket failed", async move {
+            answer(listener, make, Arc::new(find), Arc::new(give), &moved).await
+        })
     }
 }
 
@@ -196,18 +199,6 @@ impl Drop for Control {
         // May fail after a change of user. `paravane status` removes sockets without a listener.
         let _ = std::fs::remove_file(&self.path);
     }
-}
-
-/// Makes `user` the owner of the socket at `path`, and of nothing that has taken its place.
-fn give(path: &Path, user: &Target) -> io::Result<()> {
-    let (uid, gid) = user.owner();
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
-    let found = rustix::fs::fstat(&file)?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-        return Err(io::Error::other("it is no socket any more"));
-    }
-    Ok(rustix::fs::chownat(&file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
 }
 
 /// Connects, with a timeout for a daemon that does not respond.

@@ -72,7 +72,7 @@ each_option!(
 impl DaemonArgs {
     /// Level of the log without -v.
     pub(super) fn log_level(&self) -> log::Level {
-        self.log_level.unwrap_or(log::Level::Info)
+        self.log_level.unwrap_or(log::Level::INFO)
     }
 
     /// Log lines per second and device; `None`: no limit.

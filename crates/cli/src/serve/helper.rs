@@ -47,7 +47,7 @@ impl Helper {
 /// # Errors
 /// Signals cannot be blocked, or stdin is closed.
 pub(super) fn begin() -> Result<(OwnedFd, Signals), Failure> {
-    log::set_up(log::Settings { base: log::Level::Warn, verbose: 0, json: false, rate: None });
+    log::set_up(log::Settings { base: log::Level::WARN, verbose: 0, json: false, rate: None });
     let blocked = Signals::take().context("cannot block signals")?;
     let socket = io::stdin().as_fd().try_clone_to_owned().context("stdin")?;
     Ok((socket, blocked))

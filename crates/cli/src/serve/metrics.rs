@@ -7,7 +7,7 @@ pub(crate) mod exposition;
 pub(crate) mod families;
 pub(crate) mod of_kind;
 
-use super::connections::{Client, ConnectionGuard, Connections, accept_until};
+use super::connections::{Client, ConnectionGuard, Connections, accept_until, in_thread};
 use super::report::Report;
 use super::reporter::Reporter;
 use anyhow::Context;
@@ -73,15 +73,8 @@ impl Metrics {
         source: impl Fn() -> Report + Send + Sync + 'static,
         moved: Arc<Notify>,
     ) -> Result<(), anyhow::Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let make = move || Arc::new(families::exposition(&source()));
-        let serve = move || runtime.block_on(accept(self.listener, make, &moved));
-        std::thread::Builder::new().name("metrics".into()).spawn(move || {
-            if let Err(error) = serve() {
-                tracing::error!(%error, "metrics failed");
-            }
-        })?;
-        Ok(())
+        in_thread("metrics", "metrics failed", async move { accept(self.listener, make, &moved).await })
     }
 }
 

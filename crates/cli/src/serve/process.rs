@@ -46,7 +46,8 @@ impl ProcessFiles {
 
     /// Figures of the process. Those that the kernel does not tell are `None`.
     pub(crate) fn report(&self) -> report::Process {
-        let [size, resident] = self.pages().map_or([None; 2], |pages| pages.map(Some));
+        let [size, resident] =
+            self.memory.as_ref().and_then(numbers).map_or([None; 2], |pages| pages.map(Some));
         let bytes = |pages: Option<u64>| Some(pages?.saturating_mul(page_size() as u64));
         report::Process {
             cpu_s: seconds(clock_gettime(ClockId::ProcessCPUTime)),
@@ -63,11 +64,6 @@ impl ProcessFiles {
         // stat(2) reports it as the size of the directory.
         let size = self.descriptors.as_ref()?.metadata().ok()?.len();
         (size > 0).then_some(size)
-    }
-
-    /// Pages of the address space, and those in memory.
-    fn pages(&self) -> Option<[u64; 2]> {
-        numbers(self.memory.as_ref()?)
     }
 }
 

@@ -17,18 +17,14 @@ use super::sandbox::user::Target as User;
 use crate::failure::Failure;
 use anyhow::{Context, anyhow};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const READER: Helper = Helper { name: "reader", does: "reads the file of devices" };
-/// First byte of an answer: the text of the file follows.
-const TEXT: u8 = b'=';
-/// First byte of an answer: a message follows.
-const ERROR: u8 = b'!';
-/// Most bytes of an answer: more than a file may have.
-const MOST: u64 = 2 << 20;
+/// Most bytes of an answer: more than a file may have, as JSON.
+const MOST: u64 = 8 << 20;
 
 /// The file of devices of a running daemon.
 #[derive(Debug)]
@@ -106,18 +102,13 @@ pub(crate) fn real(path: &Path) -> PathBuf {
 
 /// The text of the file.
 fn ask(reader: &OwnedFd) -> Result<String, String> {
-    let ended = |_| READER.has_ended();
     let (near, far) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(|error| format!("cannot create a pipe: {error}"))?;
-    send(reader, &Message::Read, Some(far.as_fd())).map_err(ended)?;
+    send(reader, &Message::Read, Some(far.as_fd())).map_err(|_| READER.has_ended())?;
     drop(far);
-    let mut answer = String::new();
-    File::from(near).take(MOST).read_to_string(&mut answer).map_err(|error| error.to_string())?;
-    match answer.as_bytes().first() {
-        Some(&TEXT) => Ok(answer.split_off(1)),
-        Some(&ERROR) => Err(answer.split_off(1)),
-        _ => Err(ended(io::ErrorKind::BrokenPipe.into())),
-    }
+    let mut answer = Vec::new();
+    File::from(near).take(MOST).read_to_end(&mut answer).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&answer).unwrap_or_else(|_| Err(READER.has_ended()))
 }
 
 /// The reader's process: `paravane reader`, started by the daemon with a socket as its stdin.
@@ -139,18 +130,14 @@ fn serve(socket: &OwnedFd, file: &Path, broker: Option<&OwnedFd>) {
     // An error is a message of a daemon that a guest has taken over.
     while let Ok(Some((message, answer))) = receive(socket) {
         let (Message::Read, Some(answer)) = (message, answer) else { continue };
-        let (kind, text) = match Config::text(file) {
-            Ok(text) => {
-                if let (Some(broker), Ok(config)) = (broker, Config::parse(file, &text)) {
-                    allow(broker, &config);
-                }
-                (TEXT, text)
-            }
-            Err(error) => (ERROR, error.to_string()),
-        };
-        let mut answer = File::from(answer);
+        let text = Config::text(file).map_err(|error| error.to_string());
+        if let (Some(broker), Ok(text)) = (broker, &text)
+            && let Ok(config) = Config::parse(file, text)
+        {
+            allow(broker, &config);
+        }
         // The daemon may wait no longer.
-        let _ = answer.write_all(&[kind]).and_then(|()| answer.write_all(text.as_bytes()));
+        let _ = serde_json::to_writer(File::from(answer), &text);
     }
 }
 

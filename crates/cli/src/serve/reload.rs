@@ -34,7 +34,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Time between two looks at the devices.
 const INTERVAL: Duration = Duration::from_millis(10);
 /// What the main thread answers.
-enum Answer {
+pub(crate) enum Answer {
     /// A reload with this number has begun. With the outcome of the daemon's own settings.
     Begun(u64, Option<DeviceOutcome>),
     /// What a reload would do.
@@ -43,7 +43,7 @@ enum Answer {
 
 /// A reload that a client asks the main thread for.
 pub(crate) struct Asked {
-    wish: Wish,
+    pub(crate) wish: Wish,
     answer: Sender<Result<Answer, String>>,
 }
 
@@ -53,24 +53,14 @@ impl Asked {
         Restarts::Named(self.wish.restart.clone())
     }
 
-    /// The file of which the client asks what a reload would do.
-    pub(crate) fn plan(&self) -> Option<&str> {
-        self.wish.plan.as_deref()
-    }
-
     /// The first name of those that may restart which is that of no device.
     pub(crate) fn unknown(&self, mut is_known: impl FnMut(&str) -> bool) -> Option<&str> {
         self.wish.restart.iter().map(String::as_str).find(|name| !is_known(name))
     }
 
-    /// Tells the client that a reload has begun. It may have gone.
-    pub(crate) fn begun(self, number: u64, daemon: Option<DeviceOutcome>) {
-        drop(self.answer.send(Ok(Answer::Begun(number, daemon))));
-    }
-
-    /// Tells the client what a reload would do.
-    pub(crate) fn planned(self, plan: Vec<DeviceOutcome>) {
-        drop(self.answer.send(Ok(Answer::Plan(plan))));
+    /// Answers the client. It may have gone.
+    pub(crate) fn answer(self, answer: Answer) {
+        drop(self.answer.send(Ok(answer)));
     }
 
     /// Tells the client that nothing has changed.

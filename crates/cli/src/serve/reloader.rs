@@ -13,7 +13,7 @@ use super::args::DaemonArgs;
 use super::config::Config;
 use super::exports::{Exports, Reloaded, Restarts, Turn};
 use super::reader::ConfigFile;
-use super::reload::{Asked, DaemonChange, ReloadServer};
+use super::reload::{Answer, Asked, DaemonChange, ReloadServer};
 use super::spec::DeviceSpec;
 use super::start::Setup;
 use super::systemd::Manager;
@@ -24,6 +24,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+
+/// A file of devices that is being read.
+type Reading = Receiver<Result<Config, String>>;
 
 /// Why a client gets no reload.
 const HANDED_OVER: &str = "the devices are being handed over to another daemon: reload that one";
@@ -65,7 +68,7 @@ impl<'a> Reloader<'a> {
     /// After `_turn` has cleared the event that wakes the main thread: a client that asks from then on, or a
     /// file that has been read, signals it again.
     pub(super) fn step(&mut self, _turn: &Turn, manager: &Manager, has_begun: &dyn Fn() -> bool) {
-        if let Some(read) = self.reading.as_ref().and_then(|(reading, _)| reading.result()) {
+        if let Some(read) = self.reading.as_ref().and_then(|(reading, _)| reading.try_recv().ok()) {
             let asked = self.reading.take().and_then(|(_, asked)| asked);
             self.read(read, asked, manager, has_begun());
         }
@@ -103,12 +106,12 @@ impl<'a> Reloader<'a> {
         if let Some(why) = asked.as_ref().and_then(|asked| other_file(asked, file)) {
             return refuse(asked, &why);
         }
-        let is_plan = asked.as_ref().is_some_and(|asked| asked.plan().is_some());
+        let is_plan = asked.as_ref().is_some_and(|asked| asked.wish.plan.is_some());
         if !is_plan {
             manager.reloading();
             self.exports.refresh();
         }
-        match Reading::begin(file, self.exports.notifier()) {
+        match begin_to_read(file, self.exports.notifier()) {
             Ok(reading) => self.reading = Some((reading, asked)),
             Err(error) => {
                 let why = format!("cannot start a thread to read the file: {error}");
@@ -129,7 +132,7 @@ impl<'a> Reloader<'a> {
         manager: &Manager,
         has_begun: bool,
     ) {
-        let is_plan = asked.as_ref().is_some_and(|asked| asked.plan().is_some());
+        let is_plan = asked.as_ref().is_some_and(|asked| asked.wish.plan.is_some());
         let config = read.and_then(|config| {
             let is_known = |name: &str| config.devices.iter().any(|device| device.name == name);
             match asked.as_ref().and_then(|asked| asked.unknown(is_known)) {
@@ -155,7 +158,7 @@ impl<'a> Reloader<'a> {
         let change = DaemonChange::between(&self.daemon, &wanted);
         match asked {
             Some(asked) if is_plan => match self.exports.plan(config.devices, &asked.restarts()) {
-                Ok(plan) => asked.planned(plan.into_iter().chain(change.outcome).collect()),
+                Ok(plan) => asked.answer(Answer::Plan(plan.into_iter().chain(change.outcome).collect())),
                 Err(why) => asked.failed(&why),
             },
             asked => {
@@ -181,7 +184,9 @@ impl<'a> Reloader<'a> {
                     self.daemon = change.now;
                     change.outcome
                 });
-                asked.into_iter().for_each(|asked| asked.begun(number, outcome.clone()));
+                if let Some(asked) = asked {
+                    asked.answer(Answer::Begun(number, outcome));
+                }
             }
         }
     }
@@ -189,33 +194,21 @@ impl<'a> Reloader<'a> {
 
 /// Why a plan cannot be made: the daemon has another file than its client means.
 fn other_file(asked: &Asked, file: &ConfigFile) -> Option<String> {
-    let (wanted, own) = (Path::new(asked.plan()?), &*file.real);
+    let (wanted, own) = (Path::new(asked.wish.plan.as_ref()?), &*file.real);
     // The sandbox hides the file: its path was made absolute at the start.
     (wanted != own).then(|| format!("the daemon reloads {}, not {}", own.display(), wanted.display()))
 }
 
-/// A file of devices being read by a thread, as storage may hang.
-struct Reading {
-    result: Receiver<Result<Config, String>>,
-}
-
-impl Reading {
-    /// Starts reading; signals `done` at the end.
-    fn begin(file: &Arc<ConfigFile>, done: Arc<Notifier>) -> io::Result<Self> {
-        let file = file.clone();
-        let (sender, result) = channel();
-        let read = move || {
-            let read = caught(|| file.read()).flatten();
-            // The receiver is gone if the daemon ends.
-            drop(sender.send(read));
-            done.signal();
-        };
-        std::thread::Builder::new().name("reload".into()).spawn(read)?;
-        Ok(Self { result })
-    }
-
-    /// The result, once; `None`: not read yet.
-    fn result(&self) -> Option<Result<Config, String>> {
-        self.result.try_recv().ok()
-    }
+/// Has a thread read the file of devices, as storage may hang; signals `done` at the end.
+fn begin_to_read(file: &Arc<ConfigFile>, done: Arc<Notifier>) -> io::Result<Reading> {
+    let file = file.clone();
+    let (sender, result) = channel();
+    let read = move || {
+        let read = caught(|| file.read()).flatten();
+        // The receiver is gone if the daemon ends.
+        drop(sender.send(read));
+        done.signal();
+    };
+    std::thread::Builder::new().name("reload".into()).spawn(read)?;
+    Ok(result)
 }

@@ -486,14 +486,13 @@ pub(crate) struct Waiting {
 impl Device {
     /// Sums over the queues: kicks, buffers taken, buffers returned, interrupts.
     pub(crate) fn totals(&self) -> [u64; 4] {
-        self.queues.iter().fold([0; 4], |[kicks, taken, completed, interrupts], queue| {
-            [
-                kicks + queue.kicks,
-                taken + queue.taken,
-                completed + queue.completed,
-                interrupts + queue.interrupts,
-            ]
-        })
+        let sum = |of: fn(&Queue) -> u64| self.queues.iter().map(of).sum();
+        [
+            sum(|queue| queue.kicks),
+            sum(|queue| queue.taken),
+            sum(|queue| queue.completed),
+            sum(|queue| queue.interrupts),
+        ]
     }
 
     /// Number of requests that storage failed.

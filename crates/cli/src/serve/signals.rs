@@ -45,10 +45,7 @@ impl Signals {
         others: &[BorrowedFd<'_>],
         time: Option<Duration>,
     ) -> io::Result<Option<Request>> {
-        let time = time.map(|time| Timespec {
-            tv_sec: time.as_secs().cast_signed(),
-            tv_nsec: time.subsec_nanos().into(),
-        });
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
         let mut fds = vec![PollFd::new(&self.fd, PollFlags::IN)];
         fds.extend(others.iter().map(|&other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
         match poll(&mut fds, time.as_ref()) {

@@ -8,7 +8,7 @@ mod details;
 pub(crate) mod latency;
 pub(crate) mod order;
 pub(crate) mod rates;
-mod selection;
+pub(crate) mod selection;
 mod summary;
 pub(crate) mod table;
 
@@ -86,15 +86,9 @@ pub(crate) fn main(args: &StatusArgs) -> Result<ExitCode, Failure> {
         output::print(&text(&daemons, options))?;
     }
     let mut missing: Vec<_> = silent;
-    let has_name = |name: &String| {
-        let pattern = wildmatch::WildMatch::new(name);
-        daemons.iter().any(|daemon| daemon.names().any(|name| pattern.matches(name)))
-    };
     // --problems and --filter may hide a device that exists.
     if !args.problems && args.filter.is_none() {
-        missing.extend(
-            args.devices.iter().filter(|&name| !has_name(name)).map(|name| format!("no such device: {name}")),
-        );
+        missing.extend(selection::missing(&args.devices, daemons.iter().flat_map(Daemon::names)));
     }
     if missing.is_empty() {
         let is_missed = daemons.iter().any(|daemon| !daemon.report.failed.is_empty());

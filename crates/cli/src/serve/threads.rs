@@ -37,37 +37,29 @@ struct Figures {
     /// Kernel's number of the thread.
     id: i32,
     thread: IoThread,
-    /// Of the thread when it took over.
-    start: Option<report::Thread>,
-    /// Of those before it.
-    before: Option<report::Thread>,
+    /// CPU time and run delay of those before it, without what it had when it took over, in seconds.
+    before: [f64; 2],
 }
 
 impl Figures {
     fn new(index: usize, id: i32) -> Self {
-        Self { id, thread: IoThread::open(index, id), start: None, before: None }
+        Self { id, thread: IoThread::open(index, id), before: [0.0; 2] }
     }
 
     /// Figures of all these threads. `None`: the kernel does not tell them.
     fn report(&self) -> Option<report::Thread> {
         let now = self.thread.report()?;
-        let sum = |of: fn(&report::Thread) -> f64| {
-            let [start, before] = [&self.start, &self.before].map(|figures| figures.as_ref().map_or(0.0, of));
-            of(&now) - start + before
-        };
-        Some(report::Thread {
-            cpu_s: sum(|of| of.cpu_s),
-            run_delay_s: sum(|of| of.run_delay_s),
-            name: now.name,
-        })
+        let [cpu_s, run_delay_s] = self.before;
+        Some(report::Thread { cpu_s: now.cpu_s + cpu_s, run_delay_s: now.run_delay_s + run_delay_s, ..now })
     }
 
     /// Goes on with the figures of another thread, if that has taken over.
     fn follow(&mut self, index: usize, id: i32) {
         if id != self.id {
-            let before = self.report();
-            let thread = IoThread::open(index, id);
-            *self = Self { id, start: thread.report(), thread, before };
+            let times = |of: Option<report::Thread>| of.map_or([0.0; 2], |of| [of.cpu_s, of.run_delay_s]);
+            let (before, thread) = (times(self.report()), IoThread::open(index, id));
+            let start = times(thread.report());
+            *self = Self { id, thread, before: [before[0] - start[0], before[1] - start[1]] };
         }
     }
 }

@@ -161,10 +161,8 @@ impl<M: Serialize + DeserializeOwned> Wire<M> {
             return Ok(None);
         }
         stream.read_exact(&mut header[first..])?;
-        let [magic, text, record, count] = std::array::from_fn(|index| {
-            let at = index * 4;
-            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
-        });
+        let (numbers, _) = header.as_chunks();
+        let [magic, text, record, count] = std::array::from_fn(|at| u32::from_le_bytes(numbers[at]));
         let [text, record, count] = [text, record, count].map(|number| number as usize);
         if magic != MAGIC {
             return Err(invalid("it does not answer as a daemon of this version"));

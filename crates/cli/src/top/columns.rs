@@ -1,5 +1,6 @@
 //! Columns of the table, as many as the terminal has room for.
 use super::sample::Row;
+use crate::printable::printable;
 use crate::serve::args::TopKey;
 use crate::serve::status::latency::short_duration;
 use crate::serve::status::table::shortened;
@@ -153,11 +154,6 @@ pub(super) fn table<'a>(
     let rows = rows.zip(names);
     let rows = rows.map(|(row, device)| line(shortened(&device, name), &|column| (column.text)(row, style)));
     Table { head, rows: rows.collect() }
-}
-
-/// A name without control characters, which would steer the terminal.
-pub(super) fn printable(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn latency(ns: Option<u64>, style: Style) -> String {

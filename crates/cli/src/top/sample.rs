@@ -149,7 +149,7 @@ fn row(device: &Device, pid: u32, earlier: Option<(&Device, Duration)>, rates: R
         ..Row::default()
     };
     let Some((earlier, elapsed)) = earlier else { return row };
-    let values = DeviceValues::between(Some(earlier), device);
+    let values = DeviceValues::between(earlier, device);
     if let Some((stage, share)) = values.longest_stage() {
         (row.stage, row.stage_share) = (Some(stage.to_owned()), Some(share));
     }

@@ -1,12 +1,13 @@
 //! What the screen shows: the last sample, its order, and the part of it in view.
-use super::columns::{Order, Style, Table, printable, short, table};
+use super::columns::{Order, Style, Table, short, table};
 use super::input::Key;
 use super::sample::{Row, Sample};
+use crate::printable::printable;
 use crate::serve::args::{TopArgs, TopKey};
 use crate::serve::status::order::natural;
+use crate::serve::status::selection::Names;
 use clap::ValueEnum;
 use std::cmp::Ordering;
-use wildmatch::WildMatch;
 
 /// Lines above the rows: two of summary, one of heads.
 const ABOVE: usize = 3;
@@ -27,7 +28,7 @@ pub(super) enum Outcome {
 /// State of the view.
 #[derive(Debug)]
 pub(super) struct View {
-    names: Vec<WildMatch>,
+    names: Names,
     order: Order,
     interval: f64,
     /// Show only devices with problems.
@@ -51,7 +52,7 @@ impl View {
         });
         let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Self {
-            names: args.devices.iter().map(|name| WildMatch::new(name)).collect(),
+            names: Names::new(&args.devices),
             order: Order { key: args.sort, reverse: args.reverse },
             interval: args.interval,
             problems: false,
@@ -96,10 +97,7 @@ impl View {
 
     /// Rows of a sample that are wanted, in order.
     pub(super) fn chosen<'a>(&self, sample: &'a Sample) -> Vec<&'a Row> {
-        let is_wanted = |row: &&Row| {
-            (self.names.is_empty() || self.names.iter().any(|pattern| pattern.matches(&row.device)))
-                && (!self.problems || row.problem)
-        };
+        let is_wanted = |row: &&Row| self.names.has(&row.device) && (!self.problems || row.problem);
         let mut rows: Vec<_> = sample.rows.iter().filter(is_wanted).collect();
         rows.sort_by(|one, other| {
             let by_name = natural(&one.device, &other.device).then(one.pid.cmp(&other.pid));
@@ -211,15 +209,6 @@ impl View {
         let lines = summary.chain([head]).chain(rows);
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
-}
-
-/// Names and patterns that no device of a sample has.
-pub(super) fn missing(names: &[String], sample: &Sample) -> Vec<String> {
-    let is_missing = |name: &&String| {
-        let pattern = WildMatch::new(name);
-        !sample.rows.iter().any(|row| pattern.matches(&row.device))
-    };
-    names.iter().filter(is_missing).cloned().collect()
 }
 
 /// The first parts, as many as have room, at least one.

@@ -1,4 +1,5 @@
 //! Requests as lines of text.
+use crate::printable::printable;
 use crate::serve::status::latency::short_duration;
 use crate::serve::trace::lines::TraceLine;
 use std::time::{Duration, SystemTime};
@@ -21,7 +22,7 @@ pub(super) fn row(line: &TraceLine) -> String {
         "{} {:>3}  {:12} {sector:>11} {:>7} {ring:>6} {throttled:>9} {host:>6} {interrupt:>9} {:>6}{status}\n",
         time(line.end_unix_ns),
         line.queue,
-        printable(&line.operation),
+        printable(&line.operation.chars().take(12).collect::<String>()),
         line.bytes,
         short_duration(line.total_ns)
     )
@@ -33,11 +34,6 @@ fn time(unix_ns: u64) -> String {
     let text = at.map(|at| humantime::format_rfc3339_micros(at).to_string()).unwrap_or_default();
     // "2026-01-02T03:04:05.678901Z"
     text.get(11..26).unwrap_or("-").to_owned()
-}
-
-/// What a daemon says must not control the terminal.
-fn printable(text: &str) -> String {
-    text.chars().take(12).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

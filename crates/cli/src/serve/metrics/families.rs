@@ -1,7 +1,7 @@
 //! The metrics, and their values from a report.
 use super::buckets::{self, Bounds};
 use super::exposition::{Exposition, Kind, labels};
-use super::of_kind::{DeviceMetric, LabelledMetric};
+use super::of_kind::DeviceMetric;
 use crate::kinds::KINDS;
 use crate::serve::report::{Device, Distribution, Report, Thread};
 
@@ -146,16 +146,6 @@ const DEVICE: &[DeviceMetric] = &[
     }),
 ];
 
-/// Metrics of each device.
-fn of_devices() -> impl Iterator<Item = &'static DeviceMetric> {
-    DEVICE.iter().chain(KINDS.iter().flat_map(|kind| kind.metrics.plain))
-}
-
-/// Counters of each device by the values of a further label.
-fn labelled() -> impl Iterator<Item = &'static LabelledMetric> {
-    KINDS.iter().flat_map(|kind| kind.metrics.labelled)
-}
-
 /// Counter of an I/O thread: name without suffix, help, value.
 type ThreadMetric = (&'static str, &'static str, fn(&Thread) -> f64);
 
@@ -237,13 +227,13 @@ pub(crate) fn exposition(report: &Report) -> Exposition {
     let label = |device: &Device| labels(&[("device", &device.name), ("kind", &device.kind)]);
     let devices: Vec<_> = report.devices.iter().map(|device| (device, label(device))).collect();
     let and = |more: &'static str| [&OF_DEVICE[..], &[more]].concat();
-    for &(name, help, kind, value) in of_devices() {
+    for &(name, help, kind, value) in DEVICE.iter().chain(KINDS.iter().flat_map(|kind| kind.metrics.plain)) {
         let mut family = all.begin(name, kind, help, &OF_DEVICE);
         for (device, labels) in &devices {
             value(device).into_iter().for_each(|value| family.add(labels, value as f64));
         }
     }
-    for &(name, help, label, values) in labelled() {
+    for &(name, help, label, values) in KINDS.iter().flat_map(|kind| kind.metrics.labelled) {
         let mut family = all.begin(name, Kind::Counter, help, &and(label));
         for (device, prefix) in &devices {
             for (value, count) in values(device) {
@@ -279,9 +269,14 @@ pub(crate) fn exposition(report: &Report) -> Exposition {
         let last = device.storage_errors.as_ref().and_then(|errors| errors.last.as_ref());
         last.into_iter().for_each(|last| family.add(labels, last.unix_time_s));
     }
+    histograms(&mut all, &devices);
+    all
+}
+
+fn histograms(all: &mut Exposition, devices: &[(&Device, String)]) {
     for (name, help, label, bounds, values) in HISTOGRAMS {
-        let mut family = all.begin(name, Kind::Histogram, help, &and(label));
-        for (device, prefix) in &devices {
+        let mut family = all.begin(name, Kind::Histogram, help, &[&OF_DEVICE[..], &[label]].concat());
+        for (device, prefix) in devices {
             for (value, distributions) in by_label(values(device)) {
                 let labels = format!("{prefix},{}", labels(&[(label, value)]));
                 let sum: u64 = distributions.iter().map(|one| one.sum).sum();
@@ -291,7 +286,6 @@ pub(crate) fn exposition(report: &Report) -> Exposition {
             }
         }
     }
-    all
 }
 
 /// Distributions of all queues by label.

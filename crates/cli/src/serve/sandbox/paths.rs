@@ -139,23 +139,8 @@ impl AllowedPaths {
         self.ports.insert(port);
     }
 
-    /// The path of the rule by which a file may be read.
-    pub(crate) fn reads(&self, file: &Path) -> Option<&Path> {
-        self.above(file, AccessFs::ReadFile)
-    }
-
-    /// The path of the rule by which a file may be written.
-    pub(super) fn writes(&self, file: &Path) -> Option<&Path> {
-        self.above(file, AccessFs::WriteFile)
-    }
-
-    /// The path of the rule by which files may be created in a directory.
-    pub(super) fn creates_in(&self, directory: &Path) -> Option<&Path> {
-        self.above(directory, AccessFs::MakeReg)
-    }
-
     /// The path of a rule with this right, for `path` itself or a directory above it.
-    fn above(&self, path: &Path, right: AccessFs) -> Option<&Path> {
+    pub(crate) fn above(&self, path: &Path, right: AccessFs) -> Option<&Path> {
         let path = real(path);
         let gives = |(there, access): &(&PathBuf, &BitFlags<AccessFs>)| {
             access.contains(right) && path.starts_with(real(there))

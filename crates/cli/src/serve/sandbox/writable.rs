@@ -2,6 +2,7 @@
 use super::paths::{AllowedPaths, real};
 use super::user::Target;
 use crate::kinds::checked::directory_of;
+use landlock::AccessFs;
 use nix::unistd::{Gid, Uid};
 use rustix::thread::{CapabilitySet, capabilities};
 use std::fs::Metadata;
@@ -14,10 +15,10 @@ use std::path::{Path, PathBuf};
 pub(crate) fn way_to_write(allowed: &AllowedPaths, file: &Path, user: Option<&Target>) -> Option<PathBuf> {
     let real = real(file);
     let folders = [file, &real].map(directory_of);
-    if let Some(way) = folders.into_iter().find_map(|folder| allowed.creates_in(folder)) {
+    if let Some(way) = folders.into_iter().find_map(|folder| allowed.above(folder, AccessFs::MakeReg)) {
         return Some(way.to_owned());
     }
-    let way = allowed.writes(&real)?;
+    let way = allowed.above(&real, AccessFs::WriteFile)?;
     // A file that cannot be examined counts as writable.
     let may = real.metadata().map_or(true, |file| may_write(&file, user));
     may.then(|| way.to_owned())

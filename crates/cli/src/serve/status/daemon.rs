@@ -20,7 +20,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let devices = self.report.devices.iter().map(|device| device.name.as_str());
         let waiting = self.report.waiting.iter().map(|waiting| waiting.name.as_str());
         devices.chain(self.report.failed.iter().map(|failed| failed.name.as_str())).chain(waiting)

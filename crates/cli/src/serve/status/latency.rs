@@ -111,10 +111,9 @@ impl DeviceValues {
         }
     }
 
-    /// Since an earlier report; with `None`, since the start of the device.
-    pub(crate) fn between(earlier: Option<&Device>, device: &Device) -> Self {
-        let now = Self::new(device);
-        let Some(earlier) = earlier.map(Self::new) else { return now };
+    /// Since an earlier report.
+    pub(crate) fn between(earlier: &Device, device: &Device) -> Self {
+        let (earlier, now) = (Self::new(earlier), Self::new(device));
         let since = |now: Vec<(String, Values)>, earlier: &[(String, Values)]| {
             let one = |(name, values): (String, Values)| {
                 let before = earlier.iter().find(|(known, _)| *known == name);
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!(values.longest_stage(), Some(("host", 0.7)));
         assert_eq!(values.percentiles().unwrap().count, 4);
         let earlier = Device { queues: vec![queue], ..Device::default() };
-        let since = DeviceValues::between(Some(&earlier), &device);
+        let since = DeviceValues::between(&earlier, &device);
         assert_eq!(since.longest_stage(), Some(("host", 1.0)));
         assert_eq!(since.percentiles(), None);
         assert_eq!(DeviceValues::default().longest_stage(), None);

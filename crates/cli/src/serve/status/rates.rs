@@ -36,6 +36,17 @@ impl Rates {
     }
 }
 
+/// Latency and depth of a device. Without rates, of all requests so far.
+pub(super) fn latency(device: &Device, rates: Option<&Rates>) -> (Option<Percentiles>, Option<f64>) {
+    rates.map_or_else(
+        || {
+            let values = DeviceValues::new(device);
+            (values.percentiles(), values.depth.mean())
+        },
+        |rates| (rates.latency, rates.depth),
+    )
+}
+
 /// Rates of each device of `after`, in its order.
 pub(crate) fn rates(before: &Report, after: &Report, elapsed: Duration) -> Vec<Rates> {
     let of = |device: &Device| {
@@ -47,7 +58,7 @@ pub(crate) fn rates(before: &Report, after: &Report, elapsed: Duration) -> Vec<R
         let ([kicks, _, completed, interrupts], [kicks0, _, completed0, interrupts0]) =
             (device.totals(), earlier.totals());
         let (net, net0) = (device.net.clone().unwrap_or_default(), earlier.net.clone().unwrap_or_default());
-        let values = DeviceValues::between(Some(earlier), device);
+        let values = DeviceValues::between(earlier, device);
         Rates {
             completed_per_s: per_s(completed, completed0),
             kicks_per_s: per_s(kicks, kicks0),

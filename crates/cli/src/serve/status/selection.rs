@@ -1,17 +1,42 @@
 //! Filters and sorts devices.
 use super::daemon::Daemon;
-use super::latency::DeviceValues;
 use super::order::natural;
-use super::rates::Rates;
+use super::rates::{Rates, latency};
 use crate::serve::args::{SortKey, StatusArgs};
 use crate::serve::report::Device;
 use std::cmp::Ordering;
 use wildmatch::WildMatch;
 
+/// Names and patterns of devices; none: all devices.
+#[derive(Debug)]
+pub(crate) struct Names(Vec<WildMatch>);
+
+impl Names {
+    pub(crate) fn new(names: &[String]) -> Self {
+        Self(names.iter().map(|name| WildMatch::new(name)).collect())
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|pattern| pattern.matches(name))
+    }
+}
+
+/// What is to be said of names and patterns that none of the devices has.
+pub(crate) fn missing<'a>(
+    names: &'a [String],
+    devices: impl Iterator<Item = &'a str> + Clone,
+) -> impl Iterator<Item = String> {
+    names.iter().filter_map(move |name| {
+        let pattern = WildMatch::new(name);
+        let is_there = devices.clone().any(|device| pattern.matches(device));
+        (!is_there).then(|| format!("no such device: {name}"))
+    })
+}
+
 /// Filters and order of the command line.
 #[derive(Debug)]
 pub(super) struct Selection {
-    names: Vec<WildMatch>,
+    names: Names,
     text: Option<String>,
     problems: bool,
     /// `None`: in the order of the report.
@@ -23,7 +48,7 @@ pub(super) struct Selection {
 impl Selection {
     pub(super) fn new(args: &StatusArgs) -> Self {
         Self {
-            names: args.devices.iter().map(|name| WildMatch::new(name)).collect(),
+            names: Names::new(&args.devices),
             text: args.filter.as_ref().map(|text| text.to_lowercase()),
             problems: args.problems,
             sort: args.sort.or((!args.json).then_some(SortKey::Name)),
@@ -34,11 +59,7 @@ impl Selection {
 
     /// Whether there is a filter.
     pub(super) fn filters(&self) -> bool {
-        !self.names.is_empty() || self.text.is_some() || self.problems
-    }
-
-    fn has_name(&self, name: &str) -> bool {
-        self.names.is_empty() || self.names.iter().any(|pattern| pattern.matches(name))
+        !self.names.0.is_empty() || self.text.is_some() || self.problems
     }
 
     fn has_text(&self, texts: &[&str]) -> bool {
@@ -47,7 +68,7 @@ impl Selection {
     }
 
     fn takes(&self, device: &Device) -> bool {
-        self.has_name(&device.name)
+        self.names.has(&device.name)
             && self.has_text(&[&device.name, &device.kind, &device.endpoint, &device.back_end])
             && (!self.problems || device.has_problem())
     }
@@ -67,11 +88,11 @@ impl Selection {
             daemon.report.devices.push(device);
             daemon.rates.extend(rates.filter(|_| has_rates));
         }
-        daemon.report.failed.retain(|failed| self.has_name(&failed.name) && self.has_text(&[&failed.name]));
+        daemon.report.failed.retain(|failed| self.names.has(&failed.name) && self.has_text(&[&failed.name]));
         daemon
             .report
             .waiting
-            .retain(|waiting| self.has_name(&waiting.name) && self.has_text(&[&waiting.name]));
+            .retain(|waiting| self.names.has(&waiting.name) && self.has_text(&[&waiting.name]));
         daemon.report.failed.sort_by(|one, other| natural(&one.name, &other.name));
     }
 
@@ -103,20 +124,8 @@ fn number(key: SortKey, (device, rates): &(Device, Option<Rates>)) -> f64 {
         SortKey::Done => or_total(|rates| rates.completed_per_s, completed),
         SortKey::Kicks => or_total(|rates| rates.kicks_per_s, kicks),
         SortKey::Irqs => or_total(|rates| rates.interrupts_per_s, interrupts),
-        SortKey::P99 => {
-            let latency = match rates {
-                Some(rates) => rates.latency,
-                None => DeviceValues::new(device).percentiles(),
-            };
-            latency.map_or(0.0, |latency| latency.p99_ns as f64)
-        }
-        SortKey::Depth => {
-            let depth = match rates {
-                Some(rates) => rates.depth,
-                None => DeviceValues::new(device).depth.mean(),
-            };
-            depth.unwrap_or(0.0)
-        }
+        SortKey::P99 => latency(device, rates.as_ref()).0.map_or(0.0, |latency| latency.p99_ns as f64),
+        SortKey::Depth => latency(device, rates.as_ref()).1.unwrap_or(0.0),
         SortKey::Mb => or_total(|rates| rates.transmitted_mb_per_s + rates.received_mb_per_s, bytes),
         SortKey::Sessions => device.sessions as f64,
         SortKey::Errors => device.errors() as f64,

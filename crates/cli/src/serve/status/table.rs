@@ -1,6 +1,6 @@
 //! Table of devices that fits the terminal.
-use super::latency::{DeviceValues, Percentiles, short_duration};
-use super::rates::Rates;
+use super::latency::{Percentiles, short_duration};
+use super::rates::{self, Rates};
 use crate::serve::report::Device;
 
 const COLUMNS: usize = 14;
@@ -78,14 +78,7 @@ fn row(device: &Device, rates: Option<&Rates>) -> Row {
         }
         _ => "-".to_owned(),
     };
-    // Without rates, of all requests so far.
-    let (latency, depth) = rates.map_or_else(
-        || {
-            let values = DeviceValues::new(device);
-            (values.percentiles(), values.depth.mean())
-        },
-        |rates| (rates.latency, rates.depth),
-    );
+    let (latency, depth) = rates::latency(device, rates);
     let percentile =
         |of: fn(Percentiles) -> u64| latency.map_or("-".to_owned(), |latency| short_duration(of(latency)));
     [

@@ -30,9 +30,7 @@ pub(crate) struct Held {
 
 /// Connection to a holder that may serve another daemon at the moment.
 #[derive(Debug)]
-pub(crate) struct WaitingHolder {
-    socket: OwnedFd,
-}
+pub(crate) struct WaitingHolder(HolderStore);
 
 impl WaitingHolder {
     /// Connects to the holder that listens on `path`.
@@ -45,7 +43,7 @@ impl WaitingHolder {
             .map_err(os)?;
         set_socket_timeout(&socket, Timeout::Send, Some(TIMEOUT)).map_err(os)?;
         connect(&socket, &SocketAddrUnix::new(path).map_err(os)?).map_err(os)?;
-        Ok(Self { socket })
+        Ok(Self(HolderStore { socket }))
     }
 
     /// Waits until the holder serves this process.
@@ -53,10 +51,9 @@ impl WaitingHolder {
     /// # Errors
     /// It serves another daemon all the time, refuses, or ends.
     pub(crate) fn wait(self, patience: Duration) -> Result<HolderStore, StoreError> {
-        let Self { socket } = self;
-        let wait_at_most = |time| set_socket_timeout(&socket, Timeout::Recv, Some(time));
+        let Self(store) = self;
+        let wait_at_most = |time| set_socket_timeout(&store.socket, Timeout::Recv, Some(time));
         wait_at_most(patience).map_err(io::Error::from)?;
-        let store = HolderStore { socket: socket.try_clone()? };
         match store.answer() {
             Ok((Answer::Hello { .. }, fds)) if fds.is_empty() => {}
             Ok(_) => return Err(StoreError::Answer),
