@@ -14,7 +14,6 @@ pub(crate) mod args;
 mod commit;
 mod convert;
 mod create;
-mod fork;
 mod image;
 mod info;
 mod new_file;
@@ -24,6 +23,7 @@ mod target;
 mod work;
 
 use crate::failure::Failure;
+use args::{ForkArgs, SnapshotArgs};
 use clap::{Args, Subcommand};
 use std::process::ExitCode;
 
@@ -49,8 +49,8 @@ enum DiskCommand {
     Info(info::InfoArgs),
     Convert(convert::ConvertArgs),
     Commit(commit::CommitArgs),
-    Snapshot(args::SnapshotArgs),
-    Fork(args::ForkArgs),
+    Snapshot(SnapshotArgs),
+    Fork(ForkArgs),
 }
 
 pub(crate) fn main(args: &DiskArgs) -> Result<ExitCode, Failure> {
@@ -59,8 +59,12 @@ pub(crate) fn main(args: &DiskArgs) -> Result<ExitCode, Failure> {
         DiskCommand::Info(args) => info::main(args),
         DiskCommand::Convert(args) => convert::main(args),
         DiskCommand::Commit(args) => commit::main(args),
-        DiskCommand::Snapshot(args) => return snapshot::main(args),
-        DiskCommand::Fork(args) => return fork::main(args),
+        DiskCommand::Snapshot(SnapshotArgs { device, overlay, common }) => {
+            return snapshot::take(device, std::slice::from_ref(overlay), common);
+        }
+        DiskCommand::Fork(ForkArgs { device, overlays, common }) => {
+            return snapshot::take(device, overlays, common);
+        }
     }?;
     Ok(ExitCode::SUCCESS)
 }

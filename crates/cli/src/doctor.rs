@@ -14,20 +14,6 @@ use finding::{Finding, Level};
 use paravane_command_line::{output, wrap};
 use std::process::ExitCode;
 
-/// Of the microVM.
-#[cfg(feature = "run")]
-impl From<paravane_vmm::doctor::Finding> for Finding {
-    fn from(finding: paravane_vmm::doctor::Finding) -> Self {
-        use paravane_vmm::doctor::Level as OfKvm;
-        let level = match finding.level {
-            OfKvm::Ok => Level::Ok,
-            OfKvm::Warn => Level::Warn,
-            OfKvm::Missing => Level::Missing,
-        };
-        Self::new(finding.name, level, finding.found, finding.remedy)
-    }
-}
-
 pub(crate) fn main(args: &DoctorArgs) -> Result<ExitCode, Failure> {
     let (findings, strict) = match (&args.client, &args.config) {
         (Some(client), _) => {
@@ -57,7 +43,16 @@ fn of_host() -> Vec<Finding> {
 
 #[cfg(feature = "run")]
 fn of_kvm() -> Vec<Finding> {
-    paravane_vmm::doctor::examine().into_iter().map(Finding::from).collect()
+    use paravane_vmm::doctor::Level as OfKvm;
+    let finding = |finding: paravane_vmm::doctor::Finding| {
+        let level = match finding.level {
+            OfKvm::Ok => Level::Ok,
+            OfKvm::Warn => Level::Warn,
+            OfKvm::Missing => Level::Missing,
+        };
+        Finding::new(finding.name, level, finding.found, finding.remedy)
+    };
+    paravane_vmm::doctor::examine().into_iter().map(finding).collect()
 }
 
 /// Devices of other VMMs do not use KVM.

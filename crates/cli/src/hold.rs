@@ -33,7 +33,7 @@ const LOG_RATE: u32 = 1;
 
 pub(crate) fn main(args: &HoldArgs, verbose: u8) -> Result<ExitCode, Failure> {
     log::set_up(log::Settings {
-        base: log::Level::Info,
+        base: log::Level::INFO,
         verbose,
         json: args.log_format == Some(LogFormat::Json),
         // -v disables the limit.

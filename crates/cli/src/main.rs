@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     );
     if !has_own_log {
         let verbose = cli.log.verbose;
-        log::set_up(log::Settings { base: log::Level::Warn, verbose, json: false, rate: None });
+        log::set_up(log::Settings { base: log::Level::WARN, verbose, json: false, rate: None });
         // `top` blocks signals first: threads inherit the mask.
         if !matches!(cli.command, Command::Top(_)) {
             log::start_writing();

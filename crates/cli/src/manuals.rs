@@ -93,11 +93,7 @@ fn page(name: &str, command: &Command, below: &[&(String, Command)]) -> String {
             });
         }
         for option in group {
-            let value = match (&option.value, option.optional_value) {
-                (Some(value), true) => format!("[={value}]"),
-                (Some(value), false) => value.clone(),
-                (None, _) => String::new(),
-            };
+            let value = option.value().unwrap_or_default();
             entry(&mut page, option, &option.flags, &value, |text| text.to_owned());
         }
     }

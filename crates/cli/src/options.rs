@@ -25,6 +25,14 @@ pub(crate) struct OptionText {
     pub(crate) required: bool,
 }
 
+impl OptionText {
+    /// "N", or "[=N]" if the value may be left out; `None`: it has none.
+    pub(crate) fn value(&self) -> Option<String> {
+        let value = self.value.as_ref()?;
+        Some(if self.optional_value { format!("[={value}]") } else { value.clone() })
+    }
+}
+
 /// The visible options and arguments of a command, in the order of `--help`.
 pub(crate) fn of(command: &Command) -> Vec<OptionText> {
     let shown = |arg: &&Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");

@@ -86,11 +86,7 @@ fn options_chapter() -> String {
 }
 
 fn option_row(option: &OptionText) -> Vec<String> {
-    let value = match (&option.value, option.optional_value) {
-        (Some(value), true) => format!("`[={value}]`"),
-        (Some(value), false) => format!("`{value}`"),
-        (None, _) => String::new(),
-    };
+    let value = option.value().map_or_else(String::new, |value| format!("`{value}`"));
     vec![format!("`{}`", option.flags), value, default(option), meaning(option, |text| text.to_owned())]
 }
 

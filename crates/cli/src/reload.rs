@@ -82,23 +82,21 @@ fn ask(daemon: &Path, wish: Wish) -> Result<Vec<DeviceOutcome>, anyhow::Error> {
 fn text(outcomes: &[DeviceOutcome], is_plan: bool) -> String {
     let mut out = String::new();
     for DeviceOutcome { name, outcome, keys, why } in outcomes {
-        let what = match (outcome, is_plan) {
-            (Outcome::Unchanged, _) => "unchanged",
-            (Outcome::Changed, false) => "changed in place",
-            (Outcome::Changed, true) => "changes in place",
-            (Outcome::Exchanged, false) => "restarted, its session goes on",
-            (Outcome::Exchanged, true) => "restarts; its session goes on if its guest finds the same device",
-            (Outcome::Restarted, false) => "restarted",
-            (Outcome::Restarted, true) => "restarts",
-            (Outcome::Added, false) => "added",
-            (Outcome::Added, true) => "is added",
-            (Outcome::Removed, false) => "removed",
-            (Outcome::Removed, true) => "is removed",
-            (Outcome::Refused, false) => "refused",
-            (Outcome::Refused, true) => "is refused",
-            (Outcome::Failed, _) => "failed",
-            (Outcome::Waiting, _) => "not done yet",
+        let [done, planned] = match outcome {
+            Outcome::Unchanged => ["unchanged"; 2],
+            Outcome::Changed => ["changed in place", "changes in place"],
+            Outcome::Exchanged => [
+                "restarted, its session goes on",
+                "restarts; its session goes on if its guest finds the same device",
+            ],
+            Outcome::Restarted => ["restarted", "restarts"],
+            Outcome::Added => ["added", "is added"],
+            Outcome::Removed => ["removed", "is removed"],
+            Outcome::Refused => ["refused", "is refused"],
+            Outcome::Failed => ["failed"; 2],
+            Outcome::Waiting => ["not done yet"; 2],
         };
+        let what = if is_plan { planned } else { done };
         // Writing to a String cannot fail.
         let _ = write!(out, "{name}: {what}");
         if !keys.is_empty() {

@@ -112,10 +112,7 @@ fn recorded(backing: &Backing, overlay: Option<&Path>) -> Result<BackingName, an
     };
     let named = |path: &Path| path.display().to_string();
     let full = full_path(path).with_context(|| named(path))?;
-    let home = match overlay {
-        Some(overlay) => Some(full_path(overlay).with_context(|| named(overlay))?),
-        None => None,
-    };
+    let home = overlay.map(|overlay| full_path(overlay).with_context(|| named(overlay))).transpose()?;
     let folder = home.as_deref().and_then(Path::parent).filter(|_| path.is_relative());
     let below = folder.and_then(|folder| full.strip_prefix(folder).ok());
     let name = below.unwrap_or(&full).to_str().ok_or_else(|| anyhow!("{}: is not UTF-8", named(path)))?;

@@ -1,7 +1,7 @@
 //! `paravane disk snapshot`: creates an overlay, and has the daemon of a disk switch to it.
 //!
 //! See [`crate::serve::snapshot`] for the conversation.
-use super::args::{LiveArgs, SnapshotArgs};
+use super::args::LiveArgs;
 use super::next_start;
 use crate::failure::Failure;
 use crate::serve::control;
@@ -25,10 +25,6 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon, beyond the pause: it syncs the image before and after.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-pub(crate) fn main(args: &SnapshotArgs) -> Result<ExitCode, Failure> {
-    take(&args.device, &args.overlay, &[], &args.common)
-}
-
 /// The result, for `--json`.
 #[derive(Serialize)]
 struct Report<'a> {
@@ -46,13 +42,8 @@ struct Report<'a> {
     taken: &'a Taken,
 }
 
-/// Takes a snapshot, with overlays for other guests.
-pub(super) fn take(
-    device: &str,
-    overlay: &Path,
-    others: &[PathBuf],
-    common: &LiveArgs,
-) -> Result<ExitCode, Failure> {
+/// Takes a snapshot, with overlays for the guest that runs, and then for others.
+pub(super) fn take(device: &str, overlays: &[PathBuf], common: &LiveArgs) -> Result<ExitCode, Failure> {
     let daemon = find(common.control.as_deref(), device).map_err(Failure::request)?;
     let ask = Ask::Snapshot(SnapshotRequest { device: device.to_owned() });
     let named = || daemon.display().to_string();
@@ -63,7 +54,7 @@ pub(super) fn take(
         _ => return Err(anyhow!("{}: unexpected answer", named()).into()),
     };
     wire.wait_at_most(Some(PATIENCE));
-    let (overlays, taken) = create(&wire, &base, overlay, others, common).map_err(Failure::request)?;
+    let (overlays, taken) = create(&wire, &base, overlays, common).map_err(Failure::request)?;
     if common.json {
         let Base { pid, start, .. } = &base;
         let command = overlays.first().map(|own| next_start::command(&base, own)).unwrap_or_default();
@@ -113,8 +104,7 @@ fn receive(wire: &Wire<Message>) -> Result<Message, anyhow::Error> {
 fn create(
     wire: &Wire<Message>,
     base: &Base,
-    overlay: &Path,
-    others: &[PathBuf],
+    overlays: &[PathBuf],
     common: &LiveArgs,
 ) -> Result<(Vec<String>, Taken), anyhow::Error> {
     let below = OverlayBase {
@@ -125,7 +115,7 @@ fn create(
     };
     let mut created = Created::default();
     let mut paths = Vec::new();
-    for path in std::iter::once(overlay).chain(others.iter().map(PathBuf::as_path)) {
+    for path in overlays {
         let absolute = std::path::absolute(path).with_context(|| path.display().to_string())?;
         let text = absolute.to_str().with_context(|| format!("{}: is not UTF-8", path.display()))?;
         paths.push(text.to_owned());

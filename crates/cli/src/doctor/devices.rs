@@ -76,17 +76,14 @@ fn needed(devices: &[DeviceSpec]) -> u64 {
 
 fn nofile(devices: &[DeviceSpec], limit: Option<u64>) -> Finding {
     let needed = needed(devices);
+    let text = limit.map_or("unlimited".to_owned(), |limit| format!("limit of {limit}"));
+    let found = format!("{text}; the devices take about {needed} when each has a VMM");
     match limit {
-        Some(limit) if limit < needed => Finding::missing(
-            "nofile",
-            format!("limit of {limit}; the devices take about {needed} when each has a VMM"),
-            format!("raise it to {} (ulimit -Hn, LimitNOFILE=)", needed.next_power_of_two()),
-        ),
-        limit => {
-            let limit = limit.map_or("unlimited".to_owned(), |limit| format!("limit of {limit}"));
-            let found = format!("{limit}; the devices take about {needed} when each has a VMM");
-            Finding::ok("nofile", found)
+        Some(limit) if limit < needed => {
+            let more = needed.next_power_of_two();
+            Finding::missing("nofile", found, format!("raise it to {more} (ulimit -Hn, LimitNOFILE=)"))
         }
+        _ => Finding::ok("nofile", found),
     }
 }
 

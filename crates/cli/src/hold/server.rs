@@ -194,12 +194,7 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
         tracing::warn!("message refused: {why}");
         (Answer::Refused(why), Vec::new())
     };
-    let (text, fds) = match handle(table, buffer, received) {
-        Ok(Done::Changed) => (Answer::Done, Vec::new()),
-        Ok(Done::Take { from }) => table.chunk(from),
-        Ok(Done::Limit) => (Answer::Limit { most: table.limit }, Vec::new()),
-        Err(why) => refused(why),
-    };
+    let (text, fds) = handle(table, buffer, received).unwrap_or_else(refused);
     let send = |text: &Answer, fds: &[BorrowedFd<'_>]| {
         fds::send(&connection, text.to_string().as_bytes(), fds, SendFlags::DONTWAIT)
     };
@@ -216,16 +211,11 @@ fn answer(connection: BorrowedFd<'_>, table: &mut Table, buffer: &[u8], received
     !sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Result of a message.
-#[derive(Debug)]
-enum Done {
-    Changed,
-    Take { from: usize },
-    Limit,
-}
+/// An answer, and its descriptors.
+type Handled<'a> = (Answer, Vec<BorrowedFd<'a>>);
 
 /// Handles a message.
-fn handle(table: &mut Table, buffer: &[u8], received: Received) -> Result<Done, String> {
+fn handle<'a>(table: &'a mut Table, buffer: &[u8], received: Received) -> Result<Handled<'a>, String> {
     let Received { len, fds, text_cut, fds_cut } = received;
     if text_cut {
         return Err(format!("message is longer than {MAX_REQUEST} bytes"));
@@ -242,15 +232,15 @@ fn handle(table: &mut Table, buffer: &[u8], received: Received) -> Result<Done, 
             let count = fds.len();
             table.put(&name, fds).map_err(|full| full.to_string())?;
             tracing::debug!(%name, count, held = table.len(), "descriptors stored");
-            Ok(Done::Changed)
+            Ok((Answer::Done, Vec::new()))
         }
         _ if !fds.is_empty() => Err("only FDSTORE=1 has descriptors".to_owned()),
         Request::Remove(name) => {
             let count = table.remove(&name);
             tracing::debug!(%name, count, held = table.len(), "descriptors removed");
-            Ok(Done::Changed)
+            Ok((Answer::Done, Vec::new()))
         }
-        Request::Take { from } => Ok(Done::Take { from }),
-        Request::Limit => Ok(Done::Limit),
+        Request::Take { from } => Ok(table.chunk(from)),
+        Request::Limit => Ok((Answer::Limit { most: table.limit }, Vec::new())),
     }
 }
