@@ -1,7 +1,7 @@
 //! Kinds of devices: a file or folder each, and one line in [`KINDS`].
 //!
 //! Command line, files of devices, sandbox, doctor, status, manuals and reference iterate over the list and
-//! use the traits of [`kind`].
+//! use what [`kind`] has of each.
 pub(crate) mod blk;
 pub(crate) mod changes;
 pub(crate) mod checked;

@@ -11,8 +11,8 @@
 //! * `choices` parses options whose values another crate enumerates; `fds` passes descriptors over Unix
 //!   sockets; `peer` knows the process at the other end of one.
 //! * `kinds` has a file or folder for each kind of device, and the list of them: options, checks,
-//!   opening, sandbox needs, reload, status, doctor, manuals and reference ask the list by the
-//!   traits of `kinds/kind`.
+//!   opening, sandbox needs, reload, status, doctor, manuals and reference ask the list by what
+//!   `kinds/kind` has of each.
 //! * `serve` is the daemon: `config` and `args` become a `spec`, its kind opens it, `start` takes a
 //!   daemon through its stages (claimed, sandboxed, opened, serving), `run` is its main loop,
 //!   `exports` serves the devices (its `lock_wait` waits for the requests of a dead daemon); a

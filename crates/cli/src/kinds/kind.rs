@@ -53,7 +53,7 @@ pub(crate) struct Kind {
     /// Checks devices of this kind against each other; the numbers are theirs in the file.
     ///
     /// Fails if a device conflicts with another one: its number, and why.
-    pub(crate) check_together: fn(&[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)>,
+    pub(crate) check_together: CheckTogether,
     /// Adds the facts that a driver has read from the configuration space.
     pub(crate) recorded: fn(&KnownToDriver, &mut Told),
     /// Adds optional parts of the device that the driver uses, by its accepted features.
@@ -67,6 +67,9 @@ pub(crate) struct Kind {
     /// How `paravane doctor --client` judges its queues.
     pub(crate) queue_use: QueueUse,
 }
+
+/// See [`Kind::check_together`].
+type CheckTogether = fn(&[(usize, &dyn Spec)]) -> Result<(), (usize, OptionError)>;
 
 impl Kind {
     /// A kind with the options `A`.

@@ -37,7 +37,7 @@ pub(super) fn chapter() -> Result<String, anyhow::Error> {
     let image = folder.path().join("disk.img");
     std::fs::File::create(&image)?.set_len(1 << 20)?;
     let image = image.to_str().context("the path of the temporary folder is not UTF-8")?;
-    let offers = |kind: &&'static Kind| Ok((*kind, offered_by(folder.path(), *kind, image)?));
+    let offers = |kind: &&'static Kind| Ok((*kind, offered_by(folder.path(), kind, image)?));
     let kinds = KINDS.iter().map(offers).collect::<Result<Vec<_>, anyhow::Error>>()?;
 
     let mut chapter = Chapter::new("Protocol features");

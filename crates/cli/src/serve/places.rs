@@ -39,6 +39,9 @@ pub(crate) enum Full {
     Share,
 }
 
+/// Why a client has no place, and how a client is told that it is refused.
+type Refusals<M> = (fn(Full) -> String, fn(String) -> M);
+
 impl Places {
     /// Takes a place for the process at the other end of a connection.
     ///
@@ -60,7 +63,7 @@ impl Places {
         stream: UnixStream,
         patience: Duration,
         [name, what]: [&str; 2],
-        (full, failed): (fn(Full) -> String, fn(String) -> M),
+        (full, failed): Refusals<M>,
         serve: impl FnOnce(&Wire<M>) -> Option<M> + Send + 'static,
     ) -> io::Result<()> {
         let (place, allowed) = (self.take(&stream), allow(&stream, what));

@@ -1,33 +1,18 @@
 //! Notifies systemd (sd_notify(3)).
 //!
 //! The notification socket is opened at startup, as the sandbox denies it later.
+use super::store;
 use anyhow::Context;
 use sd_notify::NotifyState;
 use std::cell::{Cell, RefCell};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 /// NOTIFY_SOCKET, if it is set.
 pub(crate) fn notify_socket() -> Option<OsString> {
     std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())
-}
-
-/// Connects to the socket of a service manager: a path, or @ and an abstract name.
-///
-/// # Errors
-/// Nothing listens there.
-pub(crate) fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
-    let address = match name.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name)?,
-        None => SocketAddr::from_pathname(name)?,
-    };
-    let socket = UnixDatagram::unbound()?;
-    socket.connect_addr(&address)?;
-    Ok(socket)
 }
 
 /// The connection to the service manager, if there is one.
@@ -48,7 +33,7 @@ impl Manager {
     pub(crate) fn from_environment() -> Result<Self, anyhow::Error> {
         let open = |name: OsString| {
             let open = || {
-                let socket = connect(&name)?;
+                let socket = store::connect(&name)?;
                 // A manager that does not read must not block the daemon.
                 socket.set_nonblocking(true)?;
                 Ok::<_, io::Error>(socket)

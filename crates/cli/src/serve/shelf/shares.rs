@@ -58,9 +58,7 @@ mod tests {
     #[test]
     fn a_device_below_its_share_is_never_refused() {
         for (limit, devices) in [(40, 4), (41, 4), (7, 3), (8, 1), (100, 9)] {
-            let mut shares = Shares::default();
-            shares.limit = Some(limit);
-            shares.devices = devices;
+            let mut shares = Shares { limit: Some(limit), devices, ..Shares::default() };
             let names: Vec<_> = (0..devices).map(|number| number.to_string()).collect();
             let greedy = names.iter().skip(1);
             // All but one take what they get.
@@ -81,8 +79,7 @@ mod tests {
 
     #[test]
     fn what_was_stored_before_counts_and_a_store_may_tell_no_limit() {
-        let mut shares = Shares::default();
-        shares.devices = 2;
+        let mut shares = Shares { devices: 2, ..Shares::default() };
         (0..1000).for_each(|_| shares.found("a"));
         shares.take("a").unwrap();
         shares.limit = Some(100);

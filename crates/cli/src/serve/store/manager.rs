@@ -4,12 +4,27 @@
 use super::text::{MAX_FDS, Name, Request};
 use super::{DescriptorStore, StoreError, TIMEOUT};
 use crate::fds;
-use crate::serve::systemd;
 use rustix::net::SendFlags;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Connects to the socket of a service manager: a path, or @ and an abstract name.
+///
+/// # Errors
+/// Nothing listens there.
+pub(crate) fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address)?;
+    Ok(socket)
+}
 
 /// Connection to the service manager.
 #[derive(Debug)]
@@ -23,7 +38,7 @@ impl ManagerStore {
     /// # Errors
     /// Nothing listens there.
     pub(crate) fn connect(name: &OsStr) -> io::Result<Self> {
-        let socket = systemd::connect(name)?;
+        let socket = connect(name)?;
         // A message must not be lost because the manager is busy, nor block the daemon for ever.
         socket.set_write_timeout(Some(TIMEOUT))?;
         Ok(Self { socket })
@@ -52,8 +67,6 @@ mod tests {
     use rustix::net::RecvFlags;
     use std::io::{Read, Write, pipe};
     use std::os::fd::AsFd;
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::SocketAddr;
 
     /// A service manager's socket.
     fn manager(address: &SocketAddr) -> UnixDatagram {

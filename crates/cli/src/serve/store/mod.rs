@@ -15,7 +15,7 @@ mod manager;
 pub(crate) mod text;
 
 pub(crate) use holder::{Held, HolderStore, WaitingHolder};
-pub(crate) use manager::ManagerStore;
+pub(crate) use manager::{ManagerStore, connect};
 pub(crate) use text::Name;
 
 use std::fmt::Debug;
