@@ -12,6 +12,7 @@ pub(crate) mod kind;
 mod limits;
 pub(crate) mod net;
 pub(crate) mod observe;
+mod opened;
 pub(crate) mod opening;
 pub(crate) mod rng;
 pub(crate) mod texts;

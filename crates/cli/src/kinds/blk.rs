@@ -1,11 +1,12 @@
 //! Disks.
 pub(crate) mod args;
 mod checks;
+pub(super) mod disk;
 mod doctor;
 mod metrics;
 mod next_start;
 mod observer;
-pub(super) mod open;
+mod open;
 pub(crate) mod spec;
 mod texts;
 mod told;

@@ -1,27 +1,13 @@
 //! Devices that are open, or wait for something.
-use super::blk::open::{ConnectedDisk, UnlockedDisk};
-use super::observe::Observe;
-use crate::serve::sandbox::paths::AllowedPaths;
+use super::blk::disk::{ConnectedDisk, UnlockedDisk};
+pub(crate) use super::opened::{OpenContext, Opened};
 use crate::serve::told::Told;
 use anyhow::anyhow;
-use paravane_device::Device;
 use paravane_device::blk::FileId;
 use paravane_device::net::LinkEnd;
-use paravane_store::{CacheFolder, Connector, Direct, NamedFiles};
 use std::any::Any;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-/// A device ready to be served.
-pub(crate) struct Opened {
-    pub(crate) device: Box<dyn Device>,
-    pub(crate) observer: Box<dyn Observe>,
-    /// Description of the back end, for `paravane status`.
-    pub(crate) back_end: String,
-    /// Delays traffic until it is dropped: once all devices of the link are served.
-    pub(crate) hold: Option<Box<dyn Any + Send>>,
-}
 
 /// A device that is open, or waits for another process to release something.
 pub(crate) enum Opening {
@@ -64,6 +50,14 @@ impl Opening {
         }
     }
 
+    /// Locks the image of a disk, unless requests are still in flight.
+    ///
+    /// # Errors
+    /// The image cannot be locked, or not be used.
+    pub(crate) fn locked(disk: UnlockedDisk) -> Result<Self, anyhow::Error> {
+        Ok(disk.lock()?.map_or_else(|disk| Self::Unlocked(Box::new(disk)), Self::Device))
+    }
+
     /// Goes on with a device that another process may have released: its servers are asked, its image locked.
     ///
     /// # Errors
@@ -72,7 +66,7 @@ impl Opening {
         match self {
             Self::Unlocked(mut disk) => {
                 disk.connect(context)?;
-                disk.lock()
+                Self::locked(*disk)
             }
             Self::Ahead(disk) => disk.open().map(Into::into),
             opening => Ok(opening),
@@ -128,25 +122,6 @@ pub(crate) struct Earlier {
     pub(crate) fds: Vec<OwnedFd>,
     /// Facts that its guest has read.
     pub(crate) told: Told,
-}
-
-/// Environment in which devices are opened.
-#[derive(Clone, Debug)]
-pub(crate) struct OpenContext {
-    /// `None`: no sandbox.
-    pub(crate) allowed: Option<Arc<AllowedPaths>>,
-    /// Connects to the servers of images.
-    pub(crate) connector: Arc<dyn Connector>,
-    /// Keeps chunks of objects.
-    pub(crate) cache: Option<CacheFolder>,
-    /// Files that locations name, read before the sandbox closed.
-    pub(crate) files: NamedFiles,
-}
-
-impl Default for OpenContext {
-    fn default() -> Self {
-        Self { allowed: None, connector: Arc::new(Direct), cache: None, files: NamedFiles::default() }
-    }
 }
 
 /// Unclaimed ends of links whose other end is in use, by link name.

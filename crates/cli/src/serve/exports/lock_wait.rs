@@ -80,7 +80,7 @@ impl LockWait {
             if start.elapsed() > CLOSE {
                 interval = (interval * 2).min(LONGEST);
             }
-            opening = disk.lock()?;
+            opening = Opening::locked(*disk)?;
         }
     }
 }

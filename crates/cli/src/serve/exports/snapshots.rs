@@ -8,7 +8,7 @@
 //! ```
 //! All steps are under the lock of the devices, so that of two parties one is first.
 use super::group::State;
-use super::state::{Exports, Inner};
+use super::state::{Exports, Inner, Turn};
 use crate::serve::snapshot::messages::NextStart;
 use crate::serve::take_over::image::OfferedImage;
 use paravane_device::blk::{ImageId, Overlay, OverlayBase, Snapshot, Snapshots};
@@ -19,13 +19,6 @@ use std::time::Duration;
 
 /// Longest wait until the record of a session names another image.
 const NOTE_PATIENCE: Duration = Duration::from_secs(5);
-
-/// A snapshot that is on its way.
-pub(super) struct Turn {
-    device: String,
-    /// The image is being replaced.
-    is_taking: bool,
-}
 
 /// The right to take the next snapshot of a device.
 pub(crate) struct SnapshotTurn {

@@ -9,7 +9,6 @@ use super::lock_wait::LockWait;
 use super::next::{Note, Prepared};
 use super::plan::Reload;
 use super::served::{ServedDevice, Sessions};
-use super::snapshots::Turn;
 use paravane_device::LogDevice;
 use paravane_export::Handover;
 use paravane_io::caught;
@@ -23,6 +22,13 @@ use std::time::Instant;
 
 /// Devices of a group that were opened, or why not.
 pub(super) type Start = Result<Vec<ServedDevice>, Vec<report::Failed>>;
+
+/// A snapshot that is on its way.
+pub(super) struct Turn {
+    pub(super) device: String,
+    /// The image is being replaced.
+    pub(super) is_taking: bool,
+}
 
 #[derive(Default)]
 pub(super) struct Inner {
