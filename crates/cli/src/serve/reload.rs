@@ -35,8 +35,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(10);
 /// What the main thread answers.
 pub(crate) enum Answer {
-    /// A reload with this number has begun. With the outcome of the daemon's own settings.
-    Begun(u64, Option<DeviceOutcome>),
+    /// A reload with this number has begun, with these outcomes so far, and that of the daemon's own settings.
+    Begun(u64, Vec<DeviceOutcome>, Option<DeviceOutcome>),
     /// What a reload would do.
     Plan(Vec<DeviceOutcome>),
 }
@@ -113,20 +113,27 @@ impl ReloadServer {
         let (answer, receiver) = channel();
         self.asked.lock().push_back(Asked { wish, answer });
         self.exports.notifier().signal();
-        let (number, daemon) = match wait(wire, &receiver, deadline)? {
-            Ok(Answer::Begun(number, daemon)) => (number, daemon),
+        let (number, first, daemon) = match wait(wire, &receiver, deadline)? {
+            Ok(Answer::Begun(number, first, daemon)) => (number, first, daemon),
             Ok(Answer::Plan(plan)) => return Some(Message::Done(plan)),
             Err(why) => return Some(Message::Failed(why)),
         };
-        let mut outcomes = self.follow(wire, number, deadline)?;
+        let mut outcomes = self.follow(wire, number, first, deadline)?;
         outcomes.extend(daemon);
         Some(Message::Done(outcomes))
     }
 
     /// Waits until nothing is left to do, or for the deadline. `None`: the client has gone.
-    fn follow(&self, wire: &Wire<Message>, number: u64, deadline: Instant) -> Option<Vec<DeviceOutcome>> {
+    ///
+    /// `last` are the outcomes at the beginning: another reload may have begun before the first look.
+    fn follow(
+        &self,
+        wire: &Wire<Message>,
+        number: u64,
+        mut last: Vec<DeviceOutcome>,
+        deadline: Instant,
+    ) -> Option<Vec<DeviceOutcome>> {
         let mut told = Instant::now();
-        let mut last = Vec::new();
         loop {
             match self.exports.outcomes(number) {
                 Some(outcomes) => last = outcomes,

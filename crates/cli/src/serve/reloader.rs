@@ -185,7 +185,8 @@ impl<'a> Reloader<'a> {
                     change.outcome
                 });
                 if let Some(asked) = asked {
-                    asked.answer(Answer::Begun(number, outcome));
+                    let first = self.exports.outcomes(number).unwrap_or_default();
+                    asked.answer(Answer::Begun(number, first, outcome));
                 }
             }
         }
