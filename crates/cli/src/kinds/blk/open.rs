@@ -6,7 +6,7 @@ use crate::images::Backing;
 use crate::kinds::opening::{Ahead, OpenContext, Opened, Opening, Unlocked};
 use crate::serve::told::Told;
 use paravane_device::Limiter;
-use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenError, UnlockedBlk};
+use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenReason, UnlockedBlk};
 use paravane_store::{Location, OpenOptions, Store};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ impl Unlocked for UnlockedDisk {
     }
 
     fn in_flight(&self) -> anyhow::Error {
-        OpenError::RequestsInFlight { path: self.image.clone() }.into()
+        OpenReason::RequestsInFlight.at(&self.image).into()
     }
 
     fn file_id(&self) -> Option<FileId> {
