@@ -35,6 +35,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use thiserror::Error;
 
+/// Flags that a device must have.
+const NEEDED: c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+
 /// Device node that creates TAP devices.
 const TUN: &str = "/dev/net/tun";
 /// Most pieces of memory of one frame, including our header (IOV_MAX).
@@ -481,7 +484,7 @@ fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
 
 /// Attaches a descriptor that is not attached to an interface, or whose interface was deleted.
 fn attach_to(fd: &OwnedFd, name: &str, multi: c_int) -> Result<(), TapError> {
-    let mut request = request(Some(name), needed() | multi);
+    let mut request = request(Some(name), NEEDED | multi);
     // SAFETY: TUNSETIFF reads and writes a struct ifreq, which outlives the call.
     match check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } as isize) {
         Ok(()) => Ok(()),
@@ -502,22 +505,12 @@ fn attach_to(fd: &OwnedFd, name: &str, multi: c_int) -> Result<(), TapError> {
     }
 }
 
-/// Flags that a device must have.
-fn needed() -> c_int {
-    libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR
-}
-
-fn check_flags(fd: &OwnedFd) -> Result<(), TapError> {
-    let (name, flags) = interface(fd)?;
-    if flags & needed() == needed() {
-        return Ok(());
-    }
-    Err(TapError::Flags { name, flags, needed: needed() })
-}
-
 /// Makes an attached descriptor ready for use.
 fn configure(fd: &OwnedFd, name: &str) -> Result<(), TapError> {
-    check_flags(fd)?;
+    let (found, flags) = interface(fd)?;
+    if flags & NEEDED != NEEDED {
+        return Err(TapError::Flags { name: found, flags, needed: NEEDED });
+    }
     rustix::io::ioctl_fionbio(fd, true).map_err(|error| in_call(name, "FIONBIO")(error.into()))?;
     set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(in_call(name, "TUNSETVNETHDRSZ"))?;
     set_int(fd, libc::TUNSETVNETLE, 1).map_err(in_call(name, "TUNSETVNETLE"))
