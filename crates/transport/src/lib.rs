@@ -110,6 +110,7 @@
 //!   have been started or changed outside of these registers.
 //! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2,
 //!   4 or 8 bytes, naturally aligned.
+mod common;
 pub mod mmio;
 pub mod pci;
 mod saved;
@@ -118,13 +119,14 @@ mod violation;
 
 pub use saved::{RestoreError, Restored};
 
+use common::Common;
 use paravane_spec::queue::QueueAddresses;
 
 /// Register machine of a transport, as its owner sees it.
 ///
 /// Interrupts are not here: a transport and the device's queues share one
 /// [`paravane_notify::Interrupts`].
-pub trait Transport: Send {
+pub trait Transport: Common + Send {
     /// Reads at `offset` of the transport's window.
     ///
     /// Fills `data` for any offset and length.
@@ -149,30 +151,48 @@ pub trait Transport: Send {
     fn reset(&mut self) -> Option<Effect>;
 
     /// Reports that the owner has carried out [`Effect::Reset`]; without one, does nothing, as the others.
-    fn reset_done(&mut self);
+    fn reset_done(&mut self) {
+        if self.state_mut().reset_done() {
+            self.set_defaults();
+        }
+    }
 
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
-    fn queue_reset_done(&mut self, queue: u16);
+    fn queue_reset_done(&mut self, queue: u16) {
+        if self.state_mut().queue_reset_done(queue) {
+            self.set_queue_defaults(queue);
+        }
+    }
 
     /// Reports that the owner has carried out [`Effect::Suspend`].
-    fn suspend_done(&mut self);
+    fn suspend_done(&mut self) {
+        self.state_mut().status.suspend_done();
+    }
 
     /// Reports that the owner has carried out [`Effect::Resume`].
-    fn resume_done(&mut self);
+    fn resume_done(&mut self) {
+        self.state_mut().resume_done();
+    }
 
     /// Tells the driver that the device needs a reset, once (section 2.1.2).
     ///
     /// Call it if the device could not start, or if a queue has failed. Does nothing at reset or during
     /// one.
-    fn needs_reset(&mut self);
+    fn needs_reset(&mut self) {
+        self.state_mut().needs_reset();
+    }
 
     /// Tells the driver that the configuration space changed.
-    fn config_changed(&mut self);
+    fn config_changed(&mut self) {
+        self.state_mut().config_changed();
+    }
 
     /// Number of accesses that the specification forbids the driver.
     ///
     /// They had no effect.
-    fn violations(&self) -> u64;
+    fn violations(&self) -> u64 {
+        self.state().violations()
+    }
 
     /// Registers as bytes, with interrupts that are pending and the messages that send them.
     ///
