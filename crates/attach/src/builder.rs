@@ -15,7 +15,8 @@ use paravane_spec::{mmio, mmio_msi};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Transport};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where firmware puts a PCI function.

@@ -9,13 +9,14 @@
 use crate::pair;
 use paravane_device::ServeError;
 use paravane_io::{QueueEvents, Tasks, is_eventfd};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
 use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
@@ -137,13 +138,8 @@ impl QueueEvents for Relay {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change under the lock is one assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn send(signal: &Mutex<Option<Arc<Signal>>>) {
-    let signal = lock(signal).clone();
+    let signal = signal.lock().clone();
     if let Some(signal) = signal {
         signal.send();
     }
@@ -167,9 +163,9 @@ impl ClientNotifiers {
 
     /// Replaces a descriptor.
     fn replace(&self, place: &Mutex<Option<Arc<Signal>>>, signal: Option<Signal>) {
-        let old = std::mem::replace(&mut *lock(place), signal.map(Arc::new));
+        let old = std::mem::replace(&mut *place.lock(), signal.map(Arc::new));
         if let Some(old) = old {
-            let mut replaced = lock(&self.replaced);
+            let mut replaced = self.replaced.lock();
             // Keep those in use: at most one per thread.
             replaced.retain(|other| other.strong_count() > 0);
             replaced.push(Arc::downgrade(&old));
@@ -205,13 +201,13 @@ impl ClientNotifiers {
 
     /// Error that stopped the queue, if any.
     pub fn failure(&self, queue: u16) -> Option<String> {
-        lock(&self.queue_notifiers(queue)?.failure).clone()
+        self.queue_notifiers(queue)?.failure.lock().clone()
     }
 
     /// Clears the error: the queue starts over.
     pub fn forget_failure(&self, queue: u16) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = None;
+            *queue_notifiers.failure.lock() = None;
         }
     }
 
@@ -224,7 +220,7 @@ impl ClientNotifiers {
     /// Records the error of a queue that failed in an earlier process.
     pub fn restore_failure(&self, queue: u16, error: String) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = Some(error);
+            *queue_notifiers.failure.lock() = Some(error);
         }
     }
 
@@ -233,7 +229,7 @@ impl ClientNotifiers {
         let Some(QueueNotifiers { call, err, .. }) = self.queue_notifiers(queue) else {
             return [None, None];
         };
-        [call, err].map(|place| lock(place).clone())
+        [call, err].map(|place| place.lock().clone())
     }
 
     /// Drops the client's descriptors and all errors. Counters stay.
@@ -241,7 +237,7 @@ impl ClientNotifiers {
         for queue_notifiers in &self.queues {
             self.replace(&queue_notifiers.call, None);
             self.replace(&queue_notifiers.err, None);
-            *lock(&queue_notifiers.failure) = None;
+            *queue_notifiers.failure.lock() = None;
         }
     }
 
@@ -252,13 +248,13 @@ impl ClientNotifiers {
         let mut was_full = false;
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {
-                let signal = lock(signal).clone();
+                let signal = signal.lock().clone();
                 if let Some(signal) = signal {
                     was_full |= signal.unblock();
                 }
             }
         }
-        let replaced: Vec<_> = lock(&self.replaced).iter().filter_map(Weak::upgrade).collect();
+        let replaced: Vec<_> = self.replaced.lock().iter().filter_map(Weak::upgrade).collect();
         replaced.iter().for_each(|signal| was_full |= signal.unblock());
         was_full
     }
@@ -266,7 +262,7 @@ impl ClientNotifiers {
     fn record_failure(&self, queue: u16, error: &ServeError) {
         tracing::warn!(device = self.name, queue, "queue stopped until the driver resets it: {error}");
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = Some(error.to_string());
+            *queue_notifiers.failure.lock() = Some(error.to_string());
         }
     }
 

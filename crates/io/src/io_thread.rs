@@ -7,10 +7,10 @@ use crate::outlive_pipes;
 use crate::queue_key::QueueKey;
 use crate::spares::{STACK, Spares};
 use paravane_device::LogDevice;
-use paravane_device::lock;
+use parking_lot::Mutex;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -224,7 +224,7 @@ impl IoThread {
                 (self.free.0)();
             }
         }
-        if let Some(thread) = lock(&self.thread).take()
+        if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("an I/O thread panicked");

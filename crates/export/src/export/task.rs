@@ -21,8 +21,8 @@ use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Number of the listening socket among the descriptors to wait for.
@@ -419,7 +419,7 @@ impl ExportTask {
     /// `leaves`: a later process goes on with what is kept.
     fn leave(&mut self, handed: Option<Handed>, leaves: bool) -> Option<Result<ExportState, HandoverError>> {
         if leaves {
-            let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let file = self.shared.file.lock().take();
             if let Some(file) = file {
                 file.give_away();
             }
@@ -428,7 +428,7 @@ impl ExportTask {
         if self.stopping() || !self.shared.is_handing_over() {
             return None;
         }
-        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.shared.file.lock();
         let endpoint = acceptor.state(file.as_ref());
         drop(file);
         let unserved: Option<OwnedFd> = acceptor.into_unserved();
