@@ -124,7 +124,7 @@ pub struct Relay {
 impl QueueEvents for Relay {
     fn used_buffer(&self, queue: u16) {
         let notifiers = Arc::clone(&self.notifiers);
-        self.tasks.run(move || notifiers.interrupt(queue));
+        self.tasks.run(move || notifiers.used_buffer(queue));
     }
 
     fn kicked(&self, queue: u16, count: u64) {
@@ -192,22 +192,15 @@ impl ClientNotifiers {
         }
     }
 
-    /// Interrupts the driver, perhaps once too often.
-    pub fn interrupt(&self, queue: u16) {
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            send(&queue_notifiers.call);
-        }
-    }
-
     /// Error that stopped the queue, if any.
     pub fn failure(&self, queue: u16) -> Option<String> {
         self.queue_notifiers(queue)?.failure.lock().clone()
     }
 
-    /// Clears the error: the queue starts over.
-    pub fn forget_failure(&self, queue: u16) {
+    /// Records the error of a queue that failed, perhaps in an earlier process; `None`: it starts over.
+    pub fn set_failure(&self, queue: u16, error: Option<String>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *queue_notifiers.failure.lock() = None;
+            *queue_notifiers.failure.lock() = error;
         }
     }
 
@@ -215,13 +208,6 @@ impl ClientNotifiers {
     pub fn kicks(&self, queue: u16) -> u64 {
         // Relaxed: a statistic.
         self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
-    }
-
-    /// Records the error of a queue that failed in an earlier process.
-    pub fn restore_failure(&self, queue: u16, error: String) {
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *queue_notifiers.failure.lock() = Some(error);
-        }
     }
 
     /// The call and error descriptors of a queue.
@@ -261,9 +247,7 @@ impl ClientNotifiers {
 
     fn record_failure(&self, queue: u16, error: &ServeError) {
         tracing::warn!(device = self.name, queue, "queue stopped until the driver resets it: {error}");
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *queue_notifiers.failure.lock() = Some(error.to_string());
-        }
+        self.set_failure(queue, Some(error.to_string()));
     }
 
     fn signal_error(&self, queue: u16) {
@@ -275,7 +259,9 @@ impl ClientNotifiers {
 
 impl QueueEvents for ClientNotifiers {
     fn used_buffer(&self, queue: u16) {
-        self.interrupt(queue);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            send(&queue_notifiers.call);
+        }
     }
 
     fn kicked(&self, queue: u16, count: u64) {

@@ -78,7 +78,7 @@ pub use moves::MoveError;
 pub use panic::caught;
 pub use pipes::outlive_pipes;
 pub use places::Spread;
-pub use pool::{DeviceThreads, IoPool, Leaving};
+pub use pool::{DeviceThreads, IoPool};
 pub use queue_events::QueueEvents;
 pub use queue_key::QueueKey;
 pub use queue_set::{QueuePlace, QueueSet, Retired};

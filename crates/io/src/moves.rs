@@ -124,7 +124,7 @@ impl Shared {
         }
         for (taking_off, mut thread) in leaving {
             // `None`: it has failed.
-            let Some(queue) = thread.taken_off(taking_off) else { continue };
+            let Some(queue) = taking_off.wait() else { continue };
             let target = to(queue.name().cloned()).unwrap_or_else(|error| {
                 tracing::warn!("a queue stays on its I/O thread: {error}");
                 Arc::clone(&thread)

@@ -60,4 +60,4 @@ mod protocol;
 pub mod session;
 mod vring;
 
-pub use protocol::{ExportConfig, KnownToDriver, RecordedSession, VhostUser};
+pub use protocol::{ExportConfig, KnownToDriver, VhostUser};

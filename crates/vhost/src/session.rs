@@ -23,7 +23,7 @@ mod translation;
 
 pub use error::SessionError;
 pub use paravane_export::protocol::{Answer, Offer};
-pub(crate) use saved::{check, seen_by_driver};
+pub(crate) use saved::check;
 
 use crate::back_channel::BackChannel;
 use crate::device_state::{self, DeviceState, Transfer};
@@ -384,7 +384,7 @@ impl VhostSession {
         self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
         self.queues.stop(self.queues.all(), false);
         for queue in self.queues.all() {
-            self.shared_status.notifiers.forget_failure(queue);
+            self.shared_status.notifiers.set_failure(queue, None);
         }
         for vring in &mut self.vrings {
             *vring = Vring { is_tracked: vring.is_tracked, ..Vring::default() };

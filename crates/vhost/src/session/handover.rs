@@ -198,7 +198,7 @@ impl VhostSession {
         // First, so that these queues do not start.
         for (queue, error) in failed {
             let queue = self.queue(queue.into())?;
-            self.shared_status.notifiers.restore_failure(queue, error);
+            self.shared_status.notifiers.set_failure(queue, Some(error));
         }
         for (bytes, fds) in messages {
             let (header, payload) = message::split(&bytes)?;

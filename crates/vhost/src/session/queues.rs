@@ -106,7 +106,7 @@ impl VhostSession {
         let VringState { index, .. } = state;
         let queue = self.queue(index)?;
         self.stop(queue);
-        self.shared_status.notifiers.forget_failure(queue);
+        self.shared_status.notifiers.set_failure(queue, None);
         let vring = self.vring(index)?;
         // A new kick descriptor starts it again.
         vring.kick = None;

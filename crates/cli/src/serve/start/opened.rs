@@ -16,7 +16,7 @@ use crate::serve::told::{self, Told};
 use crate::serve::{open, sandbox};
 use anyhow::{Context, anyhow};
 use paravane_notify::Notifier;
-use paravane_vhost::RecordedSession as _;
+use paravane_vhost::KnownToDriver;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
@@ -118,7 +118,7 @@ fn ask(sandboxed: &Sandboxed, devices: &[OpenedDevice]) -> Result<Option<Taker>,
 fn recorded(sessions: &HashMap<String, KeptSession>, specs: &[DeviceSpec]) -> HashMap<String, Told> {
     let told = |spec: &DeviceSpec| {
         // A record that cannot be read is refused when it is resumed.
-        let known = sessions.get(&spec.name)?.kept.known_to_driver().ok()??;
+        let known = KnownToDriver::recorded(sessions.get(&spec.name)?.kept.handover()).ok()??;
         Some((spec.name.clone(), spec::told_recorded(spec.kind.kind(), &known)))
     };
     specs.iter().filter_map(told).collect()
