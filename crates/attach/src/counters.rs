@@ -70,12 +70,6 @@ impl Counters {
         self.first_kick.get().copied()
     }
 
-    /// ioeventfds that the host refused.
-    #[must_use]
-    pub fn refused_ioeventfds(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
     /// The first 32 faults, in order.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {

@@ -8,11 +8,11 @@
 //! sleeps. It is written only if that does not block: a full one is a signal already.
 use crate::pair;
 use paravane_device::ServeError;
-use paravane_io::{QueueEvents, Tasks, is_eventfd};
+use paravane_io::{QueueEvents, Tasks, is_eventfd, is_ready, write_now};
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::fs::FileType;
-use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
+use rustix::io::{IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,28 +46,14 @@ impl Signal {
         // Ignores errors: a client that breaks its descriptor receives nothing.
         if self.has_counter {
             let _ = rustix::io::write(&self.fd, &ONE);
-            return;
+        } else {
+            let _ = write_now(&self.fd, &ONE);
         }
-        let slices = [IoSlice::new(&ONE)];
-        // Offset -1 (u64::MAX) means none: a pipe has no offset.
-        match rustix::io::pwritev2(&self.fd, &slices, u64::MAX, ReadWriteFlags::NOWAIT) {
-            // Older hosts lack RWF_NOWAIT for this file.
-            Err(Errno::OPNOTSUPP) if self.is_ready(PollFlags::OUT) => {
-                let _ = rustix::io::write(&self.fd, &ONE);
-            }
-            _ => {}
-        }
-    }
-
-    fn is_ready(&self, what: PollFlags) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.fd, what)];
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(what)
     }
 
     /// Frees a thread that blocks in [`Signal::send`]. Returns whether one would have blocked.
     fn unblock(&self) -> bool {
-        let is_full = self.has_counter && !self.is_ready(PollFlags::OUT);
+        let is_full = self.has_counter && !is_ready(&self.fd, PollFlags::OUT);
         if is_full {
             let mut count = [0; 8];
             let mut slices = [IoSliceMut::new(&mut count)];

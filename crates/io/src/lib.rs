@@ -76,7 +76,7 @@ pub use kicks::{ForeignKicks, Kicks, is_eventfd};
 pub use lent_queue::LendError;
 pub use moves::MoveError;
 pub use panic::caught;
-pub use pipes::outlive_pipes;
+pub use pipes::{is_ready, outlive_pipes, read_now, write_now};
 pub use places::Spread;
 pub use pool::{DeviceThreads, IoPool};
 pub use queue_events::QueueEvents;

@@ -12,6 +12,7 @@
 //! A miss is recorded before its queue looks the translation up again
 //! (`AccessGuard::is_translated`), and the record is deleted after the translation is in place: so
 //! one of the two sides sees the other.
+use crate::iotlb::perm;
 use crate::message::message;
 use paravane_dma::{Access, Miss};
 use paravane_export::socket::{SocketError, send};
@@ -181,13 +182,7 @@ impl Inner {
 }
 
 fn iotlb_message(iova: u64, access: Access, kind: u8) -> Vec<u8> {
-    let mut perm = 0;
-    for (direction, bit) in [(Access::READ, iotlb::READ), (Access::WRITE, iotlb::WRITE)] {
-        if access.contains(direction) {
-            perm |= bit;
-        }
-    }
-    let payload = Iotlb { iova, perm, kind, ..Iotlb::default() };
+    let payload = Iotlb { iova, perm: perm(access), kind, ..Iotlb::default() };
     message(back_end_request::IOTLB_MSG, flags::VERSION, payload.as_bytes())
 }
 

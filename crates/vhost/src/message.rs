@@ -113,8 +113,15 @@ pub fn payload_len(header: Header) -> Result<usize, MessageError> {
     }
 }
 
-/// Message that is being decoded.
-pub(crate) struct Parts<'a> {
+/// Payload and descriptors of a request.
+///
+/// Each request has one way to take them, which checks both: [`Parts::only`] and [`Parts::with_fd`] for
+/// most.
+///
+/// # Errors
+/// Each method fails if the payload or the number of descriptors is not that of the request.
+#[derive(Debug)]
+pub struct Parts<'a> {
     request: u32,
     payload: &'a [u8],
     fds: Vec<OwnedFd>,
@@ -140,7 +147,7 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     /// The request has no parts, and there are some.
-    pub(crate) fn new(request: u32, payload: &'a [u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
+    pub fn new(request: u32, payload: &'a [u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
         let parts = Self { request, payload, fds };
         if BARE.contains(&request) {
             let []: [u8; 0] = parts.only()?;
@@ -162,14 +169,14 @@ impl<'a> Parts<'a> {
     }
 
     /// Reads a payload of exactly one structure, without descriptors.
-    pub(crate) fn only<T: FromBytes>(&self) -> Result<T, MessageError> {
+    pub fn only<T: FromBytes>(&self) -> Result<T, MessageError> {
         let structure = self.structure()?;
         self.no_fds()?;
         Ok(structure)
     }
 
     /// Reads a payload of exactly one structure, and takes the one descriptor.
-    pub(crate) fn with_fd<T: FromBytes>(&mut self) -> Result<(T, OwnedFd), MessageError> {
+    pub fn with_fd<T: FromBytes>(&mut self) -> Result<(T, OwnedFd), MessageError> {
         Ok((self.structure()?, self.fd()?))
     }
 
@@ -183,7 +190,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Takes the one descriptor.
-    pub(crate) fn fd(&mut self) -> Result<OwnedFd, MessageError> {
+    pub fn fd(&mut self) -> Result<OwnedFd, MessageError> {
         match (self.fds.len(), self.fds.pop()) {
             (1, Some(fd)) => Ok(fd),
             (given, _) => Err(MessageError::Fds { request: self.request, given, needed: 1 }),
@@ -191,12 +198,12 @@ impl<'a> Parts<'a> {
     }
 
     /// Takes the one descriptor of a message with which some clients send an unused number.
-    pub(crate) fn only_fd(&mut self) -> Result<OwnedFd, MessageError> {
+    pub fn only_fd(&mut self) -> Result<OwnedFd, MessageError> {
         if matches!(self.payload.len(), 0 | 8) { self.fd() } else { Err(self.wrong_size()) }
     }
 
     /// Reads a queue index, and takes its descriptor if the payload announces one.
-    pub(crate) fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
+    pub fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
         let value: u64 = self.structure()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
             return Err(self.wrong_value(value));
@@ -209,12 +216,13 @@ impl<'a> Parts<'a> {
         Ok((index, None))
     }
 
-    pub(crate) fn no_fds(&self) -> Result<(), MessageError> {
+    /// Checks that there is no descriptor.
+    pub fn no_fds(&self) -> Result<(), MessageError> {
         if self.fds.is_empty() { Ok(()) } else { Err(self.wrong_fds(0)) }
     }
 
     /// Reads a table of regions, and takes their descriptors.
-    pub(crate) fn table(&mut self) -> Result<Vec<SharedRegion>, MessageError> {
+    pub fn table(&mut self) -> Result<Vec<SharedRegion>, MessageError> {
         let (MemoryTable { regions: count, .. }, rest) = self.first()?;
         let entry = size_of::<MemoryRegion>();
         let room = rest.len() / entry;
@@ -237,7 +245,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Reads the one region to add, and takes its descriptor.
-    pub(crate) fn region(&mut self) -> Result<SharedRegion, MessageError> {
+    pub fn region(&mut self) -> Result<SharedRegion, MessageError> {
         let (SingleRegion { region, .. }, file) = self.with_fd()?;
         Ok(SharedRegion { region, file })
     }
@@ -245,7 +253,7 @@ impl<'a> Parts<'a> {
     /// Reads the one region to remove.
     ///
     /// Some clients send the file as well. The specification says to close it.
-    pub(crate) fn removed_region(&self) -> Result<MemoryRegion, MessageError> {
+    pub fn removed_region(&self) -> Result<MemoryRegion, MessageError> {
         let SingleRegion { region, .. } = self.structure()?;
         match self.fds.len() {
             0 | 1 => Ok(region),
@@ -254,7 +262,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Reads an access to the configuration space, and its bytes.
-    pub(crate) fn config(&self) -> Result<(ConfigAccess, &[u8]), MessageError> {
+    pub fn config(&self) -> Result<(ConfigAccess, &[u8]), MessageError> {
         let (access, bytes) = self.first::<ConfigAccess>()?;
         if u32::try_from(bytes.len()) != Ok(access.size) {
             return Err(self.wrong_size());
@@ -264,7 +272,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Reads the description of an in-flight region.
-    pub(crate) fn inflight(&self) -> Result<Inflight, MessageError> {
+    pub fn inflight(&self) -> Result<Inflight, MessageError> {
         let mut inflight = Inflight::default();
         if self.payload.len() != INFLIGHT_SIZE && self.payload.len() != size_of::<Inflight>() {
             return Err(self.wrong_size());

@@ -87,11 +87,6 @@ impl Shared {
         self.orders.has(Order::HandOver)
     }
 
-    /// Whether it hands over within the process.
-    pub(super) fn is_exchanging(&self) -> bool {
-        self.orders.has(Order::Exchange)
-    }
-
     /// Records the outcome of a handover; `None`: the export ended before.
     ///
     /// Removes the socket if there is no state to hand over. `keeping`: of an exchange.
