@@ -340,7 +340,7 @@ impl Export {
     /// As [`Export::take_handover`].
     pub fn take_exchange(&self) -> Option<Result<Exchanged, HandoverError>> {
         let handover = self.take_handover()?;
-        let keeping = self.shared.take_left();
+        let keeping = self.shared.handed.lock().left.take();
         // If there is no state, what was kept has ended.
         Some(handover.map(|handover| Exchanged { handover, left: Arc::new(Left::new(keeping)) }))
     }
@@ -490,7 +490,8 @@ impl Export {
         self.begin_stop();
         self.shared.outcome.wait();
         // Of an exchange that nobody has taken.
-        self.shared.take_left().into_iter().for_each(Keeping::end);
+        let left = self.shared.handed.lock().left.take();
+        left.into_iter().for_each(Keeping::end);
     }
 }
 

@@ -60,4 +60,5 @@ mod protocol;
 pub mod session;
 mod vring;
 
-pub use protocol::{ExportConfig, KnownToDriver, VhostUser};
+pub use protocol::{ExportConfig, VhostUser};
+pub use session::KnownToDriver;

@@ -51,12 +51,3 @@ impl Protocol for VhostUser {
 
 /// Configuration of an export with vhost-user.
 pub type ExportConfig = paravane_export::ExportConfig<VhostUser>;
-
-/// What a driver knows of its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownToDriver {
-    /// Configuration space as the driver has seen it.
-    pub config: Vec<u8>,
-    /// Features that the driver has accepted; 0: none yet.
-    pub features: u64,
-}

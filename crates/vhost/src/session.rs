@@ -23,6 +23,7 @@ mod translation;
 
 pub use error::SessionError;
 pub use paravane_export::protocol::{Answer, Offer};
+pub use saved::KnownToDriver;
 pub(crate) use saved::check;
 
 use crate::back_channel::BackChannel;
@@ -143,7 +144,7 @@ impl VhostSession {
         match request {
             request::GET_FEATURES => return number(self.features.offered()),
             request::SET_FEATURES => self.set_features(parts.only()?)?,
-            request::GET_PROTOCOL_FEATURES => return number(self.features.offered_protocol()),
+            request::GET_PROTOCOL_FEATURES => return number(self.features.offered_protocol),
             request::SET_PROTOCOL_FEATURES => self.set_protocol_features(parts.only()?)?,
             request::SET_OWNER => self.begin_negotiation(),
             request::RESET_OWNER => {
@@ -286,7 +287,7 @@ impl VhostSession {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), SessionError> {
-        let changed = self.features.accepted() ^ features;
+        let changed = self.features.accepted ^ features;
         if changed & !F_LOG_ALL != 0 {
             self.expect_idle("SET_FEATURES")?;
             self.begin_negotiation();

@@ -116,11 +116,6 @@ impl Shared {
         given.state = Some(handed);
     }
 
-    /// What is kept of an export that was exchanged, once.
-    pub(super) fn take_left(&self) -> Option<Keeping> {
-        self.handed.lock().left.take()
-    }
-
     /// Tells the owner that the export's state is there, or that it has ended.
     pub(super) fn signal_ended(&self) {
         if let Some(ended) = &self.tell_ended {
@@ -128,19 +123,9 @@ impl Shared {
         }
     }
 
-    /// Keeps `remains` until the export is dropped.
-    pub(super) fn put_aside(&self, remains: Box<dyn Any + Send>) {
-        self.remains.lock().push(remains);
-    }
-
     /// Removes the socket, so that no client can connect.
     pub(super) fn remove_file(&self) {
         drop(self.file.lock().take());
-    }
-
-    /// See [`HostState::forget_link`].
-    pub(super) fn forget_link(&self) {
-        self.host.lock().forget_link();
     }
 
     /// See [`HostState::look`].

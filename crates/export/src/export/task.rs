@@ -221,7 +221,7 @@ impl ExportTask {
             status.sessions
         };
         self.shared.orders.give_to_self(&[Order::Look]);
-        self.shared.forget_link();
+        self.shared.host.lock().forget_link();
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
             // Reported when it makes progress.
@@ -327,7 +327,7 @@ impl ExportTask {
                 let sections = collected.sections;
                 let (device, remains) = session.leave();
                 self.device = Some(device);
-                self.shared.put_aside(remains);
+                self.shared.remains.lock().push(remains);
                 Ok(sections)
             }
             Err(error) => {
@@ -416,7 +416,7 @@ impl ExportTask {
             self.shared.finish_hand_over(handed, keeping);
             self.shared.signal_ended();
             if let Some(remains) = self.device.take().and_then(|device| device.retire()) {
-                self.shared.put_aside(remains);
+                self.shared.remains.lock().push(remains);
             }
         } else {
             self.device = None;

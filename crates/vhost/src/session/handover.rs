@@ -96,7 +96,7 @@ impl VhostSession {
 
     /// Writes all that comes before the queues.
     fn push_all(&self, successor: Successor, messages: &mut Messages<'_>) -> Result<(), HandoverError> {
-        let (protocol, accepted) = (self.features.accepted_protocol(), self.features.accepted());
+        let (protocol, accepted) = (self.features.accepted_protocol, self.features.accepted);
         let numbers = [
             (request::SET_PROTOCOL_FEATURES, protocol),
             (request::SET_FEATURES, accepted),

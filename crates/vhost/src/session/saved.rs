@@ -3,7 +3,6 @@
 //! To continue a session is to handle its messages as if a client sent them: there is no second
 //! parser to trust, and every check applies. The tags and values are a published format
 //! (docs/reference/handover-record.md).
-use crate::KnownToDriver;
 use crate::memory::MAX_SLOTS;
 use crate::message::{HEADER, MAX_FDS, MAX_PAYLOAD};
 use paravane_export::Handover;
@@ -168,6 +167,15 @@ impl<D> SavedSession<D> {
         };
         Ok(Self { messages, facts, own_inflight })
     }
+}
+
+/// What a driver knows of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownToDriver {
+    /// Configuration space as the driver has seen it.
+    pub config: Vec<u8>,
+    /// Features that the driver has accepted; 0: none yet.
+    pub features: u64,
 }
 
 impl KnownToDriver {
