@@ -9,6 +9,7 @@ use paravane_device::Device;
 use paravane_device::blk::{Blk, BlkConfig, EngineChoice};
 use paravane_dma::MappingQuota;
 use paravane_export::SharedStatus;
+use paravane_export::protocol::Session as _;
 use paravane_export::socket::{Connection, Received};
 use paravane_io::{DeviceThreads, IoPool};
 use paravane_spec::feature;
@@ -159,7 +160,7 @@ fn client(server: &mut Server, u: &mut Unstructured<'_>, steps: &mut usize) -> R
             break;
         }
     }
-    *disk = Some(session.end());
+    *disk = Some(Box::new(session).end());
     let status = status.read();
     assert_eq!(status.memory, 0);
     assert!(status.queues.iter().all(|queue| !queue.live && queue.error.is_none()), "{status:?}");
@@ -173,8 +174,8 @@ fn serve(client: &Client, session: &mut VhostSession, connection: &mut Connectio
             Err(_) | Ok(Received::Closed) => return false,
             Ok(Received::Nothing) => return true,
             Ok(Received::Message(fds)) => {
-                let (header, payload) = split(connection.message()).expect("a whole header");
-                let (answer, result) = session.answer(header, payload, fds);
+                let (header, _) = split(connection.message()).expect("a whole header");
+                let (answer, result) = session.answer(connection.message(), fds);
                 if let Some((bytes, fd)) = answer {
                     let (said, rest) = Header::read_from_prefix(&bytes).expect("a header");
                     assert_eq!(said.request, header.request);
@@ -223,7 +224,7 @@ fn step(client: &Client, session: &mut VhostSession, u: &mut Unstructured<'_>) -
             }
             let _ = session.tick();
             session.config_changed();
-            let _ = session.check_memory();
+            let _ = session.woken(0);
             Ok(())
         }
         // The messages that start a queue.

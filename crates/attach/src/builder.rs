@@ -15,7 +15,8 @@ use paravane_spec::{mmio, mmio_msi};
 use paravane_transport::mmio::Mmio;
 use paravane_transport::pci::Pci;
 use paravane_transport::{DeviceDescription, Transport};
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where firmware puts a PCI function.
@@ -53,13 +54,7 @@ pub struct Builder {
 impl AttachedDevice {
     /// Begins to attach `device` to a guest with this memory.
     pub fn builder(device: Box<dyn Device>, memory: &Memory) -> Builder {
-        Builder::new(device, memory)
-    }
-}
-
-impl Builder {
-    fn new(device: Box<dyn Device>, memory: &Memory) -> Self {
-        Self {
+        Builder {
             device,
             memory: memory.clone(),
             domain: None,
@@ -74,7 +69,9 @@ impl Builder {
             suspendable: false,
         }
     }
+}
 
+impl Builder {
     /// Translates the device's addresses by `domain` [they are guest-physical].
     ///
     /// Offers `VIRTIO_F_ACCESS_PLATFORM`.

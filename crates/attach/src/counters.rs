@@ -1,8 +1,8 @@
 //! Counters of devices, for reports.
-use paravane_device::lock;
 use paravane_transport::AccessKind;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 /// Most faults that are kept: a hostile driver can cause any number.
@@ -70,22 +70,16 @@ impl Counters {
         self.first_kick.get().copied()
     }
 
-    /// ioeventfds that the host refused.
-    #[must_use]
-    pub fn refused_ioeventfds(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
     /// The first 32 faults, in order.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
-        lock(&self.faults).clone()
+        self.faults.lock().clone()
     }
 
     /// The first fault of device `device`.
     #[must_use]
     pub fn fault_of(&self, device: usize) -> Option<String> {
-        lock(&self.faults).iter().find(|fault| fault.device == device).map(|fault| fault.reason.clone())
+        self.faults.lock().iter().find(|fault| fault.device == device).map(|fault| fault.reason.clone())
     }
 
     pub(crate) fn access(&self, kind: AccessKind) {
@@ -111,7 +105,7 @@ impl Counters {
     }
 
     pub(crate) fn fault(&self, device: usize, reason: String) {
-        let mut faults = lock(&self.faults);
+        let mut faults = self.faults.lock();
         if faults.len() < MAX_FAULTS {
             faults.push(Fault { device, reason });
         }

@@ -4,13 +4,13 @@ use crate::events::DeviceEvents;
 use crate::queue::{Queue, Started};
 use crate::status::{KickPath, QueueStatus};
 use paravane_device::Device;
-use paravane_device::lock;
 use paravane_dma::{Domain, Memory};
 use paravane_io::{DeviceThreads, InFlightMemory, MoveError, QueueBackend, QueueSet};
 use paravane_notify::{IoEventFds, NotifierState};
 use paravane_transport::{AccessKind, Effect};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// In place of a window's address: there is none.
 pub(crate) const NO_WINDOW: u64 = u64::MAX;
@@ -104,16 +104,16 @@ impl AttachedDevice {
 
     /// The guest reads at `offset` in the window. Whatever it does, `data` is filled.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        let kind = lock(&self.events.transport).access(offset, false);
+        let kind = self.events.transport.lock().access(offset, false);
         self.events.counters.access(kind);
         if kind == AccessKind::Config {
-            let control = lock(&self.control);
-            lock(&self.events.transport).read(offset, data, &mut |offset, out| match &control.device {
+            let control = self.control.lock();
+            self.events.transport.lock().read(offset, data, &mut |offset, out| match &control.device {
                 Some(device) => device.read_config(offset, out),
                 None => out.fill(0),
             });
         } else {
-            lock(&self.events.transport).read(offset, data, &mut |_, out| out.fill(0));
+            self.events.transport.lock().read(offset, data, &mut |_, out| out.fill(0));
         }
     }
 
@@ -121,8 +121,8 @@ impl AttachedDevice {
     ///
     /// What that asks for is done when this returns.
     pub fn write(&self, offset: u64, data: &[u8]) {
-        let mut control = lock(&self.control);
-        let mut transport = lock(&self.events.transport);
+        let mut control = self.control.lock();
+        let mut transport = self.events.transport.lock();
         self.events.counters.access(transport.access(offset, true));
         let effect = transport.write(offset, data);
         drop(transport);
@@ -135,8 +135,8 @@ impl AttachedDevice {
     ///
     /// What is in flight is waited for and forgotten. The driver may set the device up again.
     pub fn reset(&self) {
-        let mut control = lock(&self.control);
-        let effect = lock(&self.events.transport).reset();
+        let mut control = self.control.lock();
+        let effect = self.events.transport.lock().reset();
         if let Some(effect) = effect {
             self.carry_out(&mut control, effect);
         }
@@ -151,7 +151,7 @@ impl AttachedDevice {
     /// # Errors
     /// The host does not answer; nothing has changed.
     pub fn refresh(&self) -> std::io::Result<bool> {
-        let mut control = lock(&self.control);
+        let mut control = self.control.lock();
         if control.suspended {
             control.refresh = true;
             return Ok(false);
@@ -164,7 +164,7 @@ impl AttachedDevice {
         let Some(device) = &mut control.device else { return Ok(false) };
         let changed = device.refresh()?;
         if changed {
-            lock(&self.events.transport).config_changed();
+            self.events.transport.lock().config_changed();
         }
         Ok(changed)
     }
@@ -174,7 +174,7 @@ impl AttachedDevice {
     /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped
     /// before. The registers stay, for a guest that still runs.
     pub fn stop(&self) -> Option<Box<dyn Device>> {
-        let mut control = lock(&self.control);
+        let mut control = self.control.lock();
         stop_queues(&mut control, true);
         control.device.take()
     }
@@ -187,7 +187,7 @@ impl AttachedDevice {
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
-        let moved = lock(&self.control).queues.move_to(queue, thread);
+        let moved = self.control.lock().queues.move_to(queue, thread);
         moved.inspect_err(|error| {
             if let MoveError::Lost { source, .. } = error {
                 self.events
@@ -199,7 +199,7 @@ impl AttachedDevice {
     /// The queues that were started at least once.
     #[must_use]
     pub fn queues(&self) -> Vec<QueueStatus> {
-        let control = lock(&self.control);
+        let control = self.control.lock();
         (0..).zip(&control.slots).filter_map(|(index, slot)| slot.status(index, &control.queues)).collect()
     }
 
@@ -224,7 +224,7 @@ impl AttachedDevice {
     /// Register accesses that the specification forbids the driver. They had no effect.
     #[must_use]
     pub fn violations(&self) -> u64 {
-        lock(&self.events.transport).violations()
+        self.events.transport.lock().violations()
     }
 
     /// Kicks that came as exits.
@@ -245,7 +245,7 @@ impl AttachedDevice {
             }
             Effect::ResetQueue { queue } => {
                 control.queues.stop([queue], false);
-                lock(&self.events.transport).queue_reset_done(queue);
+                self.events.transport.lock().queue_reset_done(queue);
             }
             Effect::Suspend => self.suspend(control),
             Effect::Resume => self.resume_from_suspend(control),
@@ -255,7 +255,7 @@ impl AttachedDevice {
                 if let Some(device) = &mut control.device {
                     device.reset();
                 }
-                lock(&self.events.transport).reset_done();
+                self.events.transport.lock().reset_done();
             }
             Effect::Notify { queue } => {
                 let slot = control.slots.get(usize::from(queue));
@@ -281,7 +281,7 @@ impl AttachedDevice {
         let Control { queues, slots, .. } = control;
         for (index, queue) in (0..).zip(slots) {
             let Some(notifier) = queue.notifier.as_ref().filter(|_| queues.is_live(index)) else { continue };
-            let address = lock(&self.events.transport).notify_address(index);
+            let address = self.events.transport.lock().notify_address(index);
             let addr = window.zip(address).map(|(base, at)| base.wrapping_add(at.offset));
             if let Err(error) = notifier.relocate(addr) {
                 tracing::debug!(device = self.events.number, queue = index, "kicks exit: {error}");

@@ -1,11 +1,11 @@
 //! A device as the threads that serve its queues see it.
 use crate::counters::Counters;
 use paravane_device::ServeError;
-use paravane_device::lock;
 use paravane_io::QueueEvents;
 use paravane_notify::{Interrupts, Notifier};
 use paravane_transport::Transport;
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// Where queues report: to the driver and to the counters.
 ///
@@ -21,7 +21,7 @@ impl DeviceEvents {
     /// The device cannot go on until its driver resets it.
     pub(crate) fn fault(&self, reason: String) {
         self.counters.fault(self.number, reason);
-        lock(&self.transport).needs_reset();
+        self.transport.lock().needs_reset();
     }
 }
 

@@ -6,7 +6,6 @@
 //! knows guest-physical addresses only: the device may not be behind a domain.
 use crate::AttachedDevice;
 use crate::device::Control;
-use paravane_device::lock;
 use paravane_dma::Lent;
 use paravane_io::{LendError, QueueBackend};
 use paravane_spec::queue::QueueAddresses;
@@ -18,7 +17,7 @@ impl AttachedDevice {
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn lend_queue(&self, queue: u16, backend: Box<dyn QueueBackend>) -> Result<(), LendError> {
-        let mut control = lock(&self.control);
+        let mut control = self.control.lock();
         // One that the driver or a back end keeps from our threads stays there.
         if control.queues.is_resting(queue) {
             return Err(LendError::NotOurs { queue });
@@ -31,14 +30,14 @@ impl AttachedDevice {
     /// # Errors
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device.
     pub fn take_back_queue(&self, queue: u16) -> Result<(), LendError> {
-        let taken = lock(&self.control).queues.take_back(queue);
+        let taken = self.control.lock().queues.take_back(queue);
         taken.inspect_err(|error| self.note_loss(error))
     }
 
     /// Addresses of the rings of `queue` at its last start.
     #[must_use]
     pub fn queue_addresses(&self, queue: u16) -> Option<QueueAddresses> {
-        let control = lock(&self.control);
+        let control = self.control.lock();
         Some(control.slots.get(usize::from(queue))?.started?.addresses)
     }
 

@@ -1,6 +1,6 @@
 //! ioeventfds of a guest that runs in this process, without KVM.
 use paravane_notify::{IoEventFds, Notifier, NotifyError};
-use std::sync::{PoisonError, RwLock};
+use parking_lot::RwLock;
 
 struct Registration {
     addr: u64,
@@ -27,7 +27,7 @@ pub struct LocalIoEventFds {
 impl LocalIoEventFds {
     /// Signals what is registered for a write of `data` to `addr`. `false`: nothing is.
     pub fn signal(&self, addr: u64, data: &[u8]) -> bool {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         // As in KVM: a datamatch needs 4 bytes, and without one any width will do.
         let matches = |one: &&Registration| {
             one.addr == addr && one.datamatch.is_none_or(|value| value.to_le_bytes() == data)
@@ -45,7 +45,7 @@ impl LocalIoEventFds {
 impl IoEventFds for LocalIoEventFds {
     fn assign(&self, addr: u64, datamatch: Option<u32>, notifier: &Notifier) -> Result<(), NotifyError> {
         let notifier = notifier.try_clone()?;
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         if table.iter().any(|one| one.collides(addr, datamatch)) {
             let source = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
             return Err(NotifyError::Os { what: "register an ioeventfd", source });
@@ -55,7 +55,7 @@ impl IoEventFds for LocalIoEventFds {
     }
 
     fn deassign(&self, addr: u64, datamatch: Option<u32>, _notifier: &Notifier) -> Result<(), NotifyError> {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         let Some(at) = table.iter().position(|one| one.addr == addr && one.datamatch == datamatch) else {
             let source = std::io::Error::from(std::io::ErrorKind::NotFound);
             return Err(NotifyError::Os { what: "remove an ioeventfd", source });

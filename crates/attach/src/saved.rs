@@ -10,7 +10,6 @@ use crate::AttachedDevice;
 use crate::error::AttachError;
 use crate::queue::Started;
 use paravane_device::Device;
-use paravane_device::lock;
 use paravane_io::Retired;
 use paravane_transport::{RestoreError, Restored};
 use std::sync::atomic::Ordering;
@@ -107,7 +106,7 @@ impl AttachedDevice {
     /// Returns the device as well, which may hold locks and interfaces of the host; `None`: it was
     /// stopped before.
     pub fn save(&self) -> Option<(SavedDevice, Box<dyn Device>)> {
-        let mut control = lock(&self.control);
+        let mut control = self.control.lock();
         let device = control.device.take()?;
         let (all, leave) = (control.queues.all(), self.settings.tracking.is_some());
         let mut queues = Vec::new();
@@ -126,7 +125,7 @@ impl AttachedDevice {
                 None => self.events.fault(format!("queue {queue} cannot be saved")),
             }
         }
-        let registers = lock(&self.events.transport).save();
+        let registers = self.events.transport.lock().save();
         let (state, identity, config) = (device.state(), device.identity(), config(&*device));
         Some((SavedDevice { registers, queues, state, identity, config }, device))
     }
@@ -134,11 +133,11 @@ impl AttachedDevice {
     /// Takes up a device that another process has saved. Nothing has started yet.
     pub(crate) fn restore(&self, saved: &SavedDevice) -> Result<(), AttachError> {
         let SavedDevice { registers, queues, state, identity, config: before } = saved;
-        let control = &mut *lock(&self.control);
+        let control = &mut *self.control.lock();
         if let Some(device) = &mut control.device {
             device.keep_identity(Some(identity));
         }
-        let restored = lock(&self.events.transport).restore(registers)?;
+        let restored = self.events.transport.lock().restore(registers)?;
         let Restored { features, queues: live, suspended, window } = restored;
         if queues.iter().any(|saved| !live.iter().any(|(queue, _)| *queue == saved.queue)) {
             return Err(RestoreError::Value("position of a queue that is not live").into());
@@ -161,7 +160,7 @@ impl AttachedDevice {
         if let Some(device) = &mut control.device {
             device.restore_state(state);
             if config(&**device) != *before {
-                lock(&self.events.transport).config_changed();
+                self.events.transport.lock().config_changed();
             }
         }
         Ok(())

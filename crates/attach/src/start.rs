@@ -5,7 +5,6 @@ use crate::queue::Started;
 use crate::saved::SavedQueue;
 use crate::status::KickPath;
 use paravane_device::State;
-use paravane_device::lock;
 use paravane_dma::Domain;
 use paravane_io::{NotPutOn, QueueStart};
 use paravane_notify::{HostNotifier, NoIoEventFds, NotifyError};
@@ -115,7 +114,7 @@ impl AttachedDevice {
 
     /// Makes the notifier of `queue`, and says whether to ask for an ioeventfd.
     fn notifier(&self, queue: u16) -> Result<(HostNotifier, bool), NotifyError> {
-        let address = lock(&self.events.transport).notify_address(queue);
+        let address = self.events.transport.lock().notify_address(queue);
         // Relaxed: this is the thread that moves windows, or it holds the same lock.
         let base = self.window.load(Ordering::Relaxed);
         Ok(match (address, &self.settings.ioeventfds) {

@@ -5,7 +5,6 @@
 //! end of [`Builder::lend_to`](crate::Builder::lend_to).
 use crate::AttachedDevice;
 use crate::device::Control;
-use paravane_device::lock;
 
 impl AttachedDevice {
     /// Carries out a suspension.
@@ -16,7 +15,7 @@ impl AttachedDevice {
                 self.events.fault(format!("queue {queue} cannot be suspended: {reason}"));
             }
         }
-        lock(&self.events.transport).suspend_done();
+        self.events.transport.lock().suspend_done();
     }
 
     /// Carries out a resumption, and a refresh that was asked for meanwhile.
@@ -33,6 +32,6 @@ impl AttachedDevice {
         {
             tracing::warn!(device = self.events.number, "cannot read the host's side again: {error}");
         }
-        lock(&self.events.transport).resume_done();
+        self.events.transport.lock().resume_done();
     }
 }

@@ -1,6 +1,5 @@
 //! A device and a driver made of register writes.
 use crate::{AttachedDevice, Builder, InterruptFn, LocalIoEventFds};
-use paravane_device::lock;
 use paravane_device::rng::Rng;
 use paravane_device::{Device, QueueHandler};
 use paravane_dma::{Access, Backing, Domain, Handle, Memory, Region, RegionConfig};
@@ -17,9 +16,10 @@ use paravane_spec::mmio_msi::{
     self, MSI_ADDRESS_LOW, MSI_COMMAND, MSI_DATA, NOTIFY_PAGE, SELECT_CONFIGURATION, command,
 };
 use paravane_spec::status::{ACKNOWLEDGE, DEVICE_NEEDS_RESET, DRIVER, DRIVER_OK, FEATURES_OK, SUSPEND};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 mod saved;
@@ -47,14 +47,14 @@ impl MsiSink for Apic {
     }
 
     fn fire(&self, message: MsiMessage) {
-        *lock(&self.0).entry(paravane_test_support::apic_vector(message).unwrap()).or_default() += 1;
+        *self.0.lock().entry(paravane_test_support::apic_vector(message).unwrap()).or_default() += 1;
     }
 }
 
 impl Apic {
     /// The vectors that had messages, and how many.
     fn taken(&self) -> Vec<(u8, u64)> {
-        lock(&self.0).iter().map(|(&vector, &count)| (vector, count)).collect()
+        self.0.lock().iter().map(|(&vector, &count)| (vector, count)).collect()
     }
 }
 

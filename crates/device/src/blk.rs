@@ -90,7 +90,7 @@ pub use full::{Full, FullStatus, OnFull};
 pub use geometry::Geometry;
 pub use layer_source::{Layer, LayerSource};
 pub use mark::{OVERLAY_MARK, clear_overlay_mark};
-pub use open_error::OpenError;
+pub use open_error::{OpenError, OpenReason};
 pub use overlay::{Overlay, OverlayBase};
 pub use qcow2::{ClusterRole, Features, HeaderError, RefcountError};
 pub use resizer::Resizer;
@@ -157,7 +157,7 @@ impl UnlockedBlk {
     /// # Errors
     /// The image cannot be such a disk.
     pub fn geometry(&self) -> Result<Geometry, OpenError> {
-        Geometry::of(&self.file.look()?, &self.config.path, self.config.format)
+        Geometry::of_file(&self.file.file, &self.config.path, self.file.opening)
     }
 
     /// Names the block that drivers are told, unless [`BlkConfig::block_size`] does.
@@ -255,7 +255,7 @@ impl Blk {
     /// See [`OpenError`].
     pub fn over(store: Arc<dyn Store>, config: BlkConfig) -> Result<Self, OpenError> {
         if config.engine != EngineChoice::Auto {
-            return Err(OpenError::EngineOfStore { path: store.status().location.into() });
+            return Err(OpenReason::EngineOfStore.at(store.status().location));
         }
         Self::on(ImageFile::over(store, config.opening()?)?, config, None)
     }
@@ -270,21 +270,21 @@ impl Blk {
         // A read or write takes at least three descriptors.
         let size = 1 << config.queue_size.clamp(4, paravane_spec::queue::MAX_SIZE).ilog2();
         let queue_sizes = vec![size; config.queues.max(1).into()];
-        let name = config.name.unwrap_or_else(|| image.path.display().to_string());
+        let name = config.name.unwrap_or_else(|| image.file.path.display().to_string());
         let errors = Arc::new(StorageErrors::new(name.clone(), queue_sizes.len()));
         let is_ring = engine.is_ring;
         let full = Full::new(name, config.on_full);
         let current = Current::new(Attached { image, engine }, full.clone());
         let disk = Arc::downgrade(&current);
         full.retried_by(move || disk.upgrade().map(|disk| disk.retry()).is_some());
-        if current.image().source.file().is_none() {
+        if current.image().file.source.file().is_none() {
             let disk = Arc::downgrade(&current);
             full.asked_by(move || disk.upgrade().is_some_and(|disk| disk.image().ask_size()));
         }
         let (choice, limiter) = (config.engine, config.limiter);
         let disk = Self { current, choice, serial, queue_sizes, limiter, errors };
         if config.registered_buffers && !is_ring {
-            return Err(OpenError::BuffersOfEngine { path: config.path, engine: disk.engine() });
+            return Err(OpenReason::BuffersOfEngine { engine: disk.engine() }.at(config.path));
         }
         Ok(disk)
     }
@@ -318,7 +318,7 @@ impl Blk {
     /// Whether the disk is read-only.
     #[must_use]
     pub fn read_only(&self) -> bool {
-        self.current.image().read_only
+        self.current.image().file.read_only
     }
 
     /// Requests that wait for room.
@@ -350,7 +350,7 @@ impl Blk {
 
     fn config(&self) -> Config {
         let image = self.current.image();
-        let (block, physical) = (image.block(), image.physical_block);
+        let (block, physical) = (image.file.block, image.file.physical_block);
         let mut config = Config {
             capacity: image.sectors().to_le(),
             seg_max: u32::from(most_segments(self.queue_sizes[0])).to_le(),
@@ -360,11 +360,11 @@ impl Blk {
             num_queues: (self.queue_sizes.len() as u16).to_le(),
             ..Config::default()
         };
-        if !image.read_only {
+        if !image.file.read_only {
             config.max_discard_sectors = request::MAX_DISCARD_SECTORS.to_le();
             config.max_discard_seg = request::MAX_RANGES.to_le();
             // Linux drops what is smaller, and splits at multiples of it.
-            config.discard_sector_alignment = ((image.discard_block / blk::SECTOR) as u32).to_le();
+            config.discard_sector_alignment = ((image.file.discard_block / blk::SECTOR) as u32).to_le();
             config.max_write_zeroes_sectors = request::MAX_WRITE_ZEROES_SECTORS.to_le();
             config.max_write_zeroes_seg = request::MAX_RANGES.to_le();
             config.write_zeroes_may_unmap = 1;
@@ -435,8 +435,8 @@ impl Device for Blk {
             ));
         };
         let (follower, attached) = self.current.join(size)?;
-        if let Some(file) = attached.image.source.file() {
-            attached.image.guards.check(file)?;
+        if let Some(file) = attached.image.file.source.file() {
+            attached.image.file.guards.check(file)?;
         }
         Ok(Box::new(Handler::new(DiskQueue {
             index,
@@ -454,7 +454,7 @@ impl Device for Blk {
     /// To unmap a large image takes milliseconds. A mapping that holds the lock is dropped all the same.
     fn retire(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
         let Attached { image, engine } = self.current.attached();
-        let mapped = engine.mapped.filter(|_| image.guards.maps_without_lock())?;
+        let mapped = engine.mapped.filter(|_| image.file.guards.process().is_some())?;
         Some(Box::new(mapped))
     }
 }

@@ -34,6 +34,7 @@ mod stage;
 pub use histogram::Distribution;
 pub use operation::Operation;
 pub use probe::Probe;
+pub(crate) use probes::ProbedQueue;
 pub use probes::{PROBE_ARGUMENTS, PROBES};
 pub use queue::{LatencySnapshot, QueueLatency};
 pub use recorder::{LatencyRecorder, Taken, calibrate};

@@ -144,6 +144,7 @@
 //!   handlers.
 mod ahead;
 pub mod blk;
+mod callback;
 pub mod console;
 #[cfg(test)]
 mod dirty_tests;
@@ -161,7 +162,6 @@ pub use paravane_ring::device::{State, StateError, tracking_bytes};
 pub use paravane_store::{LogDevice, Rest, WakeSet, WakeSource, lock};
 pub use rate::{Limiter, Rate, RateLimit};
 
-use net::NetQueue;
 use paravane_dma::DmaError;
 use paravane_ring::QueueError;
 use std::any::Any;
@@ -242,9 +242,7 @@ pub trait Device: Send {
     fn read_config(&self, offset: u32, out: &mut [u8]);
 
     /// Writes the configuration space at `offset` bytes \[ignored\].
-    fn write_config(&mut self, offset: u32, data: &[u8]) {
-        let _ = (offset, data);
-    }
+    fn write_config(&mut self, _offset: u32, _data: &[u8]) {}
 
     /// Counts of frames since the start, of a network card \[`None`: it is no card\].
     fn frames(&self) -> Option<net::Totals> {
@@ -261,13 +259,10 @@ pub trait Device: Send {
     ///
     /// For transports that enable queues one by one (vhost-user), and whose front end may handle
     /// a card's control queue itself.
-    fn enable_queues(&mut self, count: u16) {
-        let _ = count;
-    }
+    fn enable_queues(&mut self, _count: u16) {}
 
     /// Whether buffers of queue `index` wait until the host has something for them \[`false`\].
-    fn waits_for_host(&self, index: u16) -> bool {
-        let _ = index;
+    fn waits_for_host(&self, _index: u16) -> bool {
         false
     }
 
@@ -295,16 +290,12 @@ pub trait Device: Send {
     /// Restores a [`Device::state`] from before a pause, or from another process \[ignored\].
     ///
     /// Called after the queues have started. Ignores values that a driver cannot have set.
-    fn restore_state(&mut self, state: &[u8]) {
-        let _ = state;
-    }
+    fn restore_state(&mut self, _state: &[u8]) {}
 
     /// Sets a callback for changes of [`Device::state`], which runs on the thread of a queue \[ignored\].
     ///
     /// Only the first call counts.
-    fn tell_state(&mut self, told: Box<dyn Fn() + Send + Sync>) {
-        drop(told);
-    }
+    fn tell_state(&mut self, _told: Box<dyn Fn() + Send + Sync>) {}
 
     /// Checks whether the host's side still exists, and reopens it if possible \[it exists\].
     fn look(&mut self) -> HostSide {
@@ -316,17 +307,13 @@ pub trait Device: Send {
     ///
     /// It may run on the thread of a queue. Only the first call counts. When it runs, call
     /// [`Device::look`], and repeat that until the host's side exists.
-    fn tell_change(&mut self, told: Box<dyn Fn() + Send + Sync>) {
-        drop(told);
-    }
+    fn tell_change(&mut self, _told: Box<dyn Fn() + Send + Sync>) {}
 
     /// Sets whether the driver is notified of configuration changes \[it is not\].
     ///
     /// Only then does a card's link follow the carrier of the host's network: a driver that once read
     /// that the link is down would never learn that it is up.
-    fn follow_carrier(&mut self, is_told: bool) {
-        let _ = is_told;
-    }
+    fn follow_carrier(&mut self, _is_told: bool) {}
 
     /// Whether the configuration space reports the link as up \[`None`: it reports no link\].
     fn link_is_up(&self) -> Option<bool> {
@@ -353,9 +340,7 @@ pub trait Device: Send {
     /// Continues as a device whose [identity](Device::identity) a driver knows \[ignored\].
     ///
     /// `None`: it was not noted. Called before the queues of a session that goes on are started.
-    fn keep_identity(&mut self, told: Option<&[u8]>) {
-        let _ = told;
-    }
+    fn keep_identity(&mut self, _told: Option<&[u8]>) {}
 
     /// Checks the host's side again; `true` if the configuration space has changed.
     ///
@@ -399,8 +384,7 @@ pub trait QueueHandler: Send {
     ///
     /// # Errors
     /// The host refuses; `None` takes out what was added.
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        let _ = wakes;
+    fn register(&mut self, _wakes: Option<&WakeSet>) -> io::Result<()> {
         Ok(())
     }
 
@@ -422,8 +406,7 @@ pub trait QueueHandler: Send {
     /// call.
     ///
     /// Without kicks, the owner leaves them off, and buffers may stay available.
-    fn rest(&mut self, arm: bool) -> Rest {
-        let _ = arm;
+    fn rest(&mut self, _arm: bool) -> Rest {
         Rest::Ask { kicks: true }
     }
 
@@ -438,13 +421,14 @@ pub trait QueueHandler: Send {
     /// Preferred batch size under load, in buffers of a queue of `size`.
     ///
     /// The owner may delay the queue by up to 10 µs to fill it. 0 disables batching \[0\].
-    fn preferred_batch(&self, size: u16) -> u32 {
-        let _ = size;
+    fn preferred_batch(&self, _size: u16) -> u32 {
         0
     }
 
-    /// The extension of a network card's receive and transmit queues \[none\].
-    fn net(&self) -> Option<&dyn NetQueue> {
+    /// Queue of the TAP device that a network card's frames come from or go to \[none\].
+    ///
+    /// The kernel's vhost-net can serve it instead of this handler.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
@@ -469,8 +453,7 @@ pub trait QueueHandler: Send {
     /// A request that takes several steps on the host then ends after the present one: it fails, or
     /// stays in flight where in-flight tracking tells a successor about it. A step that the host
     /// has begun is always waited for.
-    fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, cut: &AtomicBool) -> Served {
-        let _ = cut;
+    fn drain_until(&mut self, queue: &mut MappedQueue, complete: bool, _cut: &AtomicBool) -> Served {
         self.drain(queue, complete)
     }
 }

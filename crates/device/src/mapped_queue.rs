@@ -23,7 +23,7 @@
 //! the queue waits. The [`InvalidationLock`] keeps translations in place during a batch. A request
 //! that is served longer keeps its memory mapped, or checks again
 //! ([`QueueGuard::translates_chain`]).
-use crate::latency::{LatencyRecorder, QueueLatency};
+use crate::latency::{LatencyRecorder, ProbedQueue, QueueLatency};
 use paravane_dma::{Access, AccessGuard, DmaError, GuestRange, Handle, HostSlice, InPlace, Mapping, Region};
 use paravane_ring::device::{
     AreaRequest, Batch, Fetched, Queue, QueueConfig, State, StateError, TableMemory, TranslationCheck,
@@ -270,44 +270,20 @@ impl MappedQueue {
         features: u64,
         memory: Handle,
     ) -> Result<Self, StartError> {
-        Self::begin(addresses, max_size, features, memory, None, None)
+        Self::resume(addresses, max_size, features, memory, None, None)
     }
 
-    /// As [`MappedQueue::start`], at the position where another device side stopped.
+    /// As [`MappedQueue::start`], at the position `state` where another device side stopped.
+    ///
+    /// In-flight tracking in the region `tracking` needs a position. A new region is all zero; the
+    /// queue then starts at `state`. In a used one, the chains that the previous process had in
+    /// flight are popped first, and of `state` only the layout counts. Tracking ends when the queue
+    /// is parked.
     ///
     /// # Errors
-    /// As [`MappedQueue::start`]; or the position is impossible.
+    /// As [`MappedQueue::start`]; or the position is impossible; or the region is too short, corrupt,
+    /// contradicts the ring, or IN_ORDER was negotiated.
     pub fn resume(
-        addresses: QueueAddresses,
-        max_size: u16,
-        features: u64,
-        memory: Handle,
-        state: State,
-    ) -> Result<Self, StartError> {
-        Self::begin(addresses, max_size, features, memory, Some(state), None)
-    }
-
-    /// As [`MappedQueue::resume`], with in-flight tracking in the region `tracking`.
-    ///
-    /// A new region is all zero; the queue then starts at `state`. In a used one, the chains that
-    /// the previous process had in flight are popped first, and of `state` only the layout counts.
-    /// Tracking ends when the queue is parked.
-    ///
-    /// # Errors
-    /// As [`MappedQueue::resume`]; or the region is too short, corrupt, contradicts the ring, or
-    /// IN_ORDER was negotiated.
-    pub fn resume_tracked(
-        addresses: QueueAddresses,
-        max_size: u16,
-        features: u64,
-        memory: Handle,
-        state: State,
-        tracking: Mapping,
-    ) -> Result<Self, StartError> {
-        Self::begin(addresses, max_size, features, memory, Some(state), Some(tracking))
-    }
-
-    fn begin(
         addresses: QueueAddresses,
         max_size: u16,
         features: u64,
@@ -375,34 +351,14 @@ impl MappedQueue {
         })
     }
 
-    /// Records latencies into `latency` [none are recorded].
+    /// Records latencies into `latency` from now on [none are recorded]; `None`: records none.
     ///
-    /// Only one live queue at a time may record into it.
-    #[must_use]
-    pub fn with_latency(self, latency: Arc<QueueLatency>) -> Self {
-        Self { latency: LatencyRecorder::new(latency), ..self }
-    }
-
-    /// Names the queue in probes: its device and its index [no name, 0].
-    ///
-    /// Call it after [`MappedQueue::with_latency`].
-    #[must_use]
-    pub fn named(mut self, device: &str, queue: u16) -> Self {
-        self.latency.name(device, queue);
-        self
-    }
-
-    /// Records latencies into `latency` from now on; `None`: records none.
-    ///
-    /// Requests that are in flight and were taken without are not recorded. Name the queue again with
-    /// [`MappedQueue::rename`].
-    pub fn record_into(&mut self, latency: Option<Arc<QueueLatency>>) {
-        self.latency = latency.map_or_else(LatencyRecorder::default, LatencyRecorder::new);
-    }
-
-    /// As [`MappedQueue::named`], of a queue that is in use.
-    pub fn rename(&mut self, device: &str, queue: u16) {
-        self.latency.name(device, queue);
+    /// Only one live queue at a time may record into it. Probes name the queue by `device` and
+    /// `queue`, its index. Requests that are in flight and were taken without are not recorded.
+    pub fn record_into(&mut self, latency: Option<Arc<QueueLatency>>, device: &str, queue: u16) {
+        self.latency = latency.map_or_else(LatencyRecorder::default, |latency| {
+            LatencyRecorder::new(latency, ProbedQueue::new(device, queue))
+        });
     }
 
     /// Says whether the thread serves other queues, too \[no\].
@@ -451,7 +407,7 @@ impl MappedQueue {
 
     /// Ends the queue, and returns its position.
     ///
-    /// Chains in flight stay in the tracking region, for [`MappedQueue::resume_tracked`].
+    /// Chains in flight stay in the tracking region, for [`MappedQueue::resume`].
     ///
     /// # Errors
     /// The queue has latched; or something is in flight, and the queue is not tracked.
@@ -538,126 +494,4 @@ impl ParkedQueue {
     }
 }
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use paravane_dma::DmaFault;
-    use paravane_dma::{Backing, Memory, Region, RegionConfig};
-    use paravane_spec::feature;
-
-    const BASE: u64 = 0x10_0000;
-    const SIZE: u64 = 0x1_0000;
-    const READ_ONLY: u64 = BASE + SIZE;
-
-    /// One region to write to and, right behind it, one to read only.
-    fn memory() -> Memory {
-        let region = |gpa, writable| {
-            Region::new(RegionConfig { gpa, size: SIZE, backing: Backing::Pages, writable }).unwrap()
-        };
-        Memory::new(vec![region(BASE, true), region(READ_ONLY, false)]).unwrap()
-    }
-
-    fn good() -> QueueAddresses {
-        QueueAddresses { size: 16, desc: BASE, driver: BASE + 0x1000, device: BASE + 0x2000 }
-    }
-
-    fn start(addresses: QueueAddresses) -> Result<MappedQueue, StartError> {
-        MappedQueue::start(addresses, 64, feature::VERSION_1, memory().handle())
-    }
-
-    #[test]
-    fn a_good_queue_starts_and_outlives_the_machines_memory() {
-        let mut queue = start(good()).unwrap();
-        // `memory()` has been dropped; the rings are still there.
-        let mut batch = queue.begin_batch();
-        assert_eq!(batch.queue.size(), 16);
-        assert_eq!(batch.pop(), Ok(0));
-        assert_eq!(batch.queue.publish(), Ok(false));
-        assert_eq!(batch.queue.arm_kicks(), Ok(false));
-        assert_eq!(batch.queue.in_flight(), 0);
-        drop(batch);
-        assert_eq!(queue.queue().error(), None);
-    }
-
-    #[test]
-    fn a_queue_that_was_swapped_keeps_its_memory() {
-        let (mut first, mut second) = (start(good()).unwrap(), start(good()).unwrap());
-        std::mem::swap(first.begin_batch().queue, second.begin_batch().queue);
-        drop(second);
-        // Its own areas went with `second`'s memory, unless the queue keeps them.
-        let mut batch = first.begin_batch();
-        assert_eq!(batch.pop(), Ok(0));
-        assert_eq!(batch.queue.arm_kicks(), Ok(false));
-    }
-
-    #[test]
-    fn a_queue_rests_and_goes_on_where_it_is_told() {
-        let memory = memory();
-        let started = MappedQueue::start(good(), 64, feature::VERSION_1, memory.handle()).unwrap();
-        let parked = started.park().unwrap();
-        assert_eq!(parked.state(), State::Split { avail: 0 });
-        // The whole of the used ring and the event index behind it.
-        assert_eq!(parked.areas().map(|area| area.len), [256, 38, 134]);
-        // As if another had served four buffers.
-        let mut handle = memory.handle();
-        for at in [BASE + 0x1002, BASE + 0x2002] {
-            handle.enter().write_obj(at, &4_u16, Access::WRITE).unwrap();
-        }
-        let resumed = parked.resume(State::Split { avail: 4 }).unwrap();
-        assert_eq!(resumed.park().unwrap().state(), State::Split { avail: 4 });
-        // A position that the ring does not show is not believed.
-        let resumed =
-            MappedQueue::resume(good(), 64, feature::VERSION_1, memory.handle(), State::Split { avail: 9 });
-        assert!(matches!(resumed, Err(StartError::State(_))), "{resumed:?}");
-    }
-
-    #[test]
-    fn a_ring_outside_memory_does_not_start() {
-        for (part, addresses) in [
-            ("desc", QueueAddresses { desc: 0, ..good() }),
-            ("driver", QueueAddresses { driver: BASE - 0x1000, ..good() }),
-            ("device", QueueAddresses { device: READ_ONLY + SIZE, ..good() }),
-            ("desc", QueueAddresses { desc: READ_ONLY + SIZE - 16, ..good() }),
-        ] {
-            let error = start(addresses).unwrap_err();
-            assert!(matches!(error, StartError::Memory { .. }), "{part}: {error}");
-        }
-    }
-
-    #[test]
-    fn only_the_device_area_must_be_writable() {
-        let read_only = QueueAddresses { desc: READ_ONLY, driver: READ_ONLY + 0x1000, ..good() };
-        assert!(start(read_only).is_ok());
-        let error = start(QueueAddresses { device: READ_ONLY, ..good() }).unwrap_err();
-        assert!(
-            matches!(error, StartError::Memory { source: DmaError { fault: DmaFault::Denied(_), .. }, .. }),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_ring_across_two_regions_does_not_start() {
-        let error = start(QueueAddresses { desc: READ_ONLY - 64, ..good() }).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                StartError::Memory { source: DmaError { fault: DmaFault::NotContiguous, .. }, .. }
-            ),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_bad_configuration_does_not_start() {
-        for addresses in [
-            QueueAddresses { size: 0, ..good() },
-            QueueAddresses { size: 12, ..good() },
-            QueueAddresses { size: 128, ..good() },
-            QueueAddresses { desc: BASE + 8, ..good() },
-            QueueAddresses { device: BASE + 0x2001, ..good() },
-            QueueAddresses { driver: u64::MAX - 1, ..good() },
-        ] {
-            let error = start(addresses).unwrap_err();
-            assert!(matches!(error, StartError::Config(_)), "{error}");
-        }
-    }
-}
+mod tests;

@@ -24,7 +24,6 @@ mod back_end;
 mod control;
 mod counters;
 mod echo_peer;
-mod extension;
 mod generator;
 mod header;
 mod lane;
@@ -39,7 +38,6 @@ mod transmit;
 
 pub use back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 pub use counters::{Counters, Totals};
-pub use extension::NetQueue;
 pub use generator::Generator;
 pub use header::EncodedHeader;
 pub use limited::{Limited, LimitedReceiver, LimitedSender};
@@ -47,7 +45,7 @@ pub use link::{LinkEnd, LinkHold};
 pub use tap::{Tap, TapError};
 
 use crate::{Device, HostSide, QueueHandler};
-use control::{Commanded, Control};
+use control::{Commanded, Control, use_pairs};
 use paravane_ring::device::QueueConfig;
 use paravane_spec::net::{
     self, Config, F_CTRL_VQ, F_GUEST_ANNOUNCE, F_MAC, F_MQ, F_MRG_RXBUF, F_MTU, F_STATUS, MIN_MTU, RECEIVE,
@@ -225,12 +223,8 @@ impl<B: BackEnd> Net<B> {
         if unchanged || pairs > self.pairs() || !self.agreed {
             return;
         }
-        match self.back_end.use_pairs(if pairs == 0 { self.enabled } else { pairs }) {
-            // Relaxed: as above.
-            Ok(()) => self.commanded.pairs.store(pairs, Ordering::Relaxed),
-            Err(error) => {
-                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
-            }
+        if use_pairs(&*self.back_end, if pairs == 0 { self.enabled } else { pairs }) {
+            self.commanded.pairs.store(pairs, Ordering::Relaxed);
         }
     }
 }
@@ -310,10 +304,8 @@ impl<B: BackEnd> Device for Net<B> {
         self.enabled = pairs;
         // Relaxed: a statement of one side, which the other replaces.
         self.commanded.pairs.store(0, Ordering::Relaxed);
-        if self.agreed
-            && let Err(error) = self.back_end.use_pairs(pairs)
-        {
-            tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
+        if self.agreed {
+            use_pairs(&*self.back_end, pairs);
         }
     }
 
@@ -352,7 +344,7 @@ impl<B: BackEnd> Device for Net<B> {
 
     fn tell_state(&mut self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
-        let _ = self.commanded.told.set(told);
+        self.commanded.told.set(told);
     }
 
     fn look(&mut self) -> HostSide {

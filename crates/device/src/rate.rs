@@ -16,6 +16,7 @@
 //! A limit may change while queues use it ([`Limiter::set`]). A queue without a limit has no [`Brake`],
 //! and asks no limiter: it is told of a new one ([`QueueHandler::renew`](crate::QueueHandler::renew)).
 use crate::Rest;
+use paravane_store::clear;
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
     timerfd_create, timerfd_settime,
@@ -188,7 +189,8 @@ pub(crate) struct Brake {
     limiter: Arc<Limiter>,
     /// Time until which the queue is held.
     held: Option<Time>,
-    timer: Arc<OwnedFd>,
+    /// Becomes readable when the wait is over.
+    pub(crate) timer: Arc<OwnedFd>,
     /// The timer has been set since it was last cleared.
     armed: bool,
 }
@@ -236,11 +238,6 @@ impl Brake {
         self.held.is_none_or(|until| until <= now())
     }
 
-    /// Becomes readable when the wait is over.
-    pub(crate) fn timer(&self) -> &Arc<OwnedFd> {
-        &self.timer
-    }
-
     /// See [`QueueHandler::rest`](crate::QueueHandler::rest): a held queue waits for no kicks.
     pub(crate) fn rest(&mut self, arm: bool) -> Rest {
         let over = if arm { self.listen() } else { self.holds() && self.is_over() };
@@ -255,7 +252,7 @@ impl Brake {
             if self.armed {
                 // EAGAIN: it was not readable, which is fine. It may signal once more, without
                 // effect.
-                let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                clear(&self.timer);
                 self.armed = false;
             }
             return false;
@@ -458,11 +455,11 @@ mod tests {
         assert!(!brake.lets_go(start + SECOND / 100 - 1));
         // On a busy host it may be over before the test listens.
         if !brake.listen() {
-            assert!(becomes_readable(brake.timer()));
+            assert!(becomes_readable(&brake.timer));
         }
         assert!(now() >= start + SECOND / 100 && brake.is_over());
         assert!(brake.lets_go(now()) && !brake.holds());
-        assert!(!brake.listen() && !readable(brake.timer()), "what is over wakes nobody");
+        assert!(!brake.listen() && !readable(&brake.timer), "what is over wakes nobody");
         // Another queue is faster.
         limiter.charge(now() + 3600 * SECOND, 0);
         assert!(!brake.lets_go(now()) && !brake.is_over());

@@ -3,7 +3,7 @@
 //! ```text
 //!   sleeper: arm, check once more, sleep          waker: change what the sleeper checks, wake
 //! ```
-use rustix::event::{EventfdFlags, eventfd};
+use paravane_store::{clear, eventfd, signal};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An eventfd that is written only while a thread waits for it.
 #[derive(Debug)]
 pub(crate) struct Wakeup {
-    event: Arc<OwnedFd>,
+    /// Its descriptor.
+    pub(crate) event: Arc<OwnedFd>,
     armed: AtomicBool,
 }
 
 impl Wakeup {
     pub(crate) fn new() -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { event: Arc::new(event), armed: AtomicBool::new(false) })
+        Ok(Self { event: eventfd()?, armed: AtomicBool::new(false) })
     }
 
     /// Makes the next [`Wakeup::wake`] signal the descriptor.
@@ -27,17 +27,12 @@ impl Wakeup {
     /// The caller checks once more before it sleeps.
     pub(crate) fn arm(&self) {
         // EAGAIN means that it was not readable, which is what we want.
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        clear(&self.event);
         // Acquire: pairs with the release of the exchange in `wake`. One of two exchanges is first.
         // If it is the waker's, this one reads its value, or that of a later exchange, and the
         // sleeper's check sees the change. If it is this one, the waker reads `true` and writes the
         // eventfd.
         self.armed.swap(true, Ordering::Acquire);
-    }
-
-    /// Its descriptor.
-    pub(crate) fn event(&self) -> &Arc<OwnedFd> {
-        &self.event
     }
 
     /// Wakes the sleeper, if there is one. Change what it checks before.
@@ -46,7 +41,7 @@ impl Wakeup {
         if self.armed.swap(false, Ordering::Release) {
             // The counter cannot overflow: it is read before each arming, and written once after
             // it.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            signal(&self.event);
         }
     }
 }

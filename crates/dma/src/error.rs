@@ -354,3 +354,13 @@ pub enum LogError {
     #[error("dirty log changed, but {0}")]
     Busy(#[from] Busy),
 }
+
+impl From<MemoryError> for LogError {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Quota(error) => Self::Quota(error),
+            MemoryError::Os { what, source, .. } => Self::Os { what, source },
+            other => Self::Os { what: "map", source: std::io::Error::other(other) },
+        }
+    }
+}

@@ -3,8 +3,6 @@
 pub(crate) use interpreted::Ram;
 #[cfg(not(miri))]
 pub(crate) use mapped::Ram;
-#[cfg(not(any(loom, miri)))]
-pub(crate) use mapped::in_memory;
 
 #[cfg(not(miri))]
 mod mapped {
@@ -74,7 +72,7 @@ mod mapped {
             // accesses fault, so that is forbidden where the host supports seals; without them the
             // file works all the same.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-            Self::whole(file, len, refused)
+            Self::map(file, 0, len, refused)
         }
 
         /// Maps the file of another process.
@@ -93,23 +91,29 @@ mod mapped {
                     invalid("its file is not sealed against shrinking, or is too small"),
                 ));
             }
-            Self::whole(file, len, refused)
+            Self::map(file, 0, len, refused)
         }
 
-        fn whole(
+        /// Maps `size` bytes of a file that cannot shrink, from `offset` on.
+        #[cfg(not(loom))]
+        pub(crate) fn part(file: OwnedFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
+            let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
+            let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
+            Self::map(file, offset, len, refused)
+        }
+
+        fn map(
             file: OwnedFd,
+            offset: u64,
             len: usize,
             refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
         ) -> Result<Self, MemoryError> {
-            let mapping = Mapped::new(&file, 0, len, true).map_err(|error| refused("map", error))?;
-            Ok(Self {
-                host: mapping.start,
-                _mapping: mapping,
-                file,
-                offset: 0,
-                protection: None,
-                _lease: None,
-            })
+            let skip = offset % rustix::param::page_size() as u64;
+            let mapping = Mapped::new(&file, offset - skip, len + skip as usize, true)
+                .map_err(|error| refused("map", error))?;
+            // SAFETY: the mapping has `len` bytes more.
+            let host = unsafe { mapping.start.add(skip as usize) };
+            Ok(Self { host, _mapping: mapping, file, offset, protection: None, _lease: None })
         }
 
         /// Maps `size` bytes of the file of another process from `offset` on.
@@ -226,7 +230,7 @@ mod mapped {
     /// Pages of other files come from a disk, a server or another process (FUSE, also below
     /// overlayfs), which may never answer. Seals exist in those file systems only, and no file system
     /// is asked for them; fstat(2) would ask.
-    pub(crate) fn in_memory(file: &OwnedFd, quota: &MappingQuota) -> std::io::Result<()> {
+    fn in_memory(file: &OwnedFd, quota: &MappingQuota) -> std::io::Result<()> {
         if quota.limits().any_file || fcntl_get_seals(file).is_ok() {
             return Ok(());
         }

@@ -9,15 +9,12 @@ pub(crate) use owned::Words;
 #[cfg(not(any(loom, miri)))]
 mod mapped {
     use super::AtomicU64;
-    use crate::LogError;
-    use crate::quota::{HEADROOM, MappingLease, MappingQuota, headroom};
-    use crate::ram::in_memory;
-    use crate::sigbus::{Alarm, Protection};
-    use rustix::fs::{
-        MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
-    };
-    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    use crate::quota::MappingQuota;
+    use crate::ram::Ram;
+    use crate::sigbus::Alarm;
+    use crate::{Backing, LogError};
+    use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+    use std::os::fd::{BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
     use std::sync::Arc;
 
@@ -27,13 +24,7 @@ mod mapped {
         /// First word, in the mapping.
         first: NonNull<AtomicU64>,
         count: usize,
-        /// The mapping.
-        start: NonNull<u8>,
-        len: usize,
-        file: OwnedFd,
-        protection: Option<Protection>,
-        /// Ends after the memory is unmapped, in `drop`.
-        _lease: Option<MappingLease>,
+        ram: Ram,
     }
 
     // SAFETY: the mapping belongs to the process, and is used as atomics only.
@@ -48,16 +39,7 @@ mod mapped {
     impl Words {
         /// Makes `count` words, all zero.
         pub(crate) fn new(count: usize) -> Result<Self, LogError> {
-            let bytes = count
-                .checked_mul(8)
-                .ok_or(LogError::Os { what: "size", source: std::io::ErrorKind::OutOfMemory.into() })?;
-            let file = memfd_create(c"paravane-dirty-log", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                .map_err(refused("create"))?;
-            ftruncate(&file, bytes.max(8) as u64).map_err(refused("size"))?;
-            // The seals that `attach` demands of others.
-            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-                .map_err(refused("seal"))?;
-            Self::map(file, 0, count)
+            Ok(Self::of(Ram::new(bytes(count).max(8), Backing::Pages)?, count))
         }
 
         /// Maps `count` words of another process's file, from `offset` bytes on.
@@ -68,7 +50,8 @@ mod mapped {
             if !seals.contains(SealFlags::SHRINK) {
                 return Err(LogError::MayShrink);
             }
-            Self::part(file, offset, count)
+            check(&file, offset, count)?;
+            Ok(Self::of(Ram::part(file, offset, bytes(count).max(1))?, count))
         }
 
         /// As [`Words::attach`], for a file that may shrink.
@@ -81,50 +64,14 @@ mod mapped {
             alarm: &Arc<Alarm>,
             quota: &MappingQuota,
         ) -> Result<Self, LogError> {
-            in_memory(&file, quota).map_err(|source| LogError::Os { what: "map", source })?;
-            let page = rustix::param::page_size();
-            let bytes = (count as u64).saturating_mul(8).saturating_add(offset % page as u64);
-            let lease = quota.lease(bytes.checked_next_multiple_of(page as u64).unwrap_or(u64::MAX))?;
-            let mut words = Self::part(file, offset, count)?;
-            words._lease = Some(lease);
-            headroom(HEADROOM).map_err(|source| LogError::Os { what: "map", source })?;
-            let Self { start, len, .. } = words;
-            let protection = Protection::new(start, len.next_multiple_of(page), page, alarm);
-            words.protection = Some(protection.map_err(|source| LogError::Os { what: "guard", source })?);
-            Ok(words)
+            check(&file, offset, count)?;
+            let range = (offset, bytes(count).max(1));
+            Ok(Self::of(Ram::guarded(file, range, true, false, alarm, Some(quota))?, count))
         }
 
-        fn part(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
-            let size = fstat(&file).map_err(refused("examine"))?.st_size;
-            let end = (count as u64).checked_mul(8).and_then(|bytes| bytes.checked_add(offset));
-            if !offset.is_multiple_of(8) || end.is_none_or(|end| end > size.cast_unsigned()) {
-                return Err(LogError::Extent { offset, words: count as u64, size: size.cast_unsigned() });
-            }
-            Self::map(file, offset, count)
-        }
-
-        /// Maps the words; offset and length have been checked.
-        fn map(file: OwnedFd, offset: u64, count: usize) -> Result<Self, LogError> {
-            let page = rustix::param::page_size() as u64;
-            let skip = (offset % page) as usize;
-            let len = (skip + count * 8).max(1);
-            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-            let start = unsafe {
-                mmap(
-                    std::ptr::null_mut(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED | MapFlags::NORESERVE,
-                    &file,
-                    offset - skip as u64,
-                )
-            }
-            .map_err(refused("map"))?;
-            let start = NonNull::new(start.cast::<u8>())
-                .ok_or(LogError::Os { what: "map", source: std::io::ErrorKind::AddrNotAvailable.into() })?;
-            // SAFETY: `skip` is inside the mapping, or at its end with no words.
-            let first = unsafe { start.add(skip) }.cast();
-            Ok(Self { first, count, start, len, file, protection: None, _lease: None })
+        /// The words at the start of memory that has so many, at a multiple of 8.
+        fn of(ram: Ram, count: usize) -> Self {
+            Self { first: ram.host().cast(), count, ram }
         }
 
         #[inline(always)]
@@ -136,21 +83,26 @@ mod mapped {
         }
 
         pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
+            self.ram.fd()
         }
 
         pub(crate) fn lost(&self) -> bool {
-            self.protection.as_ref().is_some_and(Protection::lost)
+            self.ram.lost()
         }
     }
 
-    impl Drop for Words {
-        fn drop(&mut self) {
-            self.protection = None;
-            let Self { start, len, .. } = *self;
-            // SAFETY: made by `map`; the slices handed out were borrowed from `self`.
-            let _ = unsafe { munmap(start.as_ptr().cast(), len) };
+    /// Size of `count` words, which no file has if they are too many.
+    fn bytes(count: usize) -> u64 {
+        (count as u64).saturating_mul(8)
+    }
+
+    fn check(file: &OwnedFd, offset: u64, count: usize) -> Result<(), LogError> {
+        let size = fstat(file).map_err(refused("examine"))?.st_size.cast_unsigned();
+        let end = bytes(count).checked_add(offset);
+        if !offset.is_multiple_of(8) || end.is_none_or(|end| end > size) {
+            return Err(LogError::Extent { offset, words: count as u64, size });
         }
+        Ok(())
     }
 }
 

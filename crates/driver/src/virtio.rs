@@ -208,11 +208,7 @@ impl<T: Transport> Virtio<T> {
         indirect: u16,
         memory: impl FnOnce(usize) -> Result<DmaArea, DriverError>,
     ) -> Result<(Queue, Poller), DriverError> {
-        let started = self.try_start_in(index, size, indirect, memory);
-        if started.is_err() {
-            self.give_up();
-        }
-        started
+        self.try_start_in(index, size, indirect, memory).inspect_err(|_| self.give_up())
     }
 
     fn try_start_in(

@@ -21,9 +21,10 @@
 //! [`Exchanged`].
 use crate::handover::Handover;
 use crate::keeper::{Active, Keeping};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// State of an export for its successor in this process, see [`Export::begin_exchange`].
 ///
@@ -62,7 +63,7 @@ impl Exchanged {
     ///
     /// [`Kept::device_fds`]: crate::Kept::device_fds
     pub fn device_fds(&self) -> io::Result<Vec<OwnedFd>> {
-        self.left.keeping().as_ref().map_or_else(|| Ok(Vec::new()), Keeping::device_fds)
+        self.left.0.lock().as_ref().map_or_else(|| Ok(Vec::new()), Keeping::device_fds)
     }
 }
 
@@ -75,40 +76,14 @@ impl Left {
         Self(Mutex::new(keeping))
     }
 
-    fn keeping(&self) -> MutexGuard<'_, Option<Keeping>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> Option<Keeping> {
-        self.keeping().take()
+    /// Takes what is kept. From here on, the caller writes the record file.
+    pub(crate) fn take(&self) -> Option<Active> {
+        self.0.lock().take().and_then(Keeping::into_active)
     }
 }
 
 impl Drop for Left {
     fn drop(&mut self) {
-        if let Some(keeping) = self.take() {
-            keeping.end();
-        }
-    }
-}
-
-/// What is kept of an export before it begins.
-#[derive(Debug)]
-pub(crate) enum Earlier {
-    Nothing,
-    /// By a process that has died.
-    Died(Box<Active>),
-    /// By an export of this process.
-    Exchanged(Arc<Left>),
-}
-
-impl Earlier {
-    /// Takes what is kept. From here on, the caller writes the record file.
-    pub(crate) fn take(self) -> Option<Active> {
-        match self {
-            Self::Nothing => None,
-            Self::Died(active) => Some(*active),
-            Self::Exchanged(left) => left.take().and_then(Keeping::into_active),
-        }
+        self.0.get_mut().take().into_iter().for_each(Keeping::end);
     }
 }

@@ -55,10 +55,10 @@ use orders::Order;
 use shared::Shared;
 use task::ExportTask;
 
-use crate::exchanged::{Earlier, Exchanged, Left};
+use crate::exchanged::{Exchanged, Left};
 use crate::handover::record::{ConnectionState, ExportState};
 use crate::handover::{Handover, HandoverError};
-use crate::keeper::{Fixed, Keeping, Kept};
+use crate::keeper::{Active, Fixed, Keeping, Kept};
 use crate::protocol::{Offer, Protocol};
 use crate::protocol_threads::ProtocolThreads;
 use crate::status::{ExportStatus, SharedStatus};
@@ -70,7 +70,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Exported device. Stops when it is dropped.
@@ -128,15 +128,15 @@ impl Export {
         config: ExportConfig<P>,
         device: Box<dyn Device>,
     ) -> Result<Self, ExportError> {
-        Self::launch(config.erased(), device, |endpoint| {
+        Self::launch(config, device, |endpoint| {
             let (acceptor, file) = Acceptor::open(endpoint)?;
-            let (connection, kept, restoring) = (None, Earlier::Nothing, None);
+            let (connection, kept, restoring) = (None, Box::new(|| None), None);
             Ok(Beginning { acceptor, file, sessions: 0, connection, kept, restoring })
         })
     }
 
-    fn launch(
-        config: ExportConfig<Arc<dyn Protocol>>,
+    fn launch<P: Protocol + 'static>(
+        config: ExportConfig<P>,
         mut device: Box<dyn Device>,
         begin: impl FnOnce(Endpoint) -> Result<Beginning, ExportError>,
     ) -> Result<Self, ExportError> {
@@ -178,7 +178,7 @@ impl Export {
         watch_panics(&shared);
         // Last: nothing fails from here on, so that a copy of what was handed over can be resumed until then.
         if let Some(keeping) = &mut keeping {
-            keeping.adopt(kept.take());
+            keeping.adopt(kept());
             // It stays so until the first record.
             shared.shared_status.write().kept = keeping.is_active();
         }
@@ -187,7 +187,7 @@ impl Export {
             name: log_name,
             device: Some(device),
             threads: Some(threads),
-            protocol: config.protocol,
+            protocol: Arc::new(config.protocol),
             offer,
             keeping,
             restoring,
@@ -340,7 +340,7 @@ impl Export {
     /// As [`Export::take_handover`].
     pub fn take_exchange(&self) -> Option<Result<Exchanged, HandoverError>> {
         let handover = self.take_handover()?;
-        let keeping = self.shared.take_left();
+        let keeping = self.shared.handed.lock().left.take();
         // If there is no state, what was kept has ended.
         Some(handover.map(|handover| Exchanged { handover, left: Arc::new(Left::new(keeping)) }))
     }
@@ -362,12 +362,12 @@ impl Export {
             return None;
         }
         let has_ended = self.has_ended();
-        let handed = self.shared.handed().state.take();
+        let handed = self.shared.handed.lock().state.take();
         if handed.is_none() && !has_ended {
             return None;
         }
         if let Some(Ok(_)) = handed
-            && let Some(file) = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Some(file) = self.shared.file.lock().take()
         {
             file.give_away();
         }
@@ -389,7 +389,7 @@ impl Export {
         device: Box<dyn Device>,
         handover: Handover,
     ) -> Result<Self, ExportError> {
-        Self::go_on(config.erased(), device, handover, Earlier::Nothing)
+        Self::go_on(config, device, handover, Box::new(|| None))
     }
 
     /// Starts an export that continues where another one of this process was.
@@ -405,7 +405,7 @@ impl Export {
         exchanged: Exchanged,
     ) -> Result<Self, ExportError> {
         let Exchanged { handover, left } = exchanged;
-        Self::go_on(config.erased(), device, handover, Earlier::Exchanged(left))
+        Self::go_on(config, device, handover, Box::new(move || left.take()))
     }
 
     /// Starts an export that continues where that of a dead process was.
@@ -423,17 +423,17 @@ impl Export {
         device: Box<dyn Device>,
         kept: Kept,
     ) -> Result<Self, ExportError> {
-        Self::go_on(config.erased(), device, kept.handover, Earlier::Died(Box::new(kept.keeping)))
+        Self::go_on(config, device, kept.handover, Box::new(|| Some(kept.keeping)))
     }
 
-    fn go_on(
-        config: ExportConfig<Arc<dyn Protocol>>,
+    fn go_on<P: Protocol + 'static>(
+        config: ExportConfig<P>,
         device: Box<dyn Device>,
         handover: Handover,
-        kept: Earlier,
+        kept: TakeKept,
     ) -> Result<Self, ExportError> {
         let ExportState { endpoint, sessions, connection, protocol: _, note: _ } =
-            ExportState::decode(handover, &*config.protocol)?;
+            ExportState::decode(handover, &config.protocol)?;
         if connection.as_ref().is_some_and(|connection| !endpoint::is_stream(&connection.socket)) {
             return Err(HandoverError::Record("its connection is no stream socket").into());
         }
@@ -490,7 +490,8 @@ impl Export {
         self.begin_stop();
         self.shared.outcome.wait();
         // Of an exchange that nobody has taken.
-        self.shared.take_left().into_iter().for_each(Keeping::end);
+        let left = self.shared.handed.lock().left.take();
+        left.into_iter().for_each(Keeping::end);
     }
 }
 
@@ -500,6 +501,9 @@ impl Drop for Export {
     }
 }
 
+/// Takes what is kept of an export. From then on, its new task writes the record file.
+type TakeKept = Box<dyn FnOnce() -> Option<Active>>;
+
 /// How an export begins.
 struct Beginning {
     acceptor: Acceptor,
@@ -508,7 +512,7 @@ struct Beginning {
     sessions: u64,
     /// Connection that another process has handed over.
     connection: Option<ConnectionState>,
-    kept: Earlier,
+    kept: TakeKept,
     /// Dropped when the session of another process is restored, or cannot be.
     restoring: Option<Sender<Infallible>>,
 }

@@ -15,7 +15,7 @@ mod frame;
 pub(crate) mod record;
 
 pub use error::HandoverError;
-pub use frame::{REQUIRED, SECTION_TAGS};
+pub use frame::{REQUIRED, SECTION_TAGS, once};
 
 use std::os::fd::OwnedFd;
 

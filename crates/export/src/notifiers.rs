@@ -8,14 +8,15 @@
 //! sleeps. It is written only if that does not block: a full one is a signal already.
 use crate::pair;
 use paravane_device::ServeError;
-use paravane_io::{QueueEvents, Tasks, is_eventfd};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use paravane_io::{QueueEvents, Tasks, is_eventfd, is_ready, write_now};
+use parking_lot::Mutex;
+use rustix::event::PollFlags;
 use rustix::fs::FileType;
-use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
+use rustix::io::{IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 const ONE: [u8; 8] = 1_u64.to_ne_bytes();
 
@@ -45,28 +46,14 @@ impl Signal {
         // Ignores errors: a client that breaks its descriptor receives nothing.
         if self.has_counter {
             let _ = rustix::io::write(&self.fd, &ONE);
-            return;
+        } else {
+            let _ = write_now(&self.fd, &ONE);
         }
-        let slices = [IoSlice::new(&ONE)];
-        // Offset -1 (u64::MAX) means none: a pipe has no offset.
-        match rustix::io::pwritev2(&self.fd, &slices, u64::MAX, ReadWriteFlags::NOWAIT) {
-            // Older hosts lack RWF_NOWAIT for this file.
-            Err(Errno::OPNOTSUPP) if self.is_ready(PollFlags::OUT) => {
-                let _ = rustix::io::write(&self.fd, &ONE);
-            }
-            _ => {}
-        }
-    }
-
-    fn is_ready(&self, what: PollFlags) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.fd, what)];
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(what)
     }
 
     /// Frees a thread that blocks in [`Signal::send`]. Returns whether one would have blocked.
     fn unblock(&self) -> bool {
-        let is_full = self.has_counter && !self.is_ready(PollFlags::OUT);
+        let is_full = self.has_counter && !is_ready(&self.fd, PollFlags::OUT);
         if is_full {
             let mut count = [0; 8];
             let mut slices = [IoSliceMut::new(&mut count)];
@@ -123,7 +110,7 @@ pub struct Relay {
 impl QueueEvents for Relay {
     fn used_buffer(&self, queue: u16) {
         let notifiers = Arc::clone(&self.notifiers);
-        self.tasks.run(move || notifiers.interrupt(queue));
+        self.tasks.run(move || notifiers.used_buffer(queue));
     }
 
     fn kicked(&self, queue: u16, count: u64) {
@@ -137,13 +124,8 @@ impl QueueEvents for Relay {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change under the lock is one assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn send(signal: &Mutex<Option<Arc<Signal>>>) {
-    let signal = lock(signal).clone();
+    let signal = signal.lock().clone();
     if let Some(signal) = signal {
         signal.send();
     }
@@ -167,9 +149,9 @@ impl ClientNotifiers {
 
     /// Replaces a descriptor.
     fn replace(&self, place: &Mutex<Option<Arc<Signal>>>, signal: Option<Signal>) {
-        let old = std::mem::replace(&mut *lock(place), signal.map(Arc::new));
+        let old = std::mem::replace(&mut *place.lock(), signal.map(Arc::new));
         if let Some(old) = old {
-            let mut replaced = lock(&self.replaced);
+            let mut replaced = self.replaced.lock();
             // Keep those in use: at most one per thread.
             replaced.retain(|other| other.strong_count() > 0);
             replaced.push(Arc::downgrade(&old));
@@ -196,22 +178,15 @@ impl ClientNotifiers {
         }
     }
 
-    /// Interrupts the driver, perhaps once too often.
-    pub fn interrupt(&self, queue: u16) {
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            send(&queue_notifiers.call);
-        }
-    }
-
     /// Error that stopped the queue, if any.
     pub fn failure(&self, queue: u16) -> Option<String> {
-        lock(&self.queue_notifiers(queue)?.failure).clone()
+        self.queue_notifiers(queue)?.failure.lock().clone()
     }
 
-    /// Clears the error: the queue starts over.
-    pub fn forget_failure(&self, queue: u16) {
+    /// Records the error of a queue that failed, perhaps in an earlier process; `None`: it starts over.
+    pub fn set_failure(&self, queue: u16, error: Option<String>) {
         if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = None;
+            *queue_notifiers.failure.lock() = error;
         }
     }
 
@@ -221,19 +196,12 @@ impl ClientNotifiers {
         self.queue_notifiers(queue).map_or(0, |queue_notifiers| queue_notifiers.kicks.load(Ordering::Relaxed))
     }
 
-    /// Records the error of a queue that failed in an earlier process.
-    pub fn restore_failure(&self, queue: u16, error: String) {
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = Some(error);
-        }
-    }
-
     /// The call and error descriptors of a queue.
     pub fn signals(&self, queue: u16) -> [Option<Arc<Signal>>; 2] {
         let Some(QueueNotifiers { call, err, .. }) = self.queue_notifiers(queue) else {
             return [None, None];
         };
-        [call, err].map(|place| lock(place).clone())
+        [call, err].map(|place| place.lock().clone())
     }
 
     /// Drops the client's descriptors and all errors. Counters stay.
@@ -241,7 +209,7 @@ impl ClientNotifiers {
         for queue_notifiers in &self.queues {
             self.replace(&queue_notifiers.call, None);
             self.replace(&queue_notifiers.err, None);
-            *lock(&queue_notifiers.failure) = None;
+            *queue_notifiers.failure.lock() = None;
         }
     }
 
@@ -252,22 +220,20 @@ impl ClientNotifiers {
         let mut was_full = false;
         for queue_notifiers in &self.queues {
             for signal in [&queue_notifiers.call, &queue_notifiers.err] {
-                let signal = lock(signal).clone();
+                let signal = signal.lock().clone();
                 if let Some(signal) = signal {
                     was_full |= signal.unblock();
                 }
             }
         }
-        let replaced: Vec<_> = lock(&self.replaced).iter().filter_map(Weak::upgrade).collect();
+        let replaced: Vec<_> = self.replaced.lock().iter().filter_map(Weak::upgrade).collect();
         replaced.iter().for_each(|signal| was_full |= signal.unblock());
         was_full
     }
 
     fn record_failure(&self, queue: u16, error: &ServeError) {
         tracing::warn!(device = self.name, queue, "queue stopped until the driver resets it: {error}");
-        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
-            *lock(&queue_notifiers.failure) = Some(error.to_string());
-        }
+        self.set_failure(queue, Some(error.to_string()));
     }
 
     fn signal_error(&self, queue: u16) {
@@ -279,7 +245,9 @@ impl ClientNotifiers {
 
 impl QueueEvents for ClientNotifiers {
     fn used_buffer(&self, queue: u16) {
-        self.interrupt(queue);
+        if let Some(queue_notifiers) = self.queue_notifiers(queue) {
+            send(&queue_notifiers.call);
+        }
     }
 
     fn kicked(&self, queue: u16, count: u64) {

@@ -11,11 +11,12 @@
 //! that block.
 use paravane_io::{caught, outlive_pipes};
 use paravane_notify::Notifier;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{Timespec, epoll};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Token of the notifier that ends a poll.
@@ -118,7 +119,7 @@ impl Waker {
     /// Has the task run a step soon.
     pub(crate) fn wake(&self) {
         if let Some(inner) = self.inner.upgrade() {
-            let mut state = inner.lock();
+            let mut state = inner.state.lock();
             state.make_ready(self.task, Ready::default());
             inner.attend(&mut state);
         }
@@ -150,7 +151,7 @@ impl ProtocolThreads {
     /// Adds a task, which runs its first step at once.
     pub(crate) fn add(&self, task: Box<dyn Task>) -> Waker {
         let inner = &self.0.0;
-        let mut state = inner.lock();
+        let mut state = inner.state.lock();
         let id = state.next;
         state.next += 1;
         let slot = Slot { task: Some(task), is_queued: false, ready: Ready::default(), due: None };
@@ -163,7 +164,7 @@ impl ProtocolThreads {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.is_closed = true;
         self.0.close(&mut state);
     }
@@ -201,11 +202,6 @@ impl State {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change under the lock is left half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn spawn(self: &Arc<Self>) -> io::Result<()> {
         let inner = Arc::clone(self);
         std::thread::Builder::new().name("protocol".to_owned()).spawn(move || {
@@ -245,7 +241,7 @@ impl Inner {
 
     /// A worker.
     fn work(self: &Arc<Self>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(id) = state.ready.pop_front() {
                 state = self.step(state, id);
@@ -256,7 +252,7 @@ impl Inner {
             }
             state.resting += 1;
             while state.called == 0 {
-                state = self.call.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.call.wait(&mut state);
             }
             state.called -= 1;
         }
@@ -264,7 +260,7 @@ impl Inner {
 
     /// The poller.
     fn poll_all(self: &Arc<Self>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // Since when no step was begun although tasks are ready, and how many were until then.
         let mut late: Option<(Instant, u64)> = None;
         while !state.is_closed || !state.tasks.is_empty() {
@@ -283,7 +279,7 @@ impl Inner {
                     );
                     std::thread::sleep(RETRY);
                 }
-                state = self.lock();
+                state = self.state.lock();
             }
             if is_late {
                 late.get_or_insert_with(|| (Instant::now(), state.begun));
@@ -303,7 +299,7 @@ impl Inner {
             tracing::error!("epoll_wait: {error}; retrying");
             std::thread::sleep(RETRY);
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for event in &events {
             match event.data.u64() {
                 WAKE => drop(self.wake.take()),
@@ -337,7 +333,7 @@ impl Inner {
         // Tasks catch their own panics, to report them.
         let Ok(Next::Wait(time)) = caught(|| task.step(ready)) else {
             drop(task);
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.tasks.remove(&id);
             self.close(&mut state);
             return state;
@@ -347,7 +343,7 @@ impl Inner {
             false => Some(time.map_or(RETRY, |time| time.min(RETRY))),
         };
         let due = time.map(|time| Instant::now() + time);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_first = due.is_some_and(|due| state.timers.first().is_none_or(|(first, _)| due < *first));
         let Some(slot) = state.tasks.get_mut(&id) else { return state };
         slot.task = Some(task);

@@ -3,8 +3,9 @@ use crate::notifiers::ClientNotifiers;
 use paravane_device::latency::{LatencySnapshot, QueueLatency};
 use paravane_dma::MappingQuota;
 use paravane_io::QueueWork;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Status of one queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,7 +134,7 @@ impl SharedStatus {
 
     /// Locks the status for writing. Hold the lock for nothing else.
     pub fn write(&self) -> MutexGuard<'_, ExportStatus> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status.lock()
     }
 
     /// Number of clients so far.

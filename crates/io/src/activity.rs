@@ -5,9 +5,8 @@
 //!   the watcher:    asleep = true; fence; is a thread awake?     -> go on
 //! ```
 //! One of the two sees the other. A wake-up costs a fence and a load while the watcher is awake.
-use paravane_device::lock;
+use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// See the module.
@@ -26,7 +25,7 @@ impl Activity {
         // the caller's mark.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
-            let _waiting = lock(&self.waiting);
+            let _waiting = self.waiting.lock();
             // Relaxed: the lock orders.
             self.asleep.store(false, Ordering::Relaxed);
             self.woken.notify_all();
@@ -35,7 +34,7 @@ impl Activity {
 
     /// Sleeps until somebody wakes the watcher, unless `is_busy`.
     pub(crate) fn sleep(&self, is_busy: impl Fn() -> bool) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         self.asleep.store(true, Ordering::Relaxed);
         // Pairs with the fence in `wake`.
         fence(Ordering::SeqCst);
@@ -43,19 +42,18 @@ impl Activity {
             self.asleep.store(false, Ordering::Relaxed);
         }
         while self.asleep.load(Ordering::Relaxed) {
-            waiting = self.woken.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            self.woken.wait(&mut waiting);
         }
     }
 
     /// Waits for `time`, or until somebody calls [`Activity::interrupt`].
     pub(crate) fn pause(&self, time: Duration) {
-        let waiting = lock(&self.waiting);
-        drop(self.woken.wait_timeout(waiting, time).unwrap_or_else(PoisonError::into_inner));
+        self.woken.wait_for(&mut self.waiting.lock(), time);
     }
 
     /// Ends a sleep or a pause.
     pub(crate) fn interrupt(&self) {
-        let _waiting = lock(&self.waiting);
+        let _waiting = self.waiting.lock();
         self.asleep.store(false, Ordering::Relaxed);
         self.woken.notify_all();
     }

@@ -90,7 +90,7 @@ impl Counters {
 }
 
 /// Work done for one queue, on all threads that served it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct QueueWork {
     taken: AtomicU64,
     completed: AtomicU64,
@@ -100,39 +100,22 @@ pub struct QueueWork {
     /// Time that turns took, in nanoseconds.
     busy_ns: AtomicU64,
     latency: OnceLock<Arc<QueueLatency>>,
-    /// Whether latencies are measured.
-    measures: AtomicBool,
-}
-
-/// Counters at 0, with latencies.
-impl Default for QueueWork {
-    fn default() -> Self {
-        let work = Self::without_latencies();
-        work.measure(true);
-        work
-    }
+    /// Whether latencies are not measured.
+    unmeasured: AtomicBool,
 }
 
 impl QueueWork {
     /// Creates counters for a queue whose latencies are not measured.
     #[must_use]
     pub fn without_latencies() -> Self {
-        Self {
-            taken: AtomicU64::new(0),
-            completed: AtomicU64::new(0),
-            interrupts: AtomicU64::new(0),
-            forgotten: AtomicU64::new(0),
-            busy_ns: AtomicU64::new(0),
-            latency: OnceLock::new(),
-            measures: AtomicBool::new(false),
-        }
+        Self { unmeasured: AtomicBool::new(true), ..Self::default() }
     }
 
     /// Latencies of the queue, unless they are off.
     #[must_use]
     pub fn latency(&self) -> Option<&Arc<QueueLatency>> {
         // Relaxed: the cell orders.
-        self.measures.load(Ordering::Relaxed).then(|| self.latency.get())?
+        (!self.unmeasured.load(Ordering::Relaxed)).then(|| self.latency.get_or_init(Arc::default))
     }
 
     /// Turns latencies on or off. A live queue learns of it by [`DeviceThreads::renew`].
@@ -141,11 +124,8 @@ impl QueueWork {
     ///
     /// [`DeviceThreads::renew`]: crate::DeviceThreads::renew
     pub fn measure(&self, on: bool) {
-        if on {
-            self.latency.get_or_init(Arc::default);
-        }
         // Relaxed: as above.
-        self.measures.store(on, Ordering::Relaxed);
+        self.unmeasured.store(!on, Ordering::Relaxed);
     }
 
     /// Chains taken and neither completed nor forgotten.

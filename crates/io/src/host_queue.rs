@@ -106,14 +106,10 @@ impl HostQueue {
         // A host notifier is signalled when it is made and when it is given back.
         let own_signals = kicks.are_ours().into();
         let name = LogDevice::current();
-        let live = match work.latency() {
-            Some(latency) => {
-                let device = name.clone().unwrap_or_else(|| key.device.to_string().into());
-                live.with_latency(Arc::clone(latency)).named(&device, key.queue)
-            }
-            None => live,
-        };
-        Self { key, live, handler, kicks, events, own_signals, work, cut: None, settings: None, name }
+        let mut queue =
+            Self { key, live, handler, kicks, events, own_signals, work, cut: None, settings: None, name };
+        queue.follow_latency();
+        queue
     }
 
     /// Device number and queue index.
@@ -296,13 +292,17 @@ impl HostQueue {
     /// # Errors
     /// See [`QueueHandler::renew`].
     pub(super) fn renew(&mut self) -> io::Result<()> {
+        self.follow_latency();
+        self.handler.renew()
+    }
+
+    /// Records latencies if they are wanted now.
+    fn follow_latency(&mut self) {
         let latency = self.work.latency();
         if latency.is_some() != self.live.latency().is_on() {
-            self.live.record_into(latency.cloned());
             let device = self.name.clone().unwrap_or_else(|| self.key.device.to_string().into());
-            self.live.rename(&device, self.key.queue);
+            self.live.record_into(latency.cloned(), &device, self.key.queue);
         }
-        self.handler.renew()
     }
 
     /// Applies settings that have changed while `poll` has its descriptors; see [`HostQueue::listen`].

@@ -7,10 +7,10 @@ use crate::outlive_pipes;
 use crate::queue_key::QueueKey;
 use crate::spares::{STACK, Spares};
 use paravane_device::LogDevice;
-use paravane_device::lock;
+use parking_lot::Mutex;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -53,7 +53,18 @@ impl std::fmt::Debug for Free {
 
 /// A queue that is on its way off its thread.
 #[derive(Debug)]
-pub struct TakingOff(Receiver<Option<Box<HostQueue>>>);
+pub struct TakingOff {
+    thread: Arc<IoThread>,
+    wait: Receiver<Option<Box<HostQueue>>>,
+}
+
+impl TakingOff {
+    /// Waits for the queue; see [`IoThread::take_off`].
+    #[must_use]
+    pub fn wait(self) -> Option<Box<HostQueue>> {
+        self.thread.answer(&self.wait)?
+    }
+}
 
 /// Our end of one I/O thread.
 #[derive(Debug)]
@@ -167,23 +178,22 @@ impl IoThread {
     /// When this returns the thread does not touch the queue any more. `None`: the thread has no
     /// such queue. It may have failed, or the thread may have ended.
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
-        self.taken_off(self.begin_take_off(key))
+        self.answer(&self.ask_for(key))?
+    }
+
+    fn ask_for(&self, key: QueueKey) -> Receiver<Option<Box<HostQueue>>> {
+        let (done, wait) = sync_channel(1);
+        // An error means that the thread has ended, and with it all its queues: there is no answer.
+        let _ = self.setting.send(Message::TakeOff(key, done));
+        wait
     }
 
     /// Begins [`IoThread::take_off`] and returns at once.
     ///
     /// Queues whose removal was begun together are not served while one of them is waited for.
     #[must_use]
-    pub fn begin_take_off(&self, key: QueueKey) -> TakingOff {
-        let (done, wait) = sync_channel(1);
-        // An error means that the thread has ended, and with it all its queues: there is no answer.
-        let _ = self.setting.send(Message::TakeOff(key, done));
-        TakingOff(wait)
-    }
-
-    /// Waits for a queue of this thread; see [`IoThread::take_off`].
-    pub fn taken_off(&self, taking_off: TakingOff) -> Option<Box<HostQueue>> {
-        self.answer(&taking_off.0)?
+    pub fn begin_take_off(self: &Arc<Self>, key: QueueKey) -> TakingOff {
+        TakingOff { thread: Arc::clone(self), wait: self.ask_for(key) }
     }
 
     /// Serves the queues of `device` that depend on the memory map once more.
@@ -224,7 +234,7 @@ impl IoThread {
                 (self.free.0)();
             }
         }
-        if let Some(thread) = lock(&self.thread).take()
+        if let Some(thread) = self.thread.lock().take()
             && thread.join().is_err()
         {
             tracing::error!("an I/O thread panicked");

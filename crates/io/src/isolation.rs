@@ -9,9 +9,9 @@
 //! io_uring for other devices completes when it wakes, and each block costs the others up to 20 ms.
 use crate::IoThread;
 use crate::spares::MOST;
-use paravane_device::lock;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time without a block after which a device shares threads again.
@@ -41,7 +41,7 @@ struct Isolated {
 impl Isolation {
     /// The thread of a device that is isolated.
     pub(crate) fn thread(&self, device: usize) -> Option<Arc<IoThread>> {
-        lock(&self.devices).get(&device)?.thread.clone()
+        self.devices.lock().get(&device)?.thread.clone()
     }
 
     /// Notes that a device has blocked a shared thread. `true`: call `Shared::isolate` now.
@@ -49,7 +49,7 @@ impl Isolation {
     /// # Errors
     /// Too many devices are isolated.
     pub(crate) fn begin(&self, device: usize) -> Result<bool, TooMany> {
-        let mut devices = lock(&self.devices);
+        let mut devices = self.devices.lock();
         if devices.len() >= MOST && !devices.contains_key(&device) {
             return Err(TooMany);
         }
@@ -68,7 +68,7 @@ impl Isolation {
     /// `quiet`: call `Shared::rejoin` for these.
     pub(crate) fn look(&self, quiet: Duration) -> (Vec<usize>, Vec<usize>) {
         let (mut blocking, mut done) = (Vec::new(), Vec::new());
-        for (&device, isolated) in lock(&self.devices).iter_mut() {
+        for (&device, isolated) in self.devices.lock().iter_mut() {
             let now = isolated.thread.as_ref().map_or((0, None), |thread| thread.setting.counters.now());
             if now == std::mem::replace(&mut isolated.seen, now) && now.1.is_some() {
                 isolated.blocked = Instant::now();
@@ -90,25 +90,25 @@ impl Isolation {
     ///
     /// Returns its thread, which ends when it is dropped.
     pub(crate) fn end(&self, device: usize) -> Option<Arc<IoThread>> {
-        lock(&self.devices).remove(&device)?.thread
+        self.devices.lock().remove(&device)?.thread
     }
 
     /// Number of devices.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        lock(&self.devices).len()
+        self.devices.lock().len()
     }
 
     /// Gives a device a thread.
     pub(crate) fn set_thread(&self, device: usize, thread: &Arc<IoThread>) {
-        if let Some(isolated) = lock(&self.devices).get_mut(&device) {
+        if let Some(isolated) = self.devices.lock().get_mut(&device) {
             isolated.thread = Some(Arc::clone(thread));
         }
     }
 
     /// The device's queues have moved.
     pub(crate) fn moved(&self, device: usize) {
-        if let Some(isolated) = lock(&self.devices).get_mut(&device) {
+        if let Some(isolated) = self.devices.lock().get_mut(&device) {
             isolated.is_moving = false;
         }
     }

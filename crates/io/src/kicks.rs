@@ -1,8 +1,8 @@
 //! Where the kicks of a queue arrive.
+use crate::pipes::read_now;
 use paravane_notify::{HostNotifier, NotifierState, NotifyError};
 use rustix::event::epoll::EventFlags;
 use rustix::fs::FileType;
-use rustix::io::{IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -107,34 +107,10 @@ impl ForeignKicks {
 
     fn take(&self) -> u64 {
         if self.is_pipe {
-            self.empty_pipe();
+            while matches!(read_now(&self.fd, &mut [0; 4096]), Ok(4096)) {}
         }
         // The number of writes is not known without reading.
         1
-    }
-
-    fn empty_pipe(&self) {
-        let mut bytes = [0; 4096];
-        loop {
-            let mut slices = [IoSliceMut::new(&mut bytes)];
-            // Offset -1: a pipe has no position.
-            let read = rustix::io::preadv2(&self.fd, &mut slices, u64::MAX, ReadWriteFlags::NOWAIT);
-            let read = match read {
-                // Older hosts cannot do this on pipes. We are the only reader, so what is there can
-                // be read.
-                Err(rustix::io::Errno::OPNOTSUPP) => match rustix::io::ioctl_fionread(&self.fd) {
-                    Ok(there) if there > 0 => {
-                        let most = usize::try_from(there).unwrap_or(usize::MAX).min(4096);
-                        rustix::io::read(&self.fd, &mut bytes[..most])
-                    }
-                    _ => return,
-                },
-                read => read,
-            };
-            if !matches!(read, Ok(4096)) {
-                return;
-            }
-        }
     }
 }
 

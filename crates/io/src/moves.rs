@@ -2,10 +2,10 @@
 use crate::places::{Place, Shared};
 use crate::{HostQueue, IoThread, NotPutOn, QueueKey};
 use paravane_device::LogDevice;
-use paravane_device::lock;
+use parking_lot::MutexGuard;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -48,9 +48,9 @@ pub enum MoveError {
 impl Shared {
     /// Locks a queue to its thread, for a move. `None`: it moves already, or is being taken off.
     fn begin_move<'a>(&self, key: QueueKey, place: &'a Arc<Place>) -> Option<MutexGuard<'a, Arc<IoThread>>> {
-        let thread = place.thread.try_lock().ok()?;
+        let thread = place.thread.try_lock()?;
         // Whoever takes it off removes its place first, and then waits for the lock.
-        let is_here = lock(&self.places).get(&key).is_some_and(|other| Arc::ptr_eq(other, place));
+        let is_here = self.places.lock().get(&key).is_some_and(|other| Arc::ptr_eq(other, place));
         is_here.then_some(thread)
     }
 
@@ -60,12 +60,12 @@ impl Shared {
     /// See [`MoveError`].
     pub(crate) fn move_to(&self, key: QueueKey, to: usize) -> Result<(), MoveError> {
         let not_live = || MoveError::NotLive { queue: key.queue };
-        let place = lock(&self.places).get(&key).cloned().ok_or_else(not_live)?;
+        let place = self.places.lock().get(&key).cloned().ok_or_else(not_live)?;
         let target = self.threads.get(to).cloned().ok_or(MoveError::NoThread { thread: to })?;
         let mut thread = self.begin_move(key, &place).ok_or_else(not_live)?;
         // `None`: it has failed.
         let queue = thread.take_off(key).ok_or_else(not_live)?;
-        *lock(&place.moved) = Some(Instant::now());
+        *place.moved.lock() = Some(Instant::now());
         put_on(queue, target, &mut thread).map_err(|stays| match stays {
             Stays::There(source) => MoveError::Refused { queue: key.queue, thread: to, source },
             Stays::Nowhere(source) => MoveError::Lost { queue: key.queue, source },
@@ -124,7 +124,7 @@ impl Shared {
         }
         for (taking_off, mut thread) in leaving {
             // `None`: it has failed.
-            let Some(queue) = thread.taken_off(taking_off) else { continue };
+            let Some(queue) = taking_off.wait() else { continue };
             let target = to(queue.name().cloned()).unwrap_or_else(|error| {
                 tracing::warn!("a queue stays on its I/O thread: {error}");
                 Arc::clone(&thread)

@@ -8,11 +8,11 @@ use crate::activity::Activity;
 use crate::isolation::Isolation;
 use crate::spares::Spares;
 use crate::{IoThread, QueueKey, QueueWork};
-use paravane_device::lock;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Unblocks the threads that signal a client.
@@ -88,17 +88,17 @@ impl Devices {
     /// Takes a device in. Returns its number.
     pub(crate) fn add(&self, unblock: Unblock) -> usize {
         let device = {
-            let mut next = lock(&self.next);
+            let mut next = self.next.lock();
             *next += 1;
             *next - 1
         };
-        lock(&self.unblock).insert(device, unblock);
+        self.unblock.lock().insert(device, unblock);
         device
     }
 
     /// Unblocks a thread that signals the client of `device`.
     pub(crate) fn unblock(&self, device: usize) {
-        let unblock = lock(&self.unblock).get(&device).cloned();
+        let unblock = self.unblock.lock().get(&device).cloned();
         if let Some(unblock) = unblock {
             unblock();
         }
@@ -149,13 +149,13 @@ impl Shared {
 
     /// Records where a queue is.
     pub(crate) fn add(&self, key: QueueKey, place: Place) {
-        lock(&self.places).insert(key, Arc::new(place));
+        self.places.lock().insert(key, Arc::new(place));
     }
 
     /// Forgets a queue. Returns the thread that has it, and keeps it.
     pub(crate) fn remove(&self, key: QueueKey) -> Option<Arc<IoThread>> {
-        let place = lock(&self.places).remove(&key)?;
-        let thread = lock(&place.thread);
+        let place = self.places.lock().remove(&key)?;
+        let thread = place.thread.lock();
         Some(Arc::clone(&thread))
     }
 
@@ -163,15 +163,15 @@ impl Shared {
     ///
     /// A move may have to wait for a client.
     pub(crate) fn thread_of(&self, key: QueueKey) -> Option<Arc<IoThread>> {
-        let place = lock(&self.places).get(&key).cloned()?;
-        let thread = place.thread.try_lock().ok()?;
+        let place = self.places.lock().get(&key).cloned()?;
+        let thread = place.thread.try_lock()?;
         Some(Arc::clone(&thread))
     }
 
     /// Where a queue is. `None`: there is no such queue.
     pub(crate) fn place(&self, key: QueueKey) -> Option<PlaceNow> {
-        let place = lock(&self.places).get(&key).cloned()?;
-        let thread = place.thread.try_lock().ok().and_then(|thread| self.number(&thread));
+        let place = self.places.lock().get(&key).cloned()?;
+        let thread = place.thread.try_lock().and_then(|thread| self.number(&thread));
         // Relaxed: a statistic.
         Some(PlaceNow { thread, moves: place.moves.load(Ordering::Relaxed) })
     }
@@ -180,7 +180,7 @@ impl Shared {
     pub(crate) fn forget(&self, device: usize) {
         // Its own threads may still signal its client when they end.
         if self.deal != Deal::Own {
-            lock(&self.devices.unblock).remove(&device);
+            self.devices.unblock.lock().remove(&device);
             self.isolation.forget(device);
         }
     }
@@ -199,9 +199,9 @@ impl Shared {
             return thread;
         }
         let mut counts = vec![0_usize; self.threads.len()];
-        for place in lock(&self.places).values() {
+        for place in self.places.lock().values() {
             // One that moves now is counted at neither end.
-            if let Ok(thread) = place.thread.try_lock()
+            if let Some(thread) = place.thread.try_lock()
                 && let Some(number) = self.number(&thread)
             {
                 counts[number] += 1;
@@ -226,7 +226,7 @@ impl Shared {
 
     /// The queues, with their places.
     pub(crate) fn places(&self) -> Vec<(QueueKey, Arc<Place>)> {
-        lock(&self.places).iter().map(|(key, place)| (*key, Arc::clone(place))).collect()
+        self.places.lock().iter().map(|(key, place)| (*key, Arc::clone(place))).collect()
     }
 }
 

@@ -5,7 +5,7 @@
 //!     a queue goes to the thread with the fewest queues, and          IoPool::fixed: of many devices
 //!     moves while it is live, if the threads are not equally busy       a queue's numbers say its thread
 //!                     '------------------ IoPool::device --> DeviceThreads ----'
-//!                                                             |  QueueSet: put_on, begin_take_off -> taken_off
+//!                                                             |  QueueSet: put_on, begin_take_off -> TakingOff
 //! ```
 //! A place is locked while its queue moves, so a queue is taken off the thread that has it.
 use crate::host_queue::QueueSettings;
@@ -104,13 +104,6 @@ pub struct DeviceThreads {
     settings: Arc<QueueSettings>,
 }
 
-/// A queue that is on its way off its thread.
-#[derive(Debug)]
-pub struct Leaving {
-    thread: Arc<IoThread>,
-    taking_off: TakingOff,
-}
-
 impl DeviceThreads {
     /// Has the queues of this device polled for at most `longest` \[as the pool\].
     #[must_use]
@@ -188,21 +181,15 @@ impl DeviceThreads {
 
     /// Takes a queue back; see [`IoThread::take_off`].
     pub fn take_off(&self, key: QueueKey) -> Option<Box<HostQueue>> {
-        self.taken_off(self.begin_take_off(key)?)
+        self.begin_take_off(key)?.wait()
     }
 
     /// Begins [`DeviceThreads::take_off`] and returns at once, unless the queue moves now.
     ///
     /// `None`: there is no such queue. See [`IoThread::begin_take_off`].
     #[must_use]
-    pub fn begin_take_off(&self, key: QueueKey) -> Option<Leaving> {
-        let thread = self.shared().remove(key)?;
-        Some(Leaving { taking_off: thread.begin_take_off(key), thread })
-    }
-
-    /// Waits for a queue; see [`IoThread::taken_off`].
-    pub fn taken_off(&self, leaving: Leaving) -> Option<Box<HostQueue>> {
-        leaving.thread.taken_off(leaving.taking_off)
+    pub fn begin_take_off(&self, key: QueueKey) -> Option<TakingOff> {
+        Some(self.shared().remove(key)?.begin_take_off(key))
     }
 
     /// Where a queue is. `None`: there is no such queue.

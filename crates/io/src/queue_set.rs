@@ -17,6 +17,7 @@
 use crate::lent_queue::LentQueue;
 use crate::{
     DeviceThreads, HostQueue, LendError, MoveError, NotPutOn, QueueBackend, QueueEvents, RestingQueue,
+    TakingOff,
 };
 use paravane_device::{State, StateError};
 use paravane_dma::Lent;
@@ -182,9 +183,7 @@ impl QueueSet {
                     },
                     Ended::Resting,
                 ),
-                _ => taking_off
-                    .and_then(|leaving| self.threads.taken_off(leaving))
-                    .map_or(Ended::Lost, Ended::Taken),
+                _ => taking_off.and_then(TakingOff::wait).map_or(Ended::Lost, Ended::Taken),
             };
             end(queue, stage)
         });

@@ -73,7 +73,7 @@ impl QueueStart {
 
     /// Records requests in flight in `tracking`, and serves recorded ones first.
     ///
-    /// `position` counts only if nothing is recorded yet; see [`MappedQueue::resume_tracked`].
+    /// `position` counts only if nothing is recorded yet; see [`MappedQueue::resume`].
     pub fn tracked(self, position: State, tracking: Mapping) -> Self {
         Self { position: Some(position), tracking: Some(tracking), ..self }
     }
@@ -114,13 +114,7 @@ impl QueueStart {
         let QueueKey { queue, .. } = key;
         let max = device.queue_sizes().get(usize::from(queue)).copied();
         let max = max.ok_or(QueueStartError::NoQueue { queue })?;
-        let live = match (position, tracking) {
-            (Some(position), Some(tracking)) => {
-                MappedQueue::resume_tracked(addresses, max, features, memory, position, tracking)?
-            }
-            (Some(position), None) => MappedQueue::resume(addresses, max, features, memory, position)?,
-            (None, _) => MappedQueue::start(addresses, max, features, memory)?,
-        };
+        let live = MappedQueue::resume(addresses, max, features, memory, position, tracking)?;
         let live = match lock {
             Some(lock) => live.with_invalidation_lock(lock),
             None => live,

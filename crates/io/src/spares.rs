@@ -8,10 +8,10 @@
 //! blocked may hold.
 use crate::event_loop::parts::{EventLoop, Setting};
 use crate::outlive_pipes;
-use paravane_device::lock;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Stack of an I/O thread: no buffers live there.
@@ -74,20 +74,20 @@ impl Spares {
                 next = spares.next();
             }
         })?;
-        lock(&self.state).threads.push(thread);
+        self.state.lock().threads.push(thread);
         Ok(())
     }
 
     /// Waits for work. `None`: the thread is not needed.
     fn next(&self) -> Option<Task> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.idle >= REST {
             state.extra = state.extra.saturating_sub(1);
             return None;
         }
         state.idle += 1;
         while state.waiting.is_empty() && !state.is_closed {
-            state = self.change.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.change.wait(&mut state);
         }
         state.idle -= 1;
         state.waiting.pop_front()
@@ -95,7 +95,7 @@ impl Spares {
 
     /// Whether there is a thread for more work now.
     pub(crate) fn has_room(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.idle > state.waiting.len()
     }
 
@@ -110,14 +110,14 @@ impl Spares {
     }
 
     fn give(&self, task: Task) {
-        lock(&self.state).waiting.push_back(task);
+        self.state.lock().waiting.push_back(task);
         self.change.notify_one();
     }
 
     /// Starts a spare thread if there is none, and there are few. Returns whether there is one.
     pub(crate) fn refill(self: &Arc<Self>) -> bool {
         {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.threads.retain(|thread| !thread.is_finished());
             if state.idle > state.waiting.len() {
                 return true;
@@ -129,7 +129,7 @@ impl Spares {
         }
         let spawned = self.spawn("io-spare".to_owned(), None);
         if let Err(error) = &spawned {
-            lock(&self.state).extra -= 1;
+            self.state.lock().extra -= 1;
             tracing::warn!("cannot start a spare I/O thread: {error}");
         }
         spawned.is_ok()
@@ -138,13 +138,13 @@ impl Spares {
     /// Threads beyond those of the event loops.
     #[cfg(test)]
     pub(crate) fn extra(&self) -> usize {
-        lock(&self.state).extra
+        self.state.lock().extra
     }
 
     /// Ends the threads. Their event loops have ended.
     pub(crate) fn close(&self) {
         let threads = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.is_closed = true;
             std::mem::take(&mut state.threads)
         };

@@ -18,7 +18,6 @@ use crate::moves::MoveError;
 use crate::places::Shared;
 use crate::spares::MOST;
 use crate::{IoThread, QueueKey};
-use paravane_device::lock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -226,12 +225,11 @@ impl Watcher {
             measured.insert(key, busy);
             let Some(before) = self.measured.get(&key) else { continue };
             // One that moves now is counted next time.
-            let Ok(thread) = place.thread.try_lock().map(|thread| self.shared.number(&thread)) else {
+            let Some(thread) = place.thread.try_lock().and_then(|thread| self.shared.number(&thread)) else {
                 continue;
             };
-            let Some(thread) = thread else { continue };
             let busy = busy.wrapping_sub(*before) * 100 / time.max(1);
-            let stays = lock(&place.moved).is_some_and(|moved| now - moved < STAY);
+            let stays = place.moved.lock().is_some_and(|moved| now - moved < STAY);
             loads.push(Load { key, thread, busy, stays });
         }
         self.measured = measured;

@@ -12,9 +12,9 @@ use paravane::dma::interop::View;
 use paravane::dma::{DirtyLog, DirtyPages};
 use paravane::export::socket::{Connection, Received};
 use paravane::spec::feature;
+use paravane::spec::vhost_user::{flags, request};
 use paravane::vhost::memory::ClientMemory;
-use paravane::vhost::message::{FRAMING, Reply, Request, split};
-use std::os::fd::AsFd;
+use paravane::vhost::message::{FRAMING, Parts, message, split};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -34,14 +34,16 @@ fn shared_memory(connection: &mut Connection) -> Result<ClientMemory, Error> {
             Received::Nothing => std::thread::sleep(Duration::from_millis(1)),
             Received::Message(fds) => {
                 let (header, payload) = split(connection.message())?;
-                match Request::decode(header, payload, fds)? {
-                    Request::SetMemTable(regions) => {
-                        memory.publish(memory.with_all(regions)?)?;
+                let mut parts = Parts::new(header.request, payload, fds)?;
+                match header.request {
+                    request::SET_MEM_TABLE => {
+                        memory.publish(memory.with_all(parts.table()?)?)?;
                         return Ok(memory);
                     }
-                    Request::GetFeatures => {
-                        let (bytes, fd) = Reply::Number(feature::VERSION_1).encode(header.request);
-                        connection.send(&bytes, fd.as_ref().map(AsFd::as_fd))?;
+                    request::GET_FEATURES => {
+                        let features = feature::VERSION_1.to_le_bytes();
+                        let reply = message(header.request, flags::VERSION | flags::REPLY, &features);
+                        connection.send(&reply, None)?;
                     }
                     // SET_OWNER, SET_FEATURES and others that have no answer.
                     _ => {}

@@ -129,7 +129,7 @@ impl Cache {
                 Ok(files) => Some((files, Instant::now())),
                 // What another program has put there stops no disk.
                 Err(error) => {
-                    tracing::warn!("{}: the cache is not used: {error}", folder.path().display());
+                    tracing::warn!("{}: the cache is not used: {error}", folder.path.display());
                     None
                 }
             };
@@ -154,7 +154,7 @@ impl Cache {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!("{}: the cache is not used: {error}", folder.path().display());
+                tracing::warn!("{}: the cache is not used: {error}", folder.path.display());
                 *waiting = None;
             }
         }
@@ -168,7 +168,7 @@ impl Cache {
         }
         let waits = lock(&self.waiting).is_some();
         let why = if waits { "is used by another process" } else { "failed" };
-        Some(format!("{}: the cache {why}; chunks are kept in memory", folder.path().display()))
+        Some(format!("{}: the cache {why}; chunks are kept in memory", folder.path.display()))
     }
 
     fn stores(&self) -> impl Iterator<Item = &Arc<Chunks>> {
@@ -228,7 +228,7 @@ impl Cache {
                 return;
             };
             self.not_kept.fetch_add(1, Ordering::Relaxed);
-            let failure = format!("{}: a chunk could not be kept: {error}", folder.path().display());
+            let failure = format!("{}: a chunk could not be kept: {error}", folder.path.display());
             // One line for each run of failures.
             if last.is_none() {
                 tracing::warn!("{failure}");
@@ -242,7 +242,7 @@ impl Cache {
 
     /// Most bytes that are kept.
     pub(crate) fn limit(&self) -> u64 {
-        self.folder.as_ref().map_or(self.memory_budget.limit(), |folder| folder.budget().limit())
+        self.folder.as_ref().map_or(self.memory_budget.limit, |folder| folder.budget.limit)
     }
 
     /// Counters; those of the queues and of the server are the caller's.

@@ -52,6 +52,7 @@
 #[cfg(feature = "http")]
 mod cache;
 mod connect;
+mod event;
 pub mod file;
 mod job;
 mod location;
@@ -63,6 +64,8 @@ pub mod nbd;
 mod object;
 mod open;
 pub mod pieces;
+#[cfg(any(feature = "http", feature = "rbd"))]
+mod posted;
 #[cfg(feature = "rbd")]
 pub mod rbd;
 mod rest;
@@ -71,6 +74,7 @@ mod store;
 #[cfg(feature = "http")]
 pub use cache::CacheConfig;
 pub use connect::{Connector, Direct, Target};
+pub use event::{clear, eventfd, signal};
 pub use job::{Job, Outcome, Pieces};
 pub use location::{
     HttpLocation, Location, LocationError, NbdLocation, ObjectFiles, RbdLocation, S3Location, TlsFiles,

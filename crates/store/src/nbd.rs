@@ -147,7 +147,7 @@ pub struct Nbd {
 }
 
 impl Nbd {
-    /// Connects to the server and opens the export.
+    /// Connects to the server and opens the export, with the files of TLS in `files` if it has them.
     ///
     /// Blocks up to twice [`NbdOptions::connect_timeout`]. Threads are started by need, later.
     ///
@@ -155,18 +155,6 @@ impl Nbd {
     /// The server does not answer, does not speak NBD, or has no such export; the export does not
     /// fit `options`; a file of TLS is wrong.
     pub fn open(
-        location: &NbdLocation,
-        options: NbdOptions,
-        connector: Arc<dyn Connector>,
-    ) -> Result<Self, NbdError> {
-        Self::open_with(location, options, connector, &NamedFiles::default())
-    }
-
-    /// As [`Nbd::open`], with files of TLS that were read before.
-    ///
-    /// # Errors
-    /// As [`Nbd::open`].
-    pub fn open_with(
         location: &NbdLocation,
         options: NbdOptions,
         connector: Arc<dyn Connector>,
@@ -262,13 +250,13 @@ impl Store for Nbd {
     }
 
     fn end(&self) -> u64 {
-        self.shared.end()
+        self.shared.end.load(Ordering::Relaxed)
     }
 
     fn refresh(&self) -> io::Result<u64> {
         let (_, export) = self.dialer.dial(Purpose::Look)?;
         let (known, now) = (self.shared.size(), export.size);
-        self.shared.note_end(now);
+        self.shared.end.store(now, Ordering::Relaxed);
         if let Some(why) = export.differs(&self.shared.opened()) {
             return Err(io::Error::other(why));
         }
@@ -314,25 +302,16 @@ impl Store for Nbd {
 
     fn status(&self) -> StoreStatus {
         let mut status = StoreStatus {
-            location: self.dialer.location().to_string(),
-            reconnects: self.shared.reconnects(),
+            location: self.dialer.location.to_string(),
+            reconnects: self.shared.reconnects.load(Ordering::Relaxed),
             error: self.shared.error(),
             ..StoreStatus::default()
-        };
-        let rank = |link| match link {
-            Link::Up => 0,
-            Link::Stalled => 1,
-            Link::Reconnecting => 2,
-            Link::Down => 3,
-            Link::Unusable => 4,
         };
         for report in self.channels.iter().map(|channel| channel.report()) {
             status.connections += u32::from(matches!(report.link, Link::Up | Link::Stalled));
             status.waiting += report.waiting;
             status.error = report.error.or(status.error);
-            if rank(report.link) > rank(status.link) {
-                status.link = report.link;
-            }
+            status.link = status.link.max(report.link);
         }
         status
     }

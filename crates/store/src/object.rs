@@ -47,30 +47,24 @@ pub use options::ObjectOptions;
 
 use crate::cache::{CacheConfig, Found};
 use crate::lock::lock;
+use crate::store::perform_in_queue;
 use crate::{Connector, Job, Location, Store, StoreLimits, StoreQueue, StoreStatus, Target};
 use origin::Origin;
-use pending::{End, PendingJob, Waiter};
-use queue::{Lane, MOST_BYTES, ObjectQueue};
+use queue::{Lane, ObjectQueue};
 use shared::ObjectShared;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// An object of an HTTP or S3 server, for reading.
 #[derive(Debug)]
 pub struct Object {
     shared: Arc<ObjectShared>,
     closed: Arc<AtomicBool>,
-    users: Mutex<Users>,
+    /// Of the queues, which may wait for chunks.
+    lanes: Mutex<Vec<Arc<Lane>>>,
     /// Bytes that were here, of calls of `perform` and of queues that are gone.
     hit_bytes: AtomicU64,
-}
-
-/// Who may wait for chunks.
-#[derive(Debug, Default)]
-struct Users {
-    lanes: Vec<Arc<Lane>>,
-    jobs: Vec<Weak<PendingJob>>,
 }
 
 impl Object {
@@ -87,7 +81,7 @@ impl Object {
         Ok(Self {
             shared: shared::open(location, options, cache, connector)?,
             closed: Arc::default(),
-            users: Mutex::default(),
+            lanes: Mutex::default(),
             hit_bytes: AtomicU64::new(0),
         })
     }
@@ -105,58 +99,34 @@ impl Object {
 impl Store for Object {
     fn queue(&self, jobs: u16) -> io::Result<Box<dyn StoreQueue>> {
         let queue = ObjectQueue::new(self.shared.clone(), jobs, self.closed.clone())?;
-        let mut users = lock(&self.users);
-        users.lanes.retain(|lane| {
+        let mut lanes = lock(&self.lanes);
+        lanes.retain(|lane| {
             let lives = Arc::strong_count(lane) > 1;
             if !lives {
                 self.hit_bytes.fetch_add(lane.hit_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
             }
             lives
         });
-        users.lanes.push(queue.lane().clone());
+        lanes.push(queue.begun.lane.clone());
         Ok(Box::new(queue))
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
-        let (pieces, offset) = match job {
-            Job::Read { pieces, offset } => (pieces, offset),
-            Job::Flush => return 0,
-            Job::Write { .. } | Job::Discard { .. } | Job::Zeroes { .. } => return -libc::EROFS,
-        };
         let source = &self.shared.source;
-        if source.is_unusable() {
-            return -libc::EIO;
-        }
-        // SAFETY: the caller's promise.
-        let len = unsafe { pieces.bytes() }.min(MOST_BYTES);
-        let len = len.min(source.layout.size().saturating_sub(offset));
-        if len == 0 {
-            return 0;
-        }
-        // SAFETY: the caller's promise.
-        match unsafe { source.read(pieces, offset, len, false) } {
-            Found::Copied { .. } => {
+        if let Job::Read { pieces, offset } = job
+            && !source.is_unusable()
+        {
+            // SAFETY: the caller's promise.
+            let len = unsafe { source.readable(pieces, offset) };
+            // SAFETY: the caller's promise.
+            let found = (len > 0).then(|| unsafe { source.read(pieces, offset, len, false) });
+            if let Some(Found::Copied { .. }) = found {
                 self.hit_bytes.fetch_add(len, Ordering::Relaxed);
                 return len as i32;
             }
-            Found::Failed(error) => return -error,
-            Found::Absent | Found::Later => {}
         }
-        let (first, last) = source.layout.chunks(offset, len);
-        let waiter = Arc::new(Waiter::default());
-        let end = End::Thread(waiter.clone());
-        // SAFETY: the caller's promise holds until the job has ended, for which this call waits.
-        let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
-        {
-            let jobs = &mut lock(&self.users).jobs;
-            jobs.retain(|job| job.strong_count() > 0);
-            jobs.push(Arc::downgrade(&job));
-        }
-        source.want([&job]);
-        if self.closed.load(Ordering::SeqCst) {
-            job.fail(-libc::EIO);
-        }
-        waiter.wait()
+        // SAFETY: the caller's promise.
+        unsafe { perform_in_queue(self, job) }
     }
 
     fn size(&self) -> u64 {
@@ -164,20 +134,13 @@ impl Store for Object {
     }
 
     fn limits(&self) -> StoreLimits {
-        StoreLimits {
-            read_only: true,
-            block: 1,
-            physical_block: 4096,
-            discard_block: 4096,
-            discard: false,
-            zeroes: false,
-        }
+        StoreLimits { read_only: true, discard: false, zeroes: false, ..StoreLimits::FILE }
     }
 
     fn status(&self) -> StoreStatus {
         let mut status = self.shared.source.status();
         if let Some(cache) = &mut status.cache {
-            let lanes = &lock(&self.users).lanes;
+            let lanes = lock(&self.lanes);
             let hits = lanes.iter().map(|lane| lane.hit_bytes.load(Ordering::Relaxed)).sum::<u64>();
             cache.hit_bytes = hits + self.hit_bytes.load(Ordering::Relaxed);
         }
@@ -186,8 +149,6 @@ impl Store for Object {
 
     fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        let users = lock(&self.users);
-        users.lanes.iter().for_each(|lane| lane.fail(-libc::EIO));
-        users.jobs.iter().filter_map(Weak::upgrade).for_each(|job| job.fail(-libc::EIO));
+        lock(&self.lanes).iter().for_each(|lane| lane.fail(-libc::EIO));
     }
 }

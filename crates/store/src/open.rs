@@ -204,6 +204,6 @@ fn open_nbd(
         open_timeout: Some(open_timeout.unwrap_or(opens_in)),
         ..default
     };
-    Nbd::open_with(location, options, connector, files)
+    Nbd::open(location, options, connector, files)
         .map_err(|source| StoreError::Unusable { location: location.to_string(), source: source.into() })
 }

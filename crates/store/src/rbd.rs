@@ -60,6 +60,7 @@ pub use error::{RbdError, RbdReason};
 pub use library::LibraryError;
 pub use options::RbdOptions;
 
+use crate::store::perform_in_queue;
 use crate::{Job, RbdLocation, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use bounded::bounded;
 use connection::{Connection, Names};
@@ -68,7 +69,6 @@ use image::RbdImage;
 use library::Library;
 use queue::RbdQueue;
 use session::RbdSession;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -158,21 +158,8 @@ impl Store for Rbd {
     }
 
     unsafe fn perform(&self, job: Job) -> i32 {
-        let mut outcomes = VecDeque::with_capacity(1);
-        let done = RbdQueue::new(Arc::clone(&self.session), 1).and_then(|mut queue| {
-            // SAFETY: the caller's promise: the call waits for the outcome.
-            unsafe { queue.push(0, job) }?;
-            while outcomes.is_empty() {
-                queue.wait()?;
-                queue.reap(&mut outcomes);
-            }
-            Ok(())
-        });
-        match (done, outcomes.pop_front()) {
-            (Ok(()), Some(outcome)) => outcome.result(),
-            (Err(error), _) => -error.raw_os_error().unwrap_or(libc::EIO),
-            (Ok(()), None) => -libc::EIO,
-        }
+        // SAFETY: the caller's promise.
+        unsafe { perform_in_queue(self, job) }
     }
 
     fn size(&self) -> u64 {

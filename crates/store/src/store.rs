@@ -62,8 +62,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// The store refuses.
-    fn set_size(&self, size: u64) -> io::Result<()> {
-        let _ = size;
+    fn set_size(&self, _size: u64) -> io::Result<()> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the store cannot be resized from here"))
     }
 
@@ -177,6 +176,29 @@ impl dyn Store + '_ {
     }
 }
 
+/// Does a job in a queue of its own.
+///
+/// # Safety
+/// As [`Store::perform`].
+#[cfg(any(feature = "http", feature = "rbd"))]
+pub(crate) unsafe fn perform_in_queue(store: &dyn Store, job: Job) -> i32 {
+    let mut outcomes = VecDeque::with_capacity(1);
+    let done = store.queue(1).and_then(|mut queue| {
+        // SAFETY: the caller's promise holds until the queue has ended, which is before this returns.
+        unsafe { queue.push(0, job) }?;
+        while outcomes.is_empty() {
+            queue.wait()?;
+            queue.reap(&mut outcomes);
+        }
+        Ok(())
+    });
+    match (done, outcomes.pop_front()) {
+        (Ok(()), Some(outcome)) => outcome.result(),
+        (Err(error), _) => -error.raw_os_error().unwrap_or(libc::EIO),
+        (Ok(()), None) => -libc::EIO,
+    }
+}
+
 /// A result as system calls have it.
 fn moved(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
@@ -198,8 +220,7 @@ pub trait StoreQueue: Debug + Send {
     ///
     /// # Errors
     /// The host refuses; `None` takes out what was added.
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        let _ = wakes;
+    fn register(&mut self, _wakes: Option<&WakeSet>) -> io::Result<()> {
         Ok(())
     }
 
@@ -218,9 +239,7 @@ pub trait StoreQueue: Debug + Send {
     }
 
     /// Registers the regions of the memory map with this generation, unless they are already \[nothing\].
-    fn register_memory(&mut self, generation: u64, regions: &[Arc<Region>]) {
-        let _ = (generation, regions);
-    }
+    fn register_memory(&mut self, _generation: u64, _regions: &[Arc<Region>]) {}
 
     /// Queues a job. The store has it after [`StoreQueue::submit`] at the latest.
     ///
@@ -288,6 +307,18 @@ pub struct StoreExtent {
     pub zeroes: bool,
 }
 
+impl StoreLimits {
+    /// Of a file on a file system with blocks of 4096 bytes.
+    pub const FILE: Self = Self {
+        read_only: false,
+        block: 1,
+        physical_block: 4096,
+        discard_block: 4096,
+        discard: true,
+        zeroes: true,
+    };
+}
+
 impl StoreExtent {
     /// A part that may hold anything.
     #[must_use]
@@ -322,7 +353,7 @@ pub struct StoreStatus {
 }
 
 /// Whether the store can be reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Link {
     /// The store answers.
     #[default]

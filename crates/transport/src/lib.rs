@@ -110,21 +110,24 @@
 //!   have been started or changed outside of these registers.
 //! - The configuration space may be written from FEATURES_OK on (section 3.1.1, step 4), with 1, 2,
 //!   4 or 8 bytes, naturally aligned.
+mod common;
+mod effect;
 pub mod mmio;
 pub mod pci;
 mod saved;
 mod state;
 mod violation;
 
+pub use effect::{DeviceDescription, Effect};
 pub use saved::{RestoreError, Restored};
 
-use paravane_spec::queue::QueueAddresses;
+use common::Common;
 
 /// Register machine of a transport, as its owner sees it.
 ///
 /// Interrupts are not here: a transport and the device's queues share one
 /// [`paravane_notify::Interrupts`].
-pub trait Transport: Send {
+pub trait Transport: Common + Send {
     /// Reads at `offset` of the transport's window.
     ///
     /// Fills `data` for any offset and length.
@@ -149,30 +152,48 @@ pub trait Transport: Send {
     fn reset(&mut self) -> Option<Effect>;
 
     /// Reports that the owner has carried out [`Effect::Reset`]; without one, does nothing, as the others.
-    fn reset_done(&mut self);
+    fn reset_done(&mut self) {
+        if self.state_mut().reset_done() {
+            self.set_defaults();
+        }
+    }
 
     /// Reports that the owner has carried out [`Effect::ResetQueue`].
-    fn queue_reset_done(&mut self, queue: u16);
+    fn queue_reset_done(&mut self, queue: u16) {
+        if self.state_mut().queue_reset_done(queue) {
+            self.set_queue_defaults(queue);
+        }
+    }
 
     /// Reports that the owner has carried out [`Effect::Suspend`].
-    fn suspend_done(&mut self);
+    fn suspend_done(&mut self) {
+        self.state_mut().status.suspend_done();
+    }
 
     /// Reports that the owner has carried out [`Effect::Resume`].
-    fn resume_done(&mut self);
+    fn resume_done(&mut self) {
+        self.state_mut().resume_done();
+    }
 
     /// Tells the driver that the device needs a reset, once (section 2.1.2).
     ///
     /// Call it if the device could not start, or if a queue has failed. Does nothing at reset or during
     /// one.
-    fn needs_reset(&mut self);
+    fn needs_reset(&mut self) {
+        self.state_mut().needs_reset();
+    }
 
     /// Tells the driver that the configuration space changed.
-    fn config_changed(&mut self);
+    fn config_changed(&mut self) {
+        self.state_mut().config_changed();
+    }
 
     /// Number of accesses that the specification forbids the driver.
     ///
     /// They had no effect.
-    fn violations(&self) -> u64;
+    fn violations(&self) -> u64 {
+        self.state().violations()
+    }
 
     /// Registers as bytes, with interrupts that are pending and the messages that send them.
     ///
@@ -213,77 +234,4 @@ pub struct NotifyAddress {
     ///
     /// `None` if any write there is one.
     pub datamatch: Option<u32>,
-}
-
-/// Action that a register access requests from the owner of the device.
-///
-/// The owner carries it out before the access returns to the guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// DRIVER_OK was written: start the device with the ready queues.
-    Activate {
-        /// Negotiated feature bits.
-        features: u64,
-        /// Ready queues: index and configuration.
-        queues: Vec<(u16, QueueAddresses)>,
-    },
-    /// A queue became ready after DRIVER_OK (after a queue reset, or late): start it.
-    StartQueue {
-        /// Negotiated feature bits.
-        features: u64,
-        /// Index of the queue.
-        queue: u16,
-        /// Configuration of the queue.
-        addresses: QueueAddresses,
-    },
-    /// Stop one queue: no used buffer and no interrupt afterwards.
-    ///
-    /// Then call `queue_reset_done`.
-    ResetQueue {
-        /// Index of the queue.
-        queue: u16,
-    },
-    /// Stop everything: no access to guest memory and no interrupt afterwards.
-    ///
-    /// Then call `reset_done`.
-    Reset,
-    /// Stop serving: complete and announce what is being served, and keep all queues.
-    ///
-    /// No access to guest memory and no interrupt afterwards. Then call `suspend_done`; or
-    /// `needs_reset` if the device cannot be suspended.
-    Suspend,
-    /// Serve all queues again, from where they were.
-    ///
-    /// Then call `resume_done`; or `needs_reset` if the device cannot be resumed.
-    Resume,
-    /// Kick that came as an exit.
-    Notify {
-        /// Index of a queue that exists and is live.
-        queue: u16,
-    },
-    /// The transport's window has moved, and with it the notification addresses.
-    ///
-    /// PCI: the driver moved the BAR, or enabled or disabled memory.
-    Move {
-        /// Guest-physical address; `None` for nowhere.
-        window: Option<u64>,
-    },
-    /// The driver wrote to the device's configuration space.
-    WriteConfig {
-        /// Offset in the configuration space in bytes.
-        offset: u32,
-        /// 1, 2, 4 or 8 bytes.
-        data: Vec<u8>,
-    },
-}
-
-/// Description of a device for its transport.
-#[derive(Clone, Debug)]
-pub struct DeviceDescription {
-    /// Virtio device identifier.
-    pub device_id: u32,
-    /// Offered feature bits. The transport adds none.
-    pub features: u64,
-    /// Maximum size of each queue.
-    pub queue_sizes: Vec<u16>,
 }

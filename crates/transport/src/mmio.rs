@@ -20,23 +20,23 @@
 //!   written does not matter.
 mod msi;
 
+use crate::common::{self, Common};
 use crate::saved::{self, Reader, RestoreError, same};
-use crate::state::{DeviceState, Part, SizeAtReset};
+use crate::state::DeviceState;
 use crate::violation::Violation;
 use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Restored, Transport};
 use msi::{MsiRegisters, Source};
 use paravane_notify::Interrupts;
 use paravane_spec::{feature, mmio as reg, mmio_msi, status};
-use std::fmt;
 use std::sync::Arc;
 
 /// Kind of transport in saved registers.
 const KIND: u8 = 1;
 
 /// Register machine of one device.
+#[derive(Debug)]
 pub struct Mmio {
     device_id: u32,
-    interrupts: Arc<Interrupts>,
     state: DeviceState,
     msi: MsiRegisters,
 }
@@ -53,8 +53,8 @@ impl Mmio {
         }
         Self {
             device_id: device.device_id,
-            interrupts,
-            state: DeviceState::new(&device, SizeAtReset::None),
+            // No size (section 4.2.2).
+            state: DeviceState::new(&device, interrupts, |_| 0),
             msi: MsiRegisters::default(),
         }
     }
@@ -81,7 +81,7 @@ impl Mmio {
             (Some(Access::Register), &[a, b, c, d]) => {
                 self.write_register(offset, u32::from_le_bytes([a, b, c, d]))
             }
-            (Some(Access::Config(offset)), data) if self.state.config_writable() => {
+            (Some(Access::Config(offset)), data) if self.state.status.queues_writable() => {
                 Ok(Some(Effect::WriteConfig { offset, data: data.to_vec() }))
             }
             (Some(Access::Notify(queue)), _) if self.state.negotiated(mmio_msi::F_NOTIFICATION) => {
@@ -89,16 +89,13 @@ impl Mmio {
             }
             _ => Err(Violation),
         };
-        done.unwrap_or_else(|Violation| {
-            self.state.violation();
-            None
-        })
+        self.state.effect(done)
     }
 
     /// Device status register.
     #[must_use]
     pub fn status(&self) -> u32 {
-        self.state.status()
+        self.state.status.bits
     }
 
     fn read_register(&self, offset: u64) -> Result<u32, Violation> {
@@ -109,10 +106,10 @@ impl Mmio {
             reg::DEVICE_ID => self.device_id,
             reg::VENDOR_ID => reg::VENDOR,
             reg::DEVICE_FEATURES => self.state.features.offered_word(),
-            reg::QUEUE_SIZE_MAX => queue.map_or(0, |q| u32::from(q.max())),
+            reg::QUEUE_SIZE_MAX => queue.map_or(0, |q| u32::from(q.max)),
             reg::QUEUE_READY => queue.map_or(0, |q| u32::from(q.enabled())),
-            reg::INTERRUPT_STATUS => self.interrupts.line().status(),
-            reg::STATUS => self.state.status(),
+            reg::INTERRUPT_STATUS => self.state.interrupts.line().status(),
+            reg::STATUS => self.state.status.bits,
             // No shared memory regions: length and base are all ones (section 4.2.2).
             reg::SHM_LEN_LOW | reg::SHM_LEN_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => u32::MAX,
             reg::QUEUE_RESET if self.state.negotiated(feature::RING_RESET) => {
@@ -125,49 +122,51 @@ impl Mmio {
                 mmio_msi::NOTIFY_STRIDE
             }
             mmio_msi::MSI_LIMIT if self.state.negotiated(mmio_msi::F_MSI) => {
-                self.interrupts.msi().map_or(0, |table| u32::from(table.len()))
+                self.state.interrupts.msi().map_or(0, |table| u32::from(table.len()))
             }
             mmio_msi::MSI_STATE if self.state.negotiated(mmio_msi::F_MSI) => {
-                self.msi.state(&self.interrupts, self.source())
+                self.msi.state(&self.state.interrupts, self.source())
             }
-            reg::CONFIG_GENERATION => self.state.generation(),
+            reg::CONFIG_GENERATION => self.state.generation,
             _ => return Err(Violation),
         })
     }
 
     fn write_register(&mut self, offset: u64, value: u32) -> Result<Option<Effect>, Violation> {
         if offset == reg::STATUS {
-            return self.write_status(value);
+            return common::write_status(self, value);
         }
-        if self.state.resetting() {
+        if self.state.status.resetting() {
             return Err(Violation);
         }
         match offset {
-            reg::DEVICE_FEATURES_SEL => self.state.features.select_offered(value),
-            reg::DRIVER_FEATURES_SEL => self.state.features.select_accepted(value),
-            reg::DRIVER_FEATURES if self.state.features_writable() => self.state.features.accept(value),
-            reg::QUEUE_SEL => self.state.select_queue(value),
-            reg::QUEUE_SIZE => self.state.writable_queue()?.set_size(value)?,
-            reg::QUEUE_DESC_LOW => self.state.writable_queue()?.set_low(Part::Desc, value)?,
-            reg::QUEUE_DESC_HIGH => self.state.writable_queue()?.set_high(Part::Desc, value)?,
-            reg::QUEUE_DRIVER_LOW => self.state.writable_queue()?.set_low(Part::Driver, value)?,
-            reg::QUEUE_DRIVER_HIGH => self.state.writable_queue()?.set_high(Part::Driver, value)?,
-            reg::QUEUE_DEVICE_LOW => self.state.writable_queue()?.set_low(Part::Device, value)?,
-            reg::QUEUE_DEVICE_HIGH => self.state.writable_queue()?.set_high(Part::Device, value)?,
+            reg::DEVICE_FEATURES_SEL => self.state.features.offered_sel = value,
+            reg::DRIVER_FEATURES_SEL => self.state.features.accepted_sel = value,
+            reg::DRIVER_FEATURES if self.state.status.features_writable() => {
+                self.state.features.accept(value);
+            }
+            reg::QUEUE_SEL => self.state.queue_sel = value,
+            reg::QUEUE_SIZE => self.state.idle_queue()?.size = value,
+            reg::QUEUE_DESC_LOW => self.state.idle_queue()?.areas[0] = value,
+            reg::QUEUE_DESC_HIGH => self.state.idle_queue()?.areas[1] = value,
+            reg::QUEUE_DRIVER_LOW => self.state.idle_queue()?.areas[2] = value,
+            reg::QUEUE_DRIVER_HIGH => self.state.idle_queue()?.areas[3] = value,
+            reg::QUEUE_DEVICE_LOW => self.state.idle_queue()?.areas[4] = value,
+            reg::QUEUE_DEVICE_HIGH => self.state.idle_queue()?.areas[5] = value,
             reg::QUEUE_READY => return self.state.enable_queue(value),
-            reg::QUEUE_RESET => return self.reset_queue(value),
+            reg::QUEUE_RESET => return common::reset_queue(self, value),
             reg::QUEUE_NOTIFY => return self.notify(value),
             reg::INTERRUPT_ACK => {
                 let defined = reg::INT_USED_BUFFER | reg::INT_CONFIG_CHANGE;
-                self.interrupts.line().acknowledge(value & defined);
+                self.state.interrupts.line().acknowledge(value & defined);
                 if value & !defined != 0 {
                     return Err(Violation);
                 }
             }
             reg::SHM_SEL => {}
             mmio_msi::MSI_COMMAND if self.msi_writable() => {
-                let running = self.state.status() & status::DRIVER_OK != 0;
-                self.msi.command(value, &self.interrupts, self.source(), running)?;
+                let running = self.state.status.bits & status::DRIVER_OK != 0;
+                self.msi.command(value, &self.state.interrupts, self.source(), running)?;
             }
             _ if self.msi_writable() => self.msi.stage(offset, value)?,
             _ => return Err(Violation),
@@ -175,41 +174,17 @@ impl Mmio {
         Ok(None)
     }
 
-    fn write_status(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
-        let effect = self.state.write_status(value)?;
-        if self.state.status() == 0 {
-            self.set_defaults();
-        }
-        Ok(effect)
-    }
-
-    /// Returns registers outside of the device state to their defaults with it.
-    fn set_defaults(&mut self) {
-        self.interrupts.reset();
-        self.msi = MsiRegisters::default();
-    }
-
-    fn reset_queue(&mut self, value: u32) -> Result<Option<Effect>, Violation> {
-        let effect = self.state.reset_queue(value)?;
-        if let Some(Source::Queue(queue)) = self.source()
-            && self.state.selected().is_some_and(|queue| !queue.resetting())
-        {
-            msi::queue_was_reset(&self.interrupts, queue);
-        }
-        Ok(effect)
-    }
-
     /// Whether the registers of the MSI extension may be written: as those of a queue.
     fn msi_writable(&self) -> bool {
-        self.state.negotiated(mmio_msi::F_MSI) && self.state.config_writable()
+        self.state.negotiated(mmio_msi::F_MSI) && self.state.status.queues_writable()
     }
 
     /// Selected source, if it exists.
     fn source(&self) -> Option<Source> {
-        match self.state.queue_sel() {
+        match self.state.queue_sel {
             mmio_msi::SELECT_CONFIGURATION => Some(Source::Configuration),
             queue => {
-                self.state.selected().filter(|queue| queue.max() != 0)?;
+                self.state.selected().filter(|queue| queue.max != 0)?;
                 u16::try_from(queue).ok().map(Source::Queue)
             }
         }
@@ -223,6 +198,27 @@ impl Mmio {
             u16::try_from(value).map_err(|_| Violation)?
         };
         self.state.notify(index)
+    }
+}
+
+impl Common for Mmio {
+    fn state(&self) -> &DeviceState {
+        &self.state
+    }
+
+    fn state_mut(&mut self) -> &mut DeviceState {
+        &mut self.state
+    }
+
+    fn set_defaults(&mut self) {
+        self.state.interrupts.reset();
+        self.msi = MsiRegisters::default();
+    }
+
+    fn set_queue_defaults(&mut self, queue: u16) {
+        if let Some(table) = self.state.interrupts.msi() {
+            table.forget(queue);
+        }
     }
 }
 
@@ -261,50 +257,12 @@ impl Transport for Mmio {
         Self::write(self, reg::STATUS, &[0; 4])
     }
 
-    fn reset_done(&mut self) {
-        if self.state.reset_done() {
-            self.set_defaults();
-        }
-    }
-
-    fn queue_reset_done(&mut self, queue: u16) {
-        if self.state.queue_reset_done(queue) {
-            msi::queue_was_reset(&self.interrupts, queue);
-        }
-    }
-
-    fn suspend_done(&mut self) {
-        self.state.suspend_done();
-    }
-
-    fn resume_done(&mut self) {
-        if self.state.resume_done() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn needs_reset(&mut self) {
-        if self.state.needs_reset() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn config_changed(&mut self) {
-        if self.state.config_changed() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn violations(&self) -> u64 {
-        self.state.violations()
-    }
-
     fn save(&self) -> Vec<u8> {
         let mut bytes = saved::begin(KIND);
         bytes.extend(self.device_id.to_le_bytes());
         self.state.save(&mut bytes);
-        bytes.extend(self.interrupts.line().status().to_le_bytes());
-        self.msi.save(&self.interrupts, &mut bytes);
+        bytes.extend(self.state.interrupts.line().status().to_le_bytes());
+        self.msi.save(&self.state.interrupts, &mut bytes);
         bytes
     }
 
@@ -313,21 +271,10 @@ impl Transport for Mmio {
         same(from.u32()?, self.device_id, "device identifier")?;
         let restored = self.state.restore(&mut from)?;
         let causes = from.causes()?;
-        self.msi.restore(&self.interrupts, self.state.negotiated(mmio_msi::F_MSI), &mut from)?;
+        self.msi.restore(&self.state.interrupts, self.state.negotiated(mmio_msi::F_MSI), &mut from)?;
         from.end()?;
-        self.interrupts.line().raise(causes);
+        self.state.interrupts.line().raise(causes);
         Ok(restored)
-    }
-}
-
-impl fmt::Debug for Mmio {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mmio")
-            .field("device_id", &self.device_id)
-            .field("state", &self.state)
-            .field("msi", &self.msi)
-            .field("interrupts", &self.interrupts)
-            .finish_non_exhaustive()
     }
 }
 

@@ -38,8 +38,9 @@ mod config_space;
 mod msix;
 pub mod root;
 
+use crate::common::Common;
 use crate::saved::{self, Reader, RestoreError};
-use crate::state::{DeviceState, SizeAtReset};
+use crate::state::DeviceState;
 use crate::violation::Violation;
 use crate::{AccessKind, DeviceDescription, Effect, NotifyAddress, Restored, Transport};
 use config_space::{ConfigSpace, Identity, accessible};
@@ -68,7 +69,6 @@ const NOTIFY_STEP: u32 = 4;
 pub struct Pci {
     config: ConfigSpace,
     state: DeviceState,
-    interrupts: Arc<Interrupts>,
     msix: Msix,
     /// Offsets of the writable capabilities.
     msix_at: Option<u16>,
@@ -129,8 +129,8 @@ impl Pci {
 
         let machine = Self {
             config,
-            state: DeviceState::new(&device, SizeAtReset::Largest),
-            interrupts,
+            // The maximum (section 4.1.4.3).
+            state: DeviceState::new(&device, interrupts, |max| max),
             msix,
             msix_at,
             window_at,
@@ -229,7 +229,7 @@ impl Pci {
     /// Applies the command register and message control.
     fn apply_control(&self) {
         let command = self.config.command();
-        self.interrupts.line().silence(command & command::INTX_DISABLE != 0);
+        self.state.interrupts.line().silence(command & command::INTX_DISABLE != 0);
         if let Some(at) = self.msix_at {
             let control = u16::from_le_bytes(self.config.get(at + table::CONTROL));
             self.msix.control(control, command & command::BUS_MASTER != 0);
@@ -244,7 +244,7 @@ impl Pci {
                 data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
             }),
             Some(BarTarget::Isr) => {
-                let line = self.interrupts.line();
+                let line = self.state.interrupts.line();
                 let causes = line.status();
                 // A cause that is added between the two is cleared too if it is the same: the
                 // driver looks at its queues after this read.
@@ -275,7 +275,7 @@ impl Pci {
                 value[..data.len()].copy_from_slice(data);
                 self.write_common(at, data.len(), u64::from_le_bytes(value))
             }
-            Some(BarTarget::Device(at)) if self.state.config_writable() => {
+            Some(BarTarget::Device(at)) if self.state.status.queues_writable() => {
                 Ok(Some(Effect::WriteConfig { offset: at, data: data.to_vec() }))
             }
             Some(BarTarget::Table(at)) => self.msix.write_table(at, data).map(|()| None),
@@ -283,22 +283,32 @@ impl Pci {
             // Read-only, or nothing.
             Some(BarTarget::Device(_) | BarTarget::Isr | BarTarget::Pending(_)) | None => Err(Violation),
         };
-        done.unwrap_or_else(|Violation| {
-            self.state.violation();
-            None
-        })
-    }
-
-    /// Returns interrupts to their defaults with the device.
-    fn at_reset(&self) {
-        self.interrupts.line().reset();
-        self.msix.device_reset(self.state.queue_count());
+        self.state.effect(done)
     }
 
     /// Device status.
     #[must_use]
     pub fn status(&self) -> u32 {
-        self.state.status()
+        self.state.status.bits
+    }
+}
+
+impl Common for Pci {
+    fn state(&self) -> &DeviceState {
+        &self.state
+    }
+
+    fn state_mut(&mut self) -> &mut DeviceState {
+        &mut self.state
+    }
+
+    fn set_defaults(&mut self) {
+        self.state.interrupts.line().reset();
+        self.msix.device_reset(self.state.queue_count());
+    }
+
+    fn set_queue_defaults(&mut self, queue: u16) {
+        self.msix.queue_reset(queue);
     }
 }
 
@@ -339,49 +349,11 @@ impl Transport for Pci {
         self.write_bar(COMMON.start + common::DEVICE_STATUS, &[0])
     }
 
-    fn reset_done(&mut self) {
-        if self.state.reset_done() {
-            self.at_reset();
-        }
-    }
-
-    fn queue_reset_done(&mut self, queue: u16) {
-        if self.state.queue_reset_done(queue) {
-            self.msix.queue_reset(queue);
-        }
-    }
-
-    fn suspend_done(&mut self) {
-        self.state.suspend_done();
-    }
-
-    fn resume_done(&mut self) {
-        if self.state.resume_done() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn needs_reset(&mut self) {
-        if self.state.needs_reset() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn config_changed(&mut self) {
-        if self.state.config_changed() {
-            self.interrupts.config_change();
-        }
-    }
-
-    fn violations(&self) -> u64 {
-        self.state.violations()
-    }
-
     fn save(&self) -> Vec<u8> {
         let mut bytes = saved::begin(KIND);
         self.config.save(&mut bytes);
         self.state.save(&mut bytes);
-        bytes.extend(self.interrupts.line().status().to_le_bytes());
+        bytes.extend(self.state.interrupts.line().status().to_le_bytes());
         self.msix.save(self.state.queue_count(), &mut bytes);
         bytes
     }
@@ -395,7 +367,7 @@ impl Transport for Pci {
         from.end()?;
         // Sends nothing that the driver has masked.
         self.apply_control();
-        self.interrupts.line().raise(causes);
+        self.state.interrupts.line().raise(causes);
         Ok(Restored { window: self.window(), ..restored })
     }
 }

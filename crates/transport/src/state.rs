@@ -9,20 +9,24 @@ use crate::saved::{Reader, RestoreError, possible, same};
 use crate::violation::Violation;
 use crate::{DeviceDescription, Effect, Restored};
 use features::Features;
+use paravane_notify::Interrupts;
 use paravane_spec::feature;
-use queue::EnableWrite;
-pub(crate) use queue::{Part, QueueRegisters, SizeAtReset};
+use queue::QueueRegisters;
 use status::{Status, StatusWrite};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// State of one device.
 #[derive(Debug)]
-pub(crate) struct DeviceState {
-    status: Status,
+pub struct DeviceState {
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) status: Status,
     pub(crate) features: Features,
     queues: Vec<QueueRegisters>,
-    queue_sel: u32,
-    generation: u32,
+    /// Queue selector, as written: the queue need not exist.
+    pub(crate) queue_sel: u32,
+    /// Number that changes with the configuration space.
+    pub(crate) generation: u32,
     /// The configuration space changed while the device was suspended.
     changed: bool,
     /// A plain statistic, atomic only because reads take `&self`.
@@ -31,11 +35,19 @@ pub(crate) struct DeviceState {
 
 impl DeviceState {
     /// Makes a device after reset.
-    pub(crate) fn new(device: &DeviceDescription, size: SizeAtReset) -> Self {
+    ///
+    /// `size_at_reset` is the size that a queue with this maximum has before the driver sets one.
+    pub(crate) fn new(
+        device: &DeviceDescription,
+        interrupts: Arc<Interrupts>,
+        size_at_reset: fn(u16) -> u16,
+    ) -> Self {
+        let queue = |&max: &u16| QueueRegisters::new(max, size_at_reset(max));
         Self {
+            interrupts,
             status: Status::default(),
             features: Features::new(device.features),
-            queues: device.queue_sizes.iter().map(|&max| QueueRegisters::new(max, size)).collect(),
+            queues: device.queue_sizes.iter().map(queue).collect(),
             queue_sel: 0,
             generation: 0,
             changed: false,
@@ -53,9 +65,12 @@ impl DeviceState {
         self.violations.fetch_add(1, Ordering::Relaxed); // A statistic: orders nothing.
     }
 
-    /// Device status.
-    pub(crate) fn status(&self) -> u32 {
-        self.status.bits()
+    /// Result of a write for the owner. Counts a violation.
+    pub(crate) fn effect(&self, done: Result<Option<Effect>, Violation>) -> Option<Effect> {
+        done.unwrap_or_else(|Violation| {
+            self.violation();
+            None
+        })
     }
 
     /// Writes the device status.
@@ -75,56 +90,42 @@ impl DeviceState {
             StatusWrite::Activate => {
                 let queues =
                     (0..=u16::MAX).zip(&mut self.queues).filter_map(|(index, q)| Some((index, q.go_live()?)));
-                Ok(Some(Effect::Activate { features: self.features.accepted(), queues: queues.collect() }))
+                Ok(Some(Effect::Activate { features: self.features.accepted, queues: queues.collect() }))
             }
         }
     }
 
-    /// Whether a reset is under way: only the status may be written.
-    pub(crate) fn resetting(&self) -> bool {
-        self.status.resetting()
-    }
-
-    /// Whether the driver's features may be written.
-    pub(crate) fn features_writable(&self) -> bool {
-        self.status.features_writable()
-    }
-
-    /// Whether the configuration space may be written.
-    pub(crate) fn config_writable(&self) -> bool {
-        self.status.config_writable()
-    }
-
     /// Whether the feature `bit` was negotiated.
     pub(crate) fn negotiated(&self, bit: u64) -> bool {
-        self.status.negotiated() && self.features.accepted() & bit != 0
+        self.status.negotiated() && self.features.accepted & bit != 0
     }
 
-    /// Number that changes with the configuration space.
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
-    }
-
-    /// Records a change of the configuration space.
+    /// Records a change of the configuration space, and interrupts the driver.
     ///
-    /// Returns whether to interrupt the driver. While the device is suspended, nothing changes; the
-    /// change becomes visible when it is resumed.
-    pub(crate) fn config_changed(&mut self) -> bool {
+    /// While the device is suspended, nothing changes; the change becomes visible when it is resumed.
+    pub(crate) fn config_changed(&mut self) {
         if self.status.suspended() {
             self.changed = true;
-            return false;
+            return;
         }
         self.generation = self.generation.wrapping_add(1);
-        self.status.running()
+        self.interrupt();
     }
 
-    /// Sets DEVICE_NEEDS_RESET (section 2.1.2).
-    ///
-    /// Returns whether to interrupt the driver.
+    /// Sets DEVICE_NEEDS_RESET (section 2.1.2), and interrupts the driver.
     ///
     /// Does nothing at reset or during one.
-    pub(crate) fn needs_reset(&mut self) -> bool {
-        self.status.set_needs_reset() && self.status.running()
+    pub(crate) fn needs_reset(&mut self) {
+        if self.status.set_needs_reset() {
+            self.interrupt();
+        }
+    }
+
+    /// Reports a change of the configuration or the status to a driver that runs.
+    fn interrupt(&self) {
+        if self.status.running() {
+            self.interrupts.config_change();
+        }
     }
 
     /// Completes [`Effect::Reset`]. Returns whether one was under way.
@@ -136,17 +137,11 @@ impl DeviceState {
         resetting
     }
 
-    /// Completes [`Effect::Suspend`]. Does nothing unless one is under way.
-    pub(crate) fn suspend_done(&mut self) {
-        self.status.suspend_done();
-    }
-
-    /// Completes [`Effect::Resume`].
-    ///
-    /// Returns whether to interrupt the driver, for a change of the configuration space that it was
-    /// not told of.
-    pub(crate) fn resume_done(&mut self) -> bool {
-        self.status.resume_done() && std::mem::take(&mut self.changed) && self.config_changed()
+    /// Completes [`Effect::Resume`]. Reports a change of the configuration space meanwhile.
+    pub(crate) fn resume_done(&mut self) {
+        if self.status.resume_done() && std::mem::take(&mut self.changed) {
+            self.config_changed();
+        }
     }
 
     /// Completes [`Effect::ResetQueue`].
@@ -161,20 +156,10 @@ impl DeviceState {
         u16::try_from(self.queues.len()).unwrap_or(u16::MAX)
     }
 
-    /// Queue selector, as written.
-    pub(crate) fn queue_sel(&self) -> u32 {
-        self.queue_sel
-    }
-
     /// Index of the selected queue, if it exists.
     pub(crate) fn selected_index(&self) -> Option<u16> {
         self.selected()?;
         u16::try_from(self.queue_sel).ok()
-    }
-
-    /// Selects a queue, which need not exist.
-    pub(crate) fn select_queue(&mut self, queue: u32) {
-        self.queue_sel = queue;
     }
 
     /// Selected queue, if it exists.
@@ -183,10 +168,16 @@ impl DeviceState {
     }
 
     /// Selected queue, if the device status permits writes to its registers.
-    pub(crate) fn writable_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
+    fn writable_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
         let index = self.queue_index()?;
-        let queue = self.queues.get_mut(usize::from(index)).filter(|q| q.max() != 0).ok_or(Violation)?;
+        let queue = self.queues.get_mut(usize::from(index)).filter(|q| q.max != 0).ok_or(Violation)?;
         if self.status.queues_writable() { Ok(queue) } else { Err(Violation) }
+    }
+
+    /// Selected queue, if its size and areas may be written.
+    pub(crate) fn idle_queue(&mut self) -> Result<&mut QueueRegisters, Violation> {
+        let queue = self.writable_queue()?;
+        if queue.idle() { Ok(queue) } else { Err(Violation) }
     }
 
     fn queue_index(&self) -> Result<u16, Violation> {
@@ -201,22 +192,18 @@ impl DeviceState {
             // It reads 0 already.
             return Ok(None);
         }
-        let index = self.queue_index()?;
-        let packed = self.features.accepted() & feature::RING_PACKED != 0;
-        let queue = self.writable_queue()?;
-        let effect = match value {
+        let (queue, features) = (self.queue_index()?, self.features.accepted);
+        let registers = self.writable_queue()?;
+        match value {
             // A device that needs a reset starts nothing; the driver may not have seen that yet.
-            1 if broken => return Ok(None),
-            1 => queue.enable(running, packed)?.map(EnableWrite::Start),
-            0 => queue.disable(),
-            _ => return Err(Violation),
-        };
-        Ok(effect.map(|effect| match effect {
-            EnableWrite::Start(addresses) => {
-                Effect::StartQueue { features: self.features.accepted(), queue: index, addresses }
+            1 if broken => Ok(None),
+            1 => {
+                let started = registers.enable(running, features & feature::RING_PACKED != 0)?;
+                Ok(started.map(|addresses| Effect::StartQueue { features, queue, addresses }))
             }
-            EnableWrite::Stop => Effect::ResetQueue { queue: index },
-        }))
+            0 => Ok(registers.disable().then_some(Effect::ResetQueue { queue })),
+            _ => Err(Violation),
+        }
     }
 
     /// Resets the selected queue, if `value` is 1.
@@ -243,7 +230,7 @@ impl DeviceState {
     /// Writes the state.
     pub(crate) fn save(&self, into: &mut Vec<u8>) {
         self.features.save(into);
-        into.extend(self.status.bits().to_le_bytes());
+        into.extend(self.status.bits.to_le_bytes());
         into.push(self.status.is_changing().into());
         into.extend(self.queue_sel.to_le_bytes());
         into.extend(self.generation.to_le_bytes());
@@ -256,7 +243,7 @@ impl DeviceState {
     /// Takes up a state that was written by [`DeviceState::save`].
     pub(crate) fn restore(&mut self, from: &mut Reader<'_>) -> Result<Restored, RestoreError> {
         self.features.restore(from)?;
-        let suspendable = self.features.accepted() & feature::SUSPEND != 0;
+        let suspendable = self.features.accepted & feature::SUSPEND != 0;
         self.status = Status::restored(from.u32()?, self.features.acceptable(), suspendable)?;
         possible(!from.flag("status")?, "a change of the status is under way")?;
         self.queue_sel = from.u32()?;
@@ -264,7 +251,7 @@ impl DeviceState {
         self.changed = from.flag("configuration change")?;
         self.violations = AtomicU64::new(from.u64()?);
         same(from.u16()?, self.queue_count(), "number of queues")?;
-        let features = self.features.accepted();
+        let features = self.features.accepted;
         let packed = features & feature::RING_PACKED != 0;
         let has_started = self.status.running() || self.status.suspended();
         let mut queues = Vec::new();

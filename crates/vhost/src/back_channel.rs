@@ -12,15 +12,17 @@
 //! A miss is recorded before its queue looks the translation up again
 //! (`AccessGuard::is_translated`), and the record is deleted after the translation is in place: so
 //! one of the two sides sees the other.
+use crate::iotlb::perm;
 use crate::message::message;
 use paravane_dma::{Access, Miss};
 use paravane_export::socket::{SocketError, send};
 use paravane_spec::vhost_user::{Iotlb, back_end_request, flags, iotlb};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -57,14 +59,9 @@ struct ReportedMiss {
 }
 
 impl BackChannel {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Each change under the lock leaves the fields consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the client's socket. Earlier misses are to be reported again.
     pub(crate) fn connect(&self, socket: OwnedFd) {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         inner.socket = Some(Arc::new(socket));
         inner.forget();
         inner.unreported = true;
@@ -74,7 +71,7 @@ impl BackChannel {
     ///
     /// Call [`BackChannel::discard`] when it is readable or broken.
     pub(crate) fn socket(&self) -> Option<Arc<OwnedFd>> {
-        self.lock().socket.clone()
+        self.0.lock().socket.clone()
     }
 
     /// Discards all received data, because no request asks for an answer.
@@ -83,7 +80,7 @@ impl BackChannel {
     ///
     /// Unread descriptors would stay open, the client's end of our connection perhaps.
     pub(crate) fn discard(&self) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         let Some(socket) = &inner.socket else { return false };
         let mut bytes = [0; 4096];
         // The rest waits for the next call.
@@ -101,7 +98,7 @@ impl BackChannel {
 
     /// Reports a change of the configuration space.
     pub(crate) fn config_changed(&self) {
-        self.lock().send(&message(back_end_request::CONFIG_CHANGE_MSG, flags::VERSION, &[]));
+        self.0.lock().send(&message(back_end_request::CONFIG_CHANGE_MSG, flags::VERSION, &[]));
     }
 
     /// Reports an access that found no translation, or one that forbids it.
@@ -114,7 +111,7 @@ impl BackChannel {
     fn miss_at(&self, miss: Miss, now: Instant) {
         let Miss { addr, access, denied } = miss;
         let page = addr & !(PAGE - 1);
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         if denied {
             inner.send(&iotlb_message(addr, access, iotlb::ACCESS_FAIL));
             return;
@@ -140,7 +137,7 @@ impl BackChannel {
     ///
     /// Returns whether a queue may wait for this translation.
     pub(crate) fn answered(&self, first: u64, last: u64) -> bool {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         let before = inner.reported.len();
         inner.reported.retain(|reported| !(first..=last).contains(&reported.page));
         std::mem::take(&mut inner.lost_records) | (inner.reported.len() < before)
@@ -148,18 +145,18 @@ impl BackChannel {
 
     /// Deletes all records, so that a miss that is met again is reported again.
     pub(crate) fn forget(&self) {
-        self.lock().forget();
+        self.0.lock().forget();
     }
 
     /// Whether a miss could not be reported and the client may read it later.
     pub(crate) fn has_unreported(&self) -> bool {
-        let inner = self.lock();
+        let inner = self.0.lock();
         inner.unreported && inner.socket.is_some()
     }
 
     /// Whether waiting queues must look again; clears the mark.
     pub(crate) fn take_unreported(&self) -> bool {
-        std::mem::take(&mut self.lock().unreported)
+        std::mem::take(&mut self.0.lock().unreported)
     }
 }
 
@@ -185,13 +182,7 @@ impl Inner {
 }
 
 fn iotlb_message(iova: u64, access: Access, kind: u8) -> Vec<u8> {
-    let mut perm = 0;
-    for (direction, bit) in [(Access::READ, iotlb::READ), (Access::WRITE, iotlb::WRITE)] {
-        if access.contains(direction) {
-            perm |= bit;
-        }
-    }
-    let payload = Iotlb { iova, perm, kind, ..Iotlb::default() };
+    let payload = Iotlb { iova, perm: perm(access), kind, ..Iotlb::default() };
     message(back_end_request::IOTLB_MSG, flags::VERSION, payload.as_bytes())
 }
 

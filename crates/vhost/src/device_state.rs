@@ -16,10 +16,9 @@
 //! | 12 to 15 | number of queues |
 //! | 16 to 19 | queue pairs that the driver has set; absent if it has set none |
 use crate::session::SessionError;
+use paravane_io::{read_now, write_now};
 use paravane_spec::vhost_user::StateTransfer;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::io::{Errno, IoSlice, IoSliceMut, ReadWriteFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -94,7 +93,7 @@ impl Transfer {
         match transfer {
             StateTransfer { direction: 0, phase: 0 } => {
                 let state = state.encode();
-                Ok(Self::Done(write(&pipe, &state) == Some(state.len())))
+                Ok(Self::Done(write_now(&pipe, &state) == Ok(state.len())))
             }
             StateTransfer { direction: 1, phase: 0 } => Ok(Self::In(pipe)),
             StateTransfer { direction, phase } => Err(SessionError::Transfer { direction, phase }),
@@ -117,7 +116,7 @@ impl Transfer {
             // One byte more than a valid state, to detect a longer one.
             let mut found = [0; MOST + 1];
             let mut have = 0;
-            while let Some(count @ 1..) = read(pipe, &mut found[have..]) {
+            while let Ok(count @ 1..) = read_now(&*pipe, &mut found[have..]) {
                 have += count;
             }
             let pairs = own.decode(&found[..have]);
@@ -128,29 +127,6 @@ impl Transfer {
             Self::Done(false) => Err(TransferFailed),
             Self::Done(true) | Self::None | Self::In(_) => Ok(None),
         }
-    }
-}
-
-fn is_ready(pipe: &OwnedFd, what: PollFlags) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut fds = [PollFd::new(pipe, what)];
-    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
-}
-
-/// Writes without waiting; returns the number of bytes.
-fn write(pipe: &OwnedFd, bytes: &[u8]) -> Option<usize> {
-    // Offset -1 (u64::MAX) means none.
-    match rustix::io::pwritev2(pipe, &[IoSlice::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
-        Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::OUT) => rustix::io::write(pipe, bytes).ok(),
-        written => written.ok(),
-    }
-}
-
-/// Reads without waiting; returns the number of bytes.
-fn read(pipe: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
-    match rustix::io::preadv2(pipe, &mut [IoSliceMut::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
-        Err(Errno::OPNOTSUPP) if is_ready(pipe, PollFlags::IN) => rustix::io::read(pipe, bytes).ok(),
-        read => read.ok(),
     }
 }
 

@@ -55,13 +55,7 @@ impl Piece {
     /// Writes the update that makes this piece; `None` if it covers all 2^64 addresses.
     fn update(self) -> Option<Iotlb> {
         let size = (self.last - self.first).checked_add(1)?;
-        let mut perm = 0;
-        for (direction, bit) in [(Access::READ, iotlb::READ), (Access::WRITE, iotlb::WRITE)] {
-            if self.access.contains(direction) {
-                perm |= bit;
-            }
-        }
-        let (iova, user, kind) = (self.first, self.user, iotlb::UPDATE);
+        let (iova, user, perm, kind) = (self.first, self.user, perm(self.access), iotlb::UPDATE);
         Some(Iotlb { iova, size, user, perm, kind, ..Iotlb::default() })
     }
 
@@ -76,6 +70,15 @@ impl Piece {
         let offset = |piece: Self| piece.user.wrapping_sub(piece.first);
         self.access == other.access && offset(self) == offset(other)
     }
+}
+
+/// Permission of a message for an access.
+pub(crate) fn perm(access: Access) -> u8 {
+    let directions = [(Access::READ, iotlb::READ), (Access::WRITE, iotlb::WRITE)];
+    directions
+        .iter()
+        .filter(|(direction, _)| access.contains(*direction))
+        .fold(0, |perm, (_, bit)| perm | bit)
 }
 
 /// Pages that an invalidation touches, as first and last IOVA.

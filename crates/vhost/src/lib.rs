@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   client (a VMM)                   export's thread                                       I/O threads
-//!   messages, descriptors --socket--> Request --session--> Reply
+//!   messages, descriptors --socket--> Session --handle--> reply
 //!                                       |  memory: files -> dma::Memory
 //!                                       '- vring: addresses, position, kick -> HostQueue --put_on--> served
 //!   kick: eventfd or pipe -------------------------------------------------------------------------->|
@@ -60,4 +60,5 @@ mod protocol;
 pub mod session;
 mod vring;
 
-pub use protocol::{ExportConfig, KnownToDriver, RecordedSession, VhostUser};
+pub use protocol::{ExportConfig, VhostUser};
+pub use session::KnownToDriver;

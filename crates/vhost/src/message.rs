@@ -1,8 +1,8 @@
 //! Decode and encode vhost-user messages.
 //!
 //! ```text
-//! 12 bytes --payload_len--> payload --Request::decode(header, payload, descriptors)--> Request
-//! Reply --encode(request)--> bytes, and at most one descriptor
+//! 12 bytes --payload_len--> payload --Parts::new(request, payload, descriptors)--> structures, descriptors
+//! Handled::Reply --message(request, flags)--> bytes, and at most one descriptor
 //! ```
 //! Payload sizes and numbers of descriptors are checked for each request. Descriptors that are not
 //! handed out are closed. Whether a request is allowed in the state of the session is checked by
@@ -11,9 +11,8 @@
 //! Source: QEMU's `docs/interop/vhost-user.rst`.
 use paravane_export::Framing;
 use paravane_spec::vhost_user::{
-    ConfigAccess, Header, INFLIGHT_SIZE, Inflight, Iotlb, LogArea, MAX_TABLE_REGIONS, MemoryRegion,
-    MemoryTable, SingleRegion, StateTransfer, VRING_INDEX_MASK, VRING_NO_FD, VringAddr, VringState, flags,
-    request,
+    ConfigAccess, Header, INFLIGHT_SIZE, Inflight, MAX_TABLE_REGIONS, MemoryRegion, MemoryTable,
+    SingleRegion, VRING_INDEX_MASK, VRING_NO_FD, flags, request,
 };
 use std::os::fd::OwnedFd;
 use thiserror::Error;
@@ -93,48 +92,6 @@ pub struct SharedRegion {
     pub file: OwnedFd,
 }
 
-/// Request of a client.
-#[derive(Debug)]
-#[expect(
-    missing_docs,
-    reason = "the names are those of paravane_spec::vhost_user::request, which documents them"
-)]
-pub enum Request {
-    GetFeatures,
-    SetFeatures(u64),
-    SetOwner,
-    ResetOwner,
-    SetMemTable(Vec<SharedRegion>),
-    SetLogBase(LogArea, OwnedFd),
-    SetLogFd(OwnedFd),
-    SetVringNum(VringState),
-    SetVringAddr(VringAddr),
-    SetVringBase(VringState),
-    GetVringBase(VringState),
-    SetVringKick(u8, Option<OwnedFd>),
-    SetVringCall(u8, Option<OwnedFd>),
-    SetVringErr(u8, Option<OwnedFd>),
-    GetProtocolFeatures,
-    SetProtocolFeatures(u64),
-    GetQueueNum,
-    SetVringEnable(VringState),
-    SendRarp([u8; 6]),
-    SetBackendReqFd(OwnedFd),
-    IotlbMsg(Iotlb),
-    GetConfig(ConfigAccess),
-    SetConfig(ConfigAccess, Vec<u8>),
-    GetInflightFd(Inflight),
-    SetInflightFd(Inflight, OwnedFd),
-    ResetDevice,
-    GetMaxMemSlots,
-    AddMemReg(SharedRegion),
-    RemMemReg(MemoryRegion),
-    SetStatus(u64),
-    GetStatus,
-    SetDeviceStateFd(StateTransfer, OwnedFd),
-    CheckDeviceState,
-}
-
 /// Size in bytes of the payload that follows a header.
 ///
 /// # Errors
@@ -156,14 +113,48 @@ pub fn payload_len(header: Header) -> Result<usize, MessageError> {
     }
 }
 
-/// Message that is being decoded.
-struct Parts<'a> {
+/// Payload and descriptors of a request.
+///
+/// Each request has one way to take them, which checks both: [`Parts::only`] and [`Parts::with_fd`] for
+/// most.
+///
+/// # Errors
+/// Each method fails if the payload or the number of descriptors is not that of the request.
+#[derive(Debug)]
+pub struct Parts<'a> {
     request: u32,
     payload: &'a [u8],
     fds: Vec<OwnedFd>,
 }
 
-impl Parts<'_> {
+/// Requests without payload and descriptors.
+const BARE: [u32; 9] = [
+    request::GET_FEATURES,
+    request::SET_OWNER,
+    request::RESET_OWNER,
+    request::GET_PROTOCOL_FEATURES,
+    request::GET_QUEUE_NUM,
+    request::RESET_DEVICE,
+    request::GET_MAX_MEM_SLOTS,
+    request::GET_STATUS,
+    request::CHECK_DEVICE_STATE,
+];
+
+impl<'a> Parts<'a> {
+    /// Takes the parts of a request. `payload` has the size that [`payload_len`] returned.
+    ///
+    /// Descriptors that are not taken are closed.
+    ///
+    /// # Errors
+    /// The request has no parts, and there are some.
+    pub fn new(request: u32, payload: &'a [u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
+        let parts = Self { request, payload, fds };
+        if BARE.contains(&request) {
+            let []: [u8; 0] = parts.only()?;
+        }
+        Ok(parts)
+    }
+
     fn wrong_size(&self) -> MessageError {
         MessageError::Size { request: self.request, size: self.payload.len() }
     }
@@ -172,14 +163,21 @@ impl Parts<'_> {
         MessageError::Value { request: self.request, value: value.into() }
     }
 
-    /// Checks that there is no payload.
-    fn empty<T>(&self, request: T) -> Result<T, MessageError> {
-        self.payload.is_empty().then_some(request).ok_or(self.wrong_size())
+    /// Reads a payload of exactly one structure.
+    fn structure<T: FromBytes>(&self) -> Result<T, MessageError> {
+        T::read_from_bytes(self.payload).map_err(|_| self.wrong_size())
     }
 
-    /// Reads a payload of exactly one structure.
-    fn only<T: FromBytes>(&self) -> Result<T, MessageError> {
-        T::read_from_bytes(self.payload).map_err(|_| self.wrong_size())
+    /// Reads a payload of exactly one structure, without descriptors.
+    pub fn only<T: FromBytes>(&self) -> Result<T, MessageError> {
+        let structure = self.structure()?;
+        self.no_fds()?;
+        Ok(structure)
+    }
+
+    /// Reads a payload of exactly one structure, and takes the one descriptor.
+    pub fn with_fd<T: FromBytes>(&mut self) -> Result<(T, OwnedFd), MessageError> {
+        Ok((self.structure()?, self.fd()?))
     }
 
     /// Reads a structure, and returns the bytes after it.
@@ -192,7 +190,7 @@ impl Parts<'_> {
     }
 
     /// Takes the one descriptor.
-    fn fd(&mut self) -> Result<OwnedFd, MessageError> {
+    pub fn fd(&mut self) -> Result<OwnedFd, MessageError> {
         match (self.fds.len(), self.fds.pop()) {
             (1, Some(fd)) => Ok(fd),
             (given, _) => Err(MessageError::Fds { request: self.request, given, needed: 1 }),
@@ -200,29 +198,31 @@ impl Parts<'_> {
     }
 
     /// Takes the one descriptor of a message with which some clients send an unused number.
-    fn only_fd(&mut self) -> Result<OwnedFd, MessageError> {
+    pub fn only_fd(&mut self) -> Result<OwnedFd, MessageError> {
         if matches!(self.payload.len(), 0 | 8) { self.fd() } else { Err(self.wrong_size()) }
     }
 
     /// Reads a queue index, and takes its descriptor if the payload announces one.
-    fn vring_fd(&mut self, make: fn(u8, Option<OwnedFd>) -> Request) -> Result<Request, MessageError> {
-        let value: u64 = self.only()?;
+    pub fn vring_fd(&mut self) -> Result<(u8, Option<OwnedFd>), MessageError> {
+        let value: u64 = self.structure()?;
         if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
             return Err(self.wrong_value(value));
         }
         let index = (value & VRING_INDEX_MASK) as u8;
         if value & VRING_NO_FD == 0 {
-            return Ok(make(index, Some(self.fd()?)));
+            return Ok((index, Some(self.fd()?)));
         }
         self.no_fds()?;
-        Ok(make(index, None))
+        Ok((index, None))
     }
 
-    fn no_fds(&self) -> Result<(), MessageError> {
+    /// Checks that there is no descriptor.
+    pub fn no_fds(&self) -> Result<(), MessageError> {
         if self.fds.is_empty() { Ok(()) } else { Err(self.wrong_fds(0)) }
     }
 
-    fn table(&mut self) -> Result<Vec<SharedRegion>, MessageError> {
+    /// Reads a table of regions, and takes their descriptors.
+    pub fn table(&mut self) -> Result<Vec<SharedRegion>, MessageError> {
         let (MemoryTable { regions: count, .. }, rest) = self.first()?;
         let entry = size_of::<MemoryRegion>();
         let room = rest.len() / entry;
@@ -244,16 +244,35 @@ impl Parts<'_> {
         Ok(regions.into_iter().zip(files).map(|(region, file)| SharedRegion { region, file }).collect())
     }
 
-    fn config(&self) -> Result<(ConfigAccess, &[u8]), MessageError> {
-        let (access, bytes) = self.first::<ConfigAccess>()?;
-        if u32::try_from(bytes.len()) == Ok(access.size) {
-            Ok((access, bytes))
-        } else {
-            Err(self.wrong_size())
+    /// Reads the one region to add, and takes its descriptor.
+    pub fn region(&mut self) -> Result<SharedRegion, MessageError> {
+        let (SingleRegion { region, .. }, file) = self.with_fd()?;
+        Ok(SharedRegion { region, file })
+    }
+
+    /// Reads the one region to remove.
+    ///
+    /// Some clients send the file as well. The specification says to close it.
+    pub fn removed_region(&self) -> Result<MemoryRegion, MessageError> {
+        let SingleRegion { region, .. } = self.structure()?;
+        match self.fds.len() {
+            0 | 1 => Ok(region),
+            _ => Err(self.wrong_fds(0)),
         }
     }
 
-    fn inflight(&self) -> Result<Inflight, MessageError> {
+    /// Reads an access to the configuration space, and its bytes.
+    pub fn config(&self) -> Result<(ConfigAccess, &[u8]), MessageError> {
+        let (access, bytes) = self.first::<ConfigAccess>()?;
+        if u32::try_from(bytes.len()) != Ok(access.size) {
+            return Err(self.wrong_size());
+        }
+        self.no_fds()?;
+        Ok((access, bytes))
+    }
+
+    /// Reads the description of an in-flight region.
+    pub fn inflight(&self) -> Result<Inflight, MessageError> {
         let mut inflight = Inflight::default();
         if self.payload.len() != INFLIGHT_SIZE && self.payload.len() != size_of::<Inflight>() {
             return Err(self.wrong_size());
@@ -263,118 +282,20 @@ impl Parts<'_> {
     }
 }
 
-impl Request {
-    /// Decodes a request. `payload` has the size that [`payload_len`] returned.
-    ///
-    /// # Errors
-    /// The request is unknown, or its payload or descriptors do not fit. All descriptors are
-    /// closed.
-    pub fn decode(header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError> {
-        let mut parts = Parts { request: header.request, payload, fds };
-        let parts = &mut parts;
-        let request = match header.request {
-            request::GET_FEATURES => parts.empty(Self::GetFeatures)?,
-            request::SET_FEATURES => Self::SetFeatures(parts.only()?),
-            request::SET_OWNER => parts.empty(Self::SetOwner)?,
-            request::RESET_OWNER => parts.empty(Self::ResetOwner)?,
-            request::SET_MEM_TABLE => Self::SetMemTable(parts.table()?),
-            request::SET_LOG_BASE => Self::SetLogBase(parts.only()?, parts.fd()?),
-            request::SET_LOG_FD => Self::SetLogFd(parts.only_fd()?),
-            request::SET_VRING_NUM => Self::SetVringNum(parts.only()?),
-            request::SET_VRING_ADDR => Self::SetVringAddr(parts.only()?),
-            request::SET_VRING_BASE => Self::SetVringBase(parts.only()?),
-            request::GET_VRING_BASE => Self::GetVringBase(parts.only()?),
-            request::SET_VRING_KICK => parts.vring_fd(Self::SetVringKick)?,
-            request::SET_VRING_CALL => parts.vring_fd(Self::SetVringCall)?,
-            request::SET_VRING_ERR => parts.vring_fd(Self::SetVringErr)?,
-            request::GET_PROTOCOL_FEATURES => parts.empty(Self::GetProtocolFeatures)?,
-            request::SET_PROTOCOL_FEATURES => Self::SetProtocolFeatures(parts.only()?),
-            request::GET_QUEUE_NUM => parts.empty(Self::GetQueueNum)?,
-            request::SET_VRING_ENABLE => Self::SetVringEnable(parts.only()?),
-            request::SEND_RARP => {
-                // A MAC address and two bytes of padding.
-                let [a, b, c, d, e, f, _, _] = parts.only()?;
-                Self::SendRarp([a, b, c, d, e, f])
-            }
-            request::SET_BACKEND_REQ_FD => Self::SetBackendReqFd(parts.only_fd()?),
-            request::IOTLB_MSG => Self::IotlbMsg(parts.only()?),
-            request::GET_CONFIG => Self::GetConfig(parts.config()?.0),
-            request::SET_CONFIG => {
-                let (access, bytes) = parts.config()?;
-                Self::SetConfig(access, bytes.to_vec())
-            }
-            request::GET_INFLIGHT_FD => Self::GetInflightFd(parts.inflight()?),
-            request::SET_INFLIGHT_FD => Self::SetInflightFd(parts.inflight()?, parts.fd()?),
-            request::RESET_DEVICE => parts.empty(Self::ResetDevice)?,
-            request::GET_MAX_MEM_SLOTS => parts.empty(Self::GetMaxMemSlots)?,
-            request::ADD_MEM_REG => {
-                let SingleRegion { region, .. } = parts.only()?;
-                Self::AddMemReg(SharedRegion { region, file: parts.fd()? })
-            }
-            request::REM_MEM_REG => {
-                let SingleRegion { region, .. } = parts.only()?;
-                // Some clients send the file as well. The specification says to close it.
-                if parts.fds.len() == 1 {
-                    parts.fds.clear();
-                }
-                Self::RemMemReg(region)
-            }
-            request::SET_STATUS => Self::SetStatus(parts.only()?),
-            request::GET_STATUS => parts.empty(Self::GetStatus)?,
-            request::SET_DEVICE_STATE_FD => Self::SetDeviceStateFd(parts.only()?, parts.fd()?),
-            request::CHECK_DEVICE_STATE => parts.empty(Self::CheckDeviceState)?,
-            request::POSTCOPY_ADVISE..=request::POSTCOPY_END => {
-                return Err(MessageError::Postcopy(header.request));
-            }
-            unknown => return Err(MessageError::Request(unknown)),
-        };
-        parts.no_fds()?;
-        Ok(request)
-    }
-}
-
-/// Reply to a client.
-#[derive(Debug)]
-pub enum Reply {
-    /// A number; as an acknowledgement, 0 means success.
-    Number(u64),
-    /// Failed, and the session continues.
-    ///
-    /// Sent as a negative acknowledgement, if one was requested.
+/// What becomes of a request.
+pub(crate) enum Handled {
+    /// It is done, and has no reply.
+    Done,
+    /// It is refused. The session goes on.
     Refused,
-    /// Position of a queue.
-    Vring(VringState),
-    /// Bytes of the configuration space.
-    Config(ConfigAccess, Vec<u8>),
-    /// The log area as the client sent it.
-    ///
-    /// The specification defines no payload: QEMU accepts any, Cloud Hypervisor needs this.
-    Log(LogArea),
-    /// In-flight region.
-    Inflight(Inflight, OwnedFd),
-    /// Header without payload, which some requests define as failure.
-    Empty,
+    /// Payload of its reply, and a descriptor.
+    Reply(Vec<u8>, Option<OwnedFd>),
 }
 
-impl Reply {
-    /// Encodes a reply to `request`; returns its bytes and its descriptor.
-    #[must_use]
-    pub fn encode(self, request: u32) -> (Vec<u8>, Option<OwnedFd>) {
-        let flags = flags::VERSION | flags::REPLY;
-        match self {
-            Self::Number(number) => (message(request, flags, number.as_bytes()), None),
-            Self::Refused => (message(request, flags, 1_u64.as_bytes()), None),
-            Self::Vring(state) => (message(request, flags, state.as_bytes()), None),
-            Self::Log(area) => (message(request, flags, area.as_bytes()), None),
-            Self::Config(access, bytes) => {
-                (message(request, flags, &[access.as_bytes(), &bytes].concat()), None)
-            }
-            Self::Inflight(inflight, fd) => {
-                // With the padding, as all known clients send it.
-                (message(request, flags, inflight.as_bytes()), Some(fd))
-            }
-            Self::Empty => (message(request, flags, &[]), None),
-        }
+impl Handled {
+    /// A reply without a descriptor.
+    pub(crate) fn reply(payload: &(impl IntoBytes + Immutable + ?Sized)) -> Self {
+        Self::Reply(payload.as_bytes().to_vec(), None)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The protocol as an export sees it.
 use crate::message::FRAMING;
-use crate::session::{VhostSession, check, seen_by_driver};
+use crate::session::{VhostSession, check};
 use paravane_device::Device;
 use paravane_export::protocol::{Offer, Protocol, Section, Session};
-use paravane_export::{Exchanged, Framing, Handover, HandoverError, Kept, SessionEnd, SharedStatus};
+use paravane_export::{Framing, HandoverError, SessionEnd, SharedStatus};
 use paravane_io::DeviceThreads;
 use std::sync::Arc;
 
@@ -51,40 +51,3 @@ impl Protocol for VhostUser {
 
 /// Configuration of an export with vhost-user.
 pub type ExportConfig = paravane_export::ExportConfig<VhostUser>;
-
-/// What a driver knows of its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownToDriver {
-    /// Configuration space as the driver has seen it.
-    pub config: Vec<u8>,
-    /// Features that the driver has accepted; 0: none yet.
-    pub features: u64,
-}
-
-/// Session with vhost-user that is handed over or kept.
-pub trait RecordedSession {
-    /// Reads the features and configuration that the session's driver has seen. `None`: no session.
-    ///
-    /// # Errors
-    /// The record is damaged, invalid or of another version.
-    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError>;
-}
-
-impl RecordedSession for Handover {
-    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        let seen = seen_by_driver(&self.session_sections()?);
-        Ok(seen.map(|(config, features)| KnownToDriver { config, features }))
-    }
-}
-
-impl RecordedSession for Exchanged {
-    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        self.handover().known_to_driver()
-    }
-}
-
-impl RecordedSession for Kept {
-    fn known_to_driver(&self) -> Result<Option<KnownToDriver>, HandoverError> {
-        self.handover().known_to_driver()
-    }
-}

@@ -3,10 +3,10 @@
 //! Uses no socket.
 //!
 //! ```text
-//!   header, payload, descriptors --Request::decode--> Request --handle--> Reply, or an acknowledgement on request
-//!                                                        |
-//!                                                        +--> features, memory, log, in-flight region: kept here
-//!                                                        '--> Vring: started on an I/O thread, stopped, moved
+//!   header, payload, descriptors --Parts--> handle --> reply, or an acknowledgement on request
+//!                                             |
+//!                                             +--> features, memory, log, in-flight region: kept here
+//!                                             '--> Vring: started on an I/O thread, stopped, moved
 //!   hand over: drain all queues, give the messages that make the session again
 //!   end:  drain all queues, close the client's descriptors, unmap its memory, reset the device
 //! ```
@@ -23,14 +23,15 @@ mod translation;
 
 pub use error::SessionError;
 pub use paravane_export::protocol::{Answer, Offer};
-pub(crate) use saved::{check, seen_by_driver};
+pub use saved::KnownToDriver;
+pub(crate) use saved::check;
 
 use crate::back_channel::BackChannel;
 use crate::device_state::{self, DeviceState, Transfer};
 use crate::inflight::{self, InflightMemory};
 use crate::iotlb::Translations;
 use crate::memory::{ClientMemory, MAX_SLOTS};
-use crate::message::{Reply, Request};
+use crate::message::{Handled, MessageError, Parts};
 use crate::vring::{Kick, Vring};
 use features::Features;
 use paravane_device::Device;
@@ -41,13 +42,14 @@ use paravane_io::{DeviceThreads, QueueSet};
 use paravane_notify::Notifier;
 use paravane_spec::net;
 use paravane_spec::vhost_user::{
-    ConfigAccess, F_LOG_ALL, Header, Inflight, LogArea, MAX_CONFIG, StateTransfer, VRING_NO_FD, VringState,
-    flags, protocol_feature,
+    ConfigAccess, F_LOG_ALL, LogArea, MAX_CONFIG, StateTransfer, VRING_NO_FD, VringState, protocol_feature,
+    request,
 };
 use paravane_spec::{device_id, feature};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// Interval between looks at a queue whose client sends no kicks.
 const POLL_INTERVAL: Duration = Duration::from_micros(500);
@@ -136,133 +138,62 @@ impl VhostSession {
         Ok(session)
     }
 
-    /// Has a later process be able to continue the session: tracks what is in flight.
-    ///
-    /// # Errors
-    /// The process has too few descriptors or too little memory left.
-    pub(crate) fn track_itself(&mut self) -> Result<(), SessionError> {
-        if self.own_inflight.is_none() {
-            let (layout, file) = inflight::make_own(self.device.queue_sizes())?;
-            self.own_inflight = Some(InflightMemory::new(layout, file, &self.memory)?);
-        }
-        Ok(())
-    }
-
-    /// Clears the tracking of queues that a message may start anew.
-    ///
-    /// Call it before [`VhostSession::answer`], if a later process may continue the session. Returns
-    /// whether the message may start queues.
-    ///
-    /// # Errors
-    /// The host refuses.
-    pub(crate) fn prepare(&mut self, header: Header) -> Result<bool, SessionError> {
-        use paravane_spec::vhost_user::request::{
-            ADD_MEM_REG, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_ENABLE, SET_VRING_KICK,
-        };
-        let starts = [ADD_MEM_REG, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_ENABLE, SET_VRING_KICK];
-        if !starts.contains(&header.request) {
-            return Ok(false);
-        }
-        let own = self.own_inflight.as_ref().filter(|_| !self.is_held);
-        for (queue, vring) in (0..).zip(&mut self.vrings) {
-            if let Some(own) = own
-                && vring.is_tracked
-                && !self.queues.is_live(queue)
-            {
-                let request = "in-flight region";
-                own.memory.clear(queue).map_err(|source| SessionError::Fd { request, source })?;
-                vring.is_tracked = false;
-            }
-        }
-        Ok(true)
-    }
-
-    /// Handles a message.
-    ///
-    /// Send the answer even if the result is an error, which ends the session.
-    ///
-    /// A message may signal the client through its descriptors. A process that does not ignore
-    /// SIGPIPE must call [`paravane_io::outlive_pipes`] on the calling thread first; Rust programs
-    /// ignore it by default.
-    ///
-    /// # Errors
-    /// The message is malformed or not allowed in this state, or the host cannot serve it. End the
-    /// session.
-    pub fn answer(
-        &mut self,
-        header: Header,
-        payload: &[u8],
-        fds: Vec<OwnedFd>,
-    ) -> (Option<Answer>, Result<(), SessionError>) {
-        let done = Request::decode(header, payload, fds)
-            .map_err(SessionError::from)
-            .and_then(|request| self.handle(request));
-        // The message that accepts REPLY_ACK is acknowledged too: User Mode Linux waits for it.
-        let acknowledge =
-            header.flags & flags::NEED_REPLY != 0 && self.features.has_protocol(protocol_feature::REPLY_ACK);
-        let (reply, result) = match done {
-            Ok(Some(Reply::Refused)) => (acknowledge.then_some(Reply::Refused), Ok(())),
-            Ok(Some(reply)) => (Some(reply), Ok(())),
-            Ok(None) => (acknowledge.then_some(Reply::Number(0)), Ok(())),
-            Err(error) => (acknowledge.then_some(Reply::Number(1)), Err(error)),
-        };
-        (reply.map(|reply| reply.encode(header.request)), result)
-    }
-
-    fn handle(&mut self, request: Request) -> Result<Option<Reply>, SessionError> {
+    /// Handles a request. Its parts are checked before it has any effect.
+    fn handle(&mut self, request: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Handled, SessionError> {
+        let parts = &mut Parts::new(request, payload, fds)?;
         match request {
-            Request::GetFeatures => return number(self.features.offered()),
-            Request::SetFeatures(features) => self.set_features(features)?,
-            Request::GetProtocolFeatures => return number(self.features.offered_protocol()),
-            Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
-            Request::SetOwner => self.begin_negotiation(),
-            Request::ResetOwner => {
+            request::GET_FEATURES => return number(self.features.offered()),
+            request::SET_FEATURES => self.set_features(parts.only()?)?,
+            request::GET_PROTOCOL_FEATURES => return number(self.features.offered_protocol),
+            request::SET_PROTOCOL_FEATURES => self.set_protocol_features(parts.only()?)?,
+            request::SET_OWNER => self.begin_negotiation(),
+            request::RESET_OWNER => {
                 self.disable_all();
                 self.forget_driver();
             }
-            Request::ResetDevice => self.reset_device()?,
-            Request::GetQueueNum => return number(self.queue_num()),
-            Request::SetMemTable(regions) => self.change_memory(self.memory.with_all(regions)?)?,
-            Request::AddMemReg(region) => self.change_memory(self.memory.with(region)?)?,
-            Request::RemMemReg(region) => self.change_memory(self.memory.without(region)?)?,
-            Request::GetMaxMemSlots => return number(MAX_SLOTS as u64),
-            Request::SetVringNum(state) => self.set_vring_num(state)?,
-            Request::SetVringAddr(addr) => self.set_vring_addr(addr)?,
-            Request::SetVringBase(VringState { index, num }) => {
+            request::RESET_DEVICE => self.reset_device()?,
+            request::GET_QUEUE_NUM => return number(self.queue_num()),
+            request::SET_MEM_TABLE => self.change_memory(self.memory.with_all(parts.table()?)?)?,
+            request::ADD_MEM_REG => self.change_memory(self.memory.with(parts.region()?)?)?,
+            request::REM_MEM_REG => self.change_memory(self.memory.without(parts.removed_region()?)?)?,
+            request::GET_MAX_MEM_SLOTS => return number(MAX_SLOTS as u64),
+            request::SET_VRING_NUM => self.set_vring_num(parts.only()?)?,
+            request::SET_VRING_ADDR => self.set_vring_addr(parts.only()?)?,
+            request::SET_VRING_BASE => {
+                let VringState { index, num } = parts.only()?;
                 self.stopped_vring(index, "SET_VRING_BASE")?.base = num;
             }
-            Request::GetVringBase(VringState { index, .. }) => return self.get_vring_base(index),
-            Request::SetVringKick(index, fd) => self.set_vring_kick(index, fd)?,
-            Request::SetVringCall(index, fd) => self.set_vring_call(index, fd)?,
-            Request::SetVringErr(index, fd) => {
-                let queue = self.queue(index.into())?;
-                self.shared_status.notifiers.set_err(queue, signal(fd, "SET_VRING_ERR")?);
-            }
-            Request::SetVringEnable(state) => self.set_vring_enable(state)?,
-            Request::SendRarp(mac) => self.send_rarp(mac)?,
-            Request::SetBackendReqFd(fd) => self.set_backend_req_fd(fd)?,
-            Request::GetConfig(access) => return Ok(Some(self.get_config(access))),
-            Request::SetConfig(access, bytes) => {
+            request::GET_VRING_BASE => return self.get_vring_base(parts.only()?),
+            request::SET_VRING_KICK => self.set_vring_kick(parts.vring_fd()?)?,
+            request::SET_VRING_CALL => self.set_vring_call(parts.vring_fd()?)?,
+            request::SET_VRING_ERR => self.set_vring_err(parts.vring_fd()?)?,
+            request::SET_VRING_ENABLE => self.set_vring_enable(parts.only()?)?,
+            request::SEND_RARP => self.send_rarp(parts.only()?)?,
+            request::SET_BACKEND_REQ_FD => self.set_backend_req_fd(parts.only_fd()?)?,
+            request::GET_CONFIG => return Ok(self.get_config(parts.config()?.0)),
+            request::SET_CONFIG => {
+                let (access, bytes) = parts.config()?;
                 if access.flags == 0 {
-                    self.device.write_config(access.offset, &bytes);
+                    self.device.write_config(access.offset, bytes);
                 }
             }
-            Request::SetStatus(status) => self.set_status(status)?,
-            Request::GetStatus => return number(self.status.into()),
-            Request::SetLogBase(area, fd) => {
-                self.set_log_base(area, fd)?;
-                return Ok(Some(Reply::Log(area)));
-            }
+            request::SET_STATUS => self.set_status(parts.only()?)?,
+            request::GET_STATUS => return number(self.status.into()),
+            request::SET_LOG_BASE => return self.set_log_base(parts.with_fd()?),
             // This descriptor would announce changes of the log. Clients poll the log, so nothing
             // uses it.
-            Request::SetLogFd(_) => {}
-            Request::GetInflightFd(wanted) => return self.get_inflight_fd(wanted).map(Some),
-            Request::SetInflightFd(inflight, fd) => self.set_inflight_fd(inflight, fd)?,
-            Request::SetDeviceStateFd(said, pipe) => return self.set_device_state_fd(said, pipe),
-            Request::CheckDeviceState => return self.check_device_state(),
-            Request::IotlbMsg(said) => return self.iotlb(&said),
+            request::SET_LOG_FD => drop(parts.only_fd()?),
+            request::GET_INFLIGHT_FD => return self.get_inflight_fd(parts),
+            request::SET_INFLIGHT_FD => self.set_inflight_fd(parts)?,
+            request::SET_DEVICE_STATE_FD => return self.set_device_state_fd(parts.with_fd()?),
+            request::CHECK_DEVICE_STATE => return self.check_device_state(),
+            request::IOTLB_MSG => return self.iotlb(&parts.only()?),
+            request::POSTCOPY_ADVISE..=request::POSTCOPY_END => {
+                return Err(MessageError::Postcopy(request).into());
+            }
+            unknown => return Err(MessageError::Request(unknown).into()),
         }
-        Ok(None)
+        Ok(Handled::Done)
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<(), SessionError> {
@@ -275,7 +206,7 @@ impl VhostSession {
         Ok(())
     }
 
-    fn set_vring_call(&mut self, index: u8, fd: Option<OwnedFd>) -> Result<(), SessionError> {
+    fn set_vring_call(&mut self, (index, fd): (u8, Option<OwnedFd>)) -> Result<(), SessionError> {
         let queue = self.queue(index.into())?;
         let call = signal(fd, "SET_VRING_CALL")?;
         self.shared_status.notifiers.set_call(queue, call);
@@ -286,9 +217,16 @@ impl VhostSession {
         Ok(())
     }
 
-    fn send_rarp(&mut self, mac: [u8; 6]) -> Result<(), SessionError> {
+    fn set_vring_err(&mut self, (index, fd): (u8, Option<OwnedFd>)) -> Result<(), SessionError> {
+        let queue = self.queue(index.into())?;
+        self.shared_status.notifiers.set_err(queue, signal(fd, "SET_VRING_ERR")?);
+        Ok(())
+    }
+
+    /// Announces a MAC address, which is followed by two bytes of padding.
+    fn send_rarp(&mut self, [a, b, c, d, e, f, _, _]: [u8; 8]) -> Result<(), SessionError> {
         self.features.need_protocol(protocol_feature::RARP, "SEND_RARP")?;
-        self.device.announce(mac);
+        self.device.announce([a, b, c, d, e, f]);
         Ok(())
     }
 
@@ -301,14 +239,17 @@ impl VhostSession {
         Ok(())
     }
 
-    fn get_inflight_fd(&self, wanted: Inflight) -> Result<Reply, SessionError> {
+    fn get_inflight_fd(&self, parts: &Parts<'_>) -> Result<Handled, SessionError> {
+        let wanted = parts.inflight()?;
+        parts.no_fds()?;
         self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "GET_INFLIGHT_FD")?;
         let most = self.device.queue_sizes().iter().copied().max().unwrap_or(0);
         let (inflight, fd) = inflight::make(wanted, most, self.features.has(feature::RING_PACKED))?;
-        Ok(Reply::Inflight(inflight, fd))
+        Ok(Handled::Reply(inflight.as_bytes().to_vec(), Some(fd)))
     }
 
-    fn set_inflight_fd(&mut self, inflight: Inflight, fd: OwnedFd) -> Result<(), SessionError> {
+    fn set_inflight_fd(&mut self, parts: &mut Parts<'_>) -> Result<(), SessionError> {
+        let (inflight, fd) = (parts.inflight()?, parts.fd()?);
         self.features.need_protocol(protocol_feature::INFLIGHT_SHMFD, "SET_INFLIGHT_FD")?;
         self.expect_idle("SET_INFLIGHT_FD")?;
         self.inflight = Some(InflightMemory::new(inflight, fd, &self.memory)?);
@@ -318,9 +259,8 @@ impl VhostSession {
 
     fn set_device_state_fd(
         &mut self,
-        said: StateTransfer,
-        pipe: OwnedFd,
-    ) -> Result<Option<Reply>, SessionError> {
+        (said, pipe): (StateTransfer, OwnedFd),
+    ) -> Result<Handled, SessionError> {
         self.features.need_protocol(protocol_feature::DEVICE_STATE, "SET_DEVICE_STATE_FD")?;
         self.expect_idle("SET_DEVICE_STATE_FD")?;
         let state = self.device_state();
@@ -329,7 +269,7 @@ impl VhostSession {
         number(VRING_NO_FD)
     }
 
-    fn check_device_state(&mut self) -> Result<Option<Reply>, SessionError> {
+    fn check_device_state(&mut self) -> Result<Handled, SessionError> {
         let own = self.device_state();
         let loaded = self.transfer.check(own);
         if let Ok(Some(pairs)) = loaded {
@@ -347,7 +287,7 @@ impl VhostSession {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), SessionError> {
-        let changed = self.features.accepted() ^ features;
+        let changed = self.features.accepted ^ features;
         if changed & !F_LOG_ALL != 0 {
             self.expect_idle("SET_FEATURES")?;
             self.begin_negotiation();
@@ -381,14 +321,14 @@ impl VhostSession {
         if counts_pairs { queues / u64::from(net::PAIR) } else { queues }
     }
 
-    fn get_config(&self, access: ConfigAccess) -> Reply {
+    fn get_config(&self, access: ConfigAccess) -> Handled {
         let ConfigAccess { offset, size, .. } = access;
         if offset.checked_add(size).is_none_or(|end| end > MAX_CONFIG) {
-            return Reply::Empty;
+            return Handled::reply(&[0_u8; 0]);
         }
         let mut bytes = vec![0; size as usize];
         self.device.read_config(offset, &mut bytes);
-        Reply::Config(access, bytes)
+        Handled::reply(&*[access.as_bytes(), &bytes].concat())
     }
 
     fn set_status(&mut self, status: u64) -> Result<(), SessionError> {
@@ -445,7 +385,7 @@ impl VhostSession {
         self.features.need_protocol(protocol_feature::RESET_DEVICE, "RESET_DEVICE")?;
         self.queues.stop(self.queues.all(), false);
         for queue in self.queues.all() {
-            self.shared_status.notifiers.forget_failure(queue);
+            self.shared_status.notifiers.set_failure(queue, None);
         }
         for vring in &mut self.vrings {
             *vring = Vring { is_tracked: vring.is_tracked, ..Vring::default() };
@@ -459,13 +399,6 @@ impl VhostSession {
         Ok(())
     }
 
-    /// Tells the client that the configuration space changed, if it accepted CONFIG.
-    pub fn config_changed(&mut self) {
-        if self.features.has_protocol(protocol_feature::CONFIG) {
-            self.back_channel.config_changed();
-        }
-    }
-
     /// Shows the driver of a card the carrier of the network, if it is told of changes.
     fn follow_carrier(&mut self) {
         let is_told =
@@ -473,47 +406,8 @@ impl VhostSession {
         self.device.follow_carrier(is_told);
     }
 
-    /// Socket for requests to the client, if there is one.
-    ///
-    /// Call [`VhostSession::hear`] when it is readable or broken.
-    #[must_use]
-    pub fn back_channel(&self) -> Option<Arc<OwnedFd>> {
-        self.back_channel.socket()
-    }
-
-    /// Discards what the client sent on [`VhostSession::back_channel`].
-    ///
-    /// Drops a channel that the client closed or floods; returns whether it did.
-    pub fn hear(&mut self) -> bool {
-        let is_dropped = self.back_channel.discard();
-        if is_dropped {
-            self.follow_carrier();
-        }
-        is_dropped
-    }
-
-    /// Descriptor that becomes readable when shared memory may be lost.
-    ///
-    /// Then call [`VhostSession::check_memory`].
-    #[must_use]
-    pub fn alarm(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
-    }
-
-    /// Checks that shared memory is still there. Call it after [`VhostSession::alarm`].
-    ///
-    /// # Errors
-    /// Shared memory is lost: the client truncated a file.
-    pub fn check_memory(&self) -> Result<(), SessionError> {
-        let _ = self.memory.alarm().take();
-        let log = self.log.as_ref().is_some_and(|(_, log)| log.lost());
-        let inflight = self.inflight.as_ref().is_some_and(|inflight| inflight.memory.is_lost());
-        if log || inflight || self.memory.lost() { Err(SessionError::MemoryLost) } else { Ok(()) }
-    }
-
-    /// Time until the next call of [`VhostSession::tick`] is due, if nothing else happens.
-    #[must_use]
-    pub fn next_tick(&self) -> Option<Duration> {
+    /// Time until the next call of [`Session::tick`](paravane_export::protocol::Session::tick) is due.
+    fn next_tick(&self) -> Option<Duration> {
         let polls = |(queue, vring): (u16, &Vring)| {
             matches!(vring.kick, Some(Kick::Poll)) && self.queues.is_live(queue)
         };
@@ -522,33 +416,10 @@ impl VhostSession {
         }
         (self.translations.is_some() && self.back_channel.has_unreported()).then_some(REPORT_RETRY)
     }
-
-    /// Kicks queues that receive no kicks, and reports misses again.
-    ///
-    /// # Errors
-    /// A queue that became ready cannot be served.
-    pub fn tick(&mut self) -> Result<(), SessionError> {
-        self.ticker.signal();
-        self.report_again()
-    }
-
-    /// Ends the session.
-    ///
-    /// Completes what is in flight, and drops all that belongs to the client. Returns the device.
-    pub fn end(mut self) -> Box<dyn Device> {
-        self.stop_every();
-        self.shared_status.notifiers.clear();
-        self.device.reset();
-        let mut status = self.shared_status.write();
-        status.connected = false;
-        status.tracked = false;
-        drop(status);
-        self.device
-    }
 }
 
-fn number(number: u64) -> Result<Option<Reply>, SessionError> {
-    Ok(Some(Reply::Number(number)))
+fn number(number: u64) -> Result<Handled, SessionError> {
+    Ok(Handled::reply(&number))
 }
 
 fn signal(fd: Option<OwnedFd>, request: &'static str) -> Result<Option<Signal>, SessionError> {

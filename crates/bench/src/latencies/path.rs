@@ -104,8 +104,8 @@ impl DevicePath {
             device: map::USED as u64,
         };
         let latency = Arc::new(QueueLatency::default());
-        let live = MappedQueue::start(addresses, QUEUE_SIZE, features, guest.handle()).map_err(failed)?;
-        let mut live = live.with_latency(Arc::clone(&latency));
+        let mut live = MappedQueue::start(addresses, QUEUE_SIZE, features, guest.handle()).map_err(failed)?;
+        live.record_into(Some(Arc::clone(&latency)), "", 0);
         let mut other = LatencyRecorder::default();
         swap(live.latency(), &mut other);
         Ok(Self {

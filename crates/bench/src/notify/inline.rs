@@ -66,7 +66,8 @@ impl QueueBackend for Queue {
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
         let memory = Memory::new(loan.memory.regions().to_vec()).map_err(io::Error::other)?;
         let (size, position) = (loan.addresses.size, loan.parked.state());
-        let queue = MappedQueue::resume(loan.addresses, size, loan.features, memory.handle(), position);
+        let handle = memory.handle();
+        let queue = MappedQueue::resume(loan.addresses, size, loan.features, handle, Some(position), None);
         let queue = Some(queue.map_err(io::Error::other)?);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let stop = Notifier::new(false).map_err(io::Error::other)?;

@@ -26,7 +26,7 @@ impl SlowLog {
         if total < self.threshold {
             return;
         }
-        let RequestRecord { operation, request, ring, throttled, host, interrupt } = *record;
+        let RequestRecord { operation, request, stages: [ring, throttled, host, interrupt] } = *record;
         tracing::warn!(
             target: SLOW_REQUESTS,
             device = &*self.device,
@@ -48,7 +48,7 @@ impl SlowLog {
 
 /// The stage that took most of the time.
 fn longest(record: &RequestRecord) -> Stage {
-    let times = Stage::ALL.into_iter().zip(record.stages());
+    let times = Stage::ALL.into_iter().zip(record.stages);
     times.max_by_key(|(_, time)| *time).map_or(Stage::Host, |(stage, _)| stage)
 }
 
@@ -61,10 +61,9 @@ mod tests {
     #[test]
     fn the_longest_stage_is_named_and_sums_do_not_wrap() {
         let request = Request { head: 0, sector: None, bytes: 0, status: 0 };
-        let mut record =
-            RequestRecord { operation: FLUSH, request, ring: 1, throttled: 9, host: 3, interrupt: 2 };
+        let mut record = RequestRecord { operation: FLUSH, request, stages: [1, 9, 3, 2] };
         assert_eq!((longest(&record), record.total()), (Stage::Throttled, 15));
-        record.host = u64::MAX;
+        record.stages[2] = u64::MAX;
         assert_eq!((longest(&record), record.total()), (Stage::Host, u64::MAX));
     }
 }

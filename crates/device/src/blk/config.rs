@@ -2,9 +2,9 @@
 use super::format::Format;
 use super::full::OnFull;
 use super::geometry::Geometry;
-use super::image_file::Opening;
+use super::image_file::{ImageFile, Opening, open_device};
 use super::layer_source::Layer;
-use super::open_error::OpenError;
+use super::open_error::{OpenError, OpenReason};
 use crate::Limiter;
 use paravane_store::Store;
 use std::path::PathBuf;
@@ -118,7 +118,8 @@ impl BlkConfig {
     /// # Errors
     /// The device cannot be such a disk.
     pub fn geometry_of_device(&self) -> Result<Geometry, OpenError> {
-        Geometry::of_device(&self.path, self.opening()?)
+        let opening = self.opening()?;
+        Geometry::of_file(&open_device(&self.path)?, &self.path, opening)
     }
 
     /// What drivers would be told of the disk in a store.
@@ -126,13 +127,14 @@ impl BlkConfig {
     /// # Errors
     /// The store cannot be such a disk.
     pub fn geometry_of_store(&self, store: &Arc<dyn Store>) -> Result<Geometry, OpenError> {
-        Geometry::of_store(store, self.opening()?)
+        let file = ImageFile::over(store.clone(), self.opening()?)?;
+        Geometry::of(&file.source, file.size, file.block, &file.path, self.format)
     }
 
     pub(super) fn opening(&self) -> Result<Opening, OpenError> {
         let Self { format, read_only, direct, .. } = *self;
         if direct && format == Format::Qcow2 {
-            return Err(OpenError::DirectOfFormat { path: self.path.clone() });
+            return Err(OpenReason::DirectOfFormat.at(&self.path));
         }
         let lock = self.lock || format == Format::Qcow2;
         let block = self.block_size.map(u64::from);

@@ -14,9 +14,8 @@
 use super::engine::Engine;
 use super::full::Full;
 use super::image::Image;
-use paravane_store::StoreQueue;
 use paravane_store::file::Mapped;
-use paravane_store::lock;
+use paravane_store::{StoreQueue, eventfd, lock, signal};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -150,8 +149,7 @@ impl Current {
 
     /// Takes a queue in, with room for `jobs` jobs. It makes an engine for what is attached.
     pub(super) fn join(self: &Arc<Self>, jobs: u16) -> io::Result<(Follower, Attached)> {
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let event = Arc::new(rustix::event::eventfd(0, flags)?);
+        let event = eventfd()?;
         let mut state = lock(&self.state);
         let id = state.next;
         state.next += 1;
@@ -173,7 +171,7 @@ impl Current {
         self.gate.fetch_add(step, Ordering::Release);
         for queue in &state.queues {
             // Fails only if the counter is full, and so readable.
-            let _ = rustix::io::write(&queue.event, &1_u64.to_ne_bytes());
+            signal(&queue.event);
         }
     }
 
@@ -267,15 +265,17 @@ impl Current {
 /// One queue's part. Dropped: the queue has ended, and nothing of it is in flight.
 #[derive(Debug)]
 pub(super) struct Follower {
-    current: Arc<Current>,
+    /// Where requests that find no room are counted.
+    pub(super) current: Arc<Current>,
     id: u64,
-    event: Arc<OwnedFd>,
+    /// Signalled when the gate has changed.
+    pub(super) event: Arc<OwnedFd>,
     /// The gate as it was seen last.
     gate: u64,
     /// Number of the image that it uses.
     generation: u64,
     /// It takes nothing new.
-    held: bool,
+    pub(super) held: bool,
     /// Others know that nothing is in flight.
     is_idle: bool,
 }
@@ -296,25 +296,10 @@ fn is_odd(gate: u64) -> bool {
 const UNSEEN: u64 = u64::MAX;
 
 impl Follower {
-    /// Signalled when the gate has changed.
-    pub(super) fn event(&self) -> &Arc<OwnedFd> {
-        &self.event
-    }
-
     /// Whether [`Follower::look`] has something to see.
     pub(super) fn has_changed(&self) -> bool {
         // Acquire: pairs with the release in `turn_gate`.
         self.current.gate.load(Ordering::Acquire) != self.gate
-    }
-
-    /// Whether the queue takes nothing new.
-    pub(super) fn is_held(&self) -> bool {
-        self.held
-    }
-
-    /// Where requests that find no room are counted.
-    pub(super) fn full(&self) -> &Arc<Full> {
-        &self.current.full
     }
 
     /// Sees why the gate has changed. Returns the image to use from now on, if it is another one.

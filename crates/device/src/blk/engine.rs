@@ -9,7 +9,7 @@ mod clusters;
 mod whole_blocks;
 
 use super::image::Image;
-use super::{BlkConfig, EngineChoice, OpenError};
+use super::{BlkConfig, EngineChoice, OpenError, OpenReason};
 use paravane_store::file::{self, Beside, Immediate, Mapped, Perform, Pool, PresentPages, Uring};
 use paravane_store::{Job, StoreQueue};
 use std::fmt;
@@ -66,20 +66,20 @@ impl Engine {
     ) -> Result<Self, OpenError> {
         let is_qcow2 = image.qcow2.is_some();
         let mut engine = match (config.engine, file::probe()) {
-            _ if image.source.file().is_none() => over(image, of_source(image, "queues of the store")),
+            _ if image.file.source.file().is_none() => over(image, of_source(image, "queues of the store")),
             (EngineChoice::Threads, _) => threads("threads", image.clone()),
             (EngineChoice::Immediate, _) => immediate(image, present),
-            (EngineChoice::Auto, _) if image.in_memory && is_qcow2 => in_memory(image),
-            (EngineChoice::Auto, _) if image.in_memory => immediate(image, present),
+            (EngineChoice::Auto, _) if image.file.in_memory && is_qcow2 => in_memory(image),
+            (EngineChoice::Auto, _) if image.file.in_memory => immediate(image, present),
             (_, Ok(_)) => over(image, rings(image, config.registered_buffers)),
             (EngineChoice::IoUring, Err(source)) => {
-                return Err(OpenError::Engine { path: config.path.clone(), source });
+                return Err(OpenReason::Engine { source }.at(&config.path));
             }
             (EngineChoice::Auto, Err(error)) => {
                 threads(format!("threads (io_uring: {error})"), image.clone())
             }
         };
-        if image.direct.is_some() {
+        if image.file.direct.is_some() {
             engine.name += ", direct";
         }
         Ok(engine)
@@ -102,7 +102,7 @@ fn rings(image: &Arc<Image>, registers: bool) -> Engine {
 
 /// The queues of the image's file or store.
 fn of_source(image: &Arc<Image>, name: &str) -> Engine {
-    let source = image.source.clone();
+    let source = image.file.source.clone();
     Engine::new(name, move |jobs| source.queue(jobs))
 }
 
@@ -114,11 +114,11 @@ fn threads(name: impl Into<String>, work: Arc<dyn Perform>) -> Engine {
 
 /// The queue's own thread. An image in memory is mapped where possible.
 fn immediate(image: &Arc<Image>, present: Option<PresentPages>) -> Engine {
-    let may_map = image.in_memory && image.qcow2.is_none() && image.direct.is_none();
+    let may_map = image.file.in_memory && image.qcow2.is_none() && image.file.direct.is_none();
     let mapped = may_map.then(|| map(image, present)).flatten();
     let name = if mapped.is_some() { "immediate, mapped" } else { "immediate" };
     // A backing file that a qcow2 image may have is not in memory.
-    let blocks = !(image.in_memory && image.qcow2.is_none());
+    let blocks = !(image.file.in_memory && image.qcow2.is_none());
     let work = Arc::new(InMemory { image: image.clone(), mapped: mapped.clone() });
     let queue = move |_| Ok(Box::new(Immediate::new(work.clone())) as _);
     Engine { copies: true, blocks, mapped, ..Engine::new(name, queue) }
@@ -146,20 +146,16 @@ fn over(image: &Arc<Image>, below: Engine) -> Engine {
     if !is_format && image.larger_block().is_none() {
         return below;
     }
-    let (name, image) = (below.name.clone(), image.clone());
-    let pool = Pool::new(image.clone());
-    let (make, is_ring) = (below.queue.clone(), below.is_ring);
-    if is_format {
-        let queue = move |jobs| {
-            let rule = clusters::Clusters::new(&image)?;
-            Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
-        };
-        return Engine { is_ring, ..Engine::new(name + ", threads", queue) };
-    }
-    let queue = move |jobs| {
-        let rule = whole_blocks::WholeBlocks;
-        Ok(Box::new(Beside::new(rule, make(jobs)?, pool.queue(jobs)?)) as _)
+    let Engine { name, queue: make, is_ring, .. } = below;
+    let (image, pool) = (image.clone(), Pool::new(image.clone()));
+    let queue = move |jobs| -> io::Result<Box<dyn StoreQueue>> {
+        let (below, workers) = (make(jobs)?, pool.queue(jobs)?);
+        Ok(match is_format {
+            true => Box::new(Beside::new(clusters::Clusters::new(&image)?, below, workers)),
+            false => Box::new(Beside::new(whole_blocks::WholeBlocks, below, workers)),
+        })
     };
+    let name = if is_format { name + ", threads" } else { name };
     Engine { is_ring, ..Engine::new(name, queue) }
 }
 
@@ -169,9 +165,9 @@ fn over(image: &Arc<Image>, below: Engine) -> Engine {
 fn map(image: &Image, present: Option<PresentPages>) -> Option<Arc<Mapped>> {
     let map = || {
         let (file, len) = (image.file()?, image.mapped_len()?);
-        Mapped::new(file, image.guards.file_to_map(file), len, !image.read_only, present)
+        Mapped::new(file, image.file.guards.file_to_map(file), len, !image.file.read_only, present)
     };
-    let say = |error: &io::Error| tracing::debug!(path = %image.path.display(), %error, "the image is not mapped; using system calls");
+    let say = |error: &io::Error| tracing::debug!(path = %image.file.path.display(), %error, "the image is not mapped; using system calls");
     map().inspect_err(say).ok().map(Arc::new)
 }
 
@@ -210,7 +206,7 @@ impl Perform for InMemory {
 
     unsafe fn at_once(&self, job: Job) -> Option<i32> {
         // SAFETY: the caller's promise.
-        let file = |job| unsafe { self.image.source.perform(job) };
+        let file = |job| unsafe { self.image.file.source.perform(job) };
         self.image.qcow2.as_ref()?.in_place(job, |job| match &self.mapped {
             // SAFETY: the caller's promise.
             Some(mapped) => unsafe { mapped.perform_or(job, file) },

@@ -11,11 +11,11 @@
 //! The driver sees requests that take long, and nothing else. One line in the log begins the state, and
 //! one ends it.
 use crate::LogDevice;
+use crate::callback::Callback;
 use paravane_store::lock;
-use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two attempts.
@@ -52,6 +52,9 @@ pub struct FullStatus {
     pub error: String,
 }
 
+/// Something to call. [`Full::disk`]: has all queues try again; `false`: the disk is gone.
+type Retry = dyn Fn() -> bool + Send + Sync;
+
 /// Requests of a disk that wait for room.
 #[derive(Debug)]
 pub struct Full {
@@ -61,18 +64,9 @@ pub struct Full {
     waits: AtomicBool,
     state: Mutex<FullState>,
     ended: Condvar,
-    disk: OnceLock<Retry>,
+    disk: Callback<Retry>,
     /// Asks the store of the image for its size. `true`: it has shrunk.
-    store: OnceLock<Retry>,
-}
-
-/// Something to call. [`Full::disk`]: has all queues try again; `false`: the disk is gone.
-struct Retry(Box<dyn Fn() -> bool + Send + Sync>);
-
-impl fmt::Debug for Retry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Retry")
-    }
+    store: Callback<Retry>,
 }
 
 #[derive(Debug, Default)]
@@ -90,28 +84,28 @@ impl Full {
     pub(super) fn new(device: String, policy: OnFull) -> Arc<Self> {
         let (state, ended) = (Mutex::default(), Condvar::new());
         let waits = AtomicBool::new(policy == OnFull::Wait);
-        Arc::new(Self { device, waits, state, ended, disk: OnceLock::new(), store: OnceLock::new() })
+        Arc::new(Self { device, waits, state, ended, disk: Callback::default(), store: Callback::default() })
     }
 
     /// Sets, once, what has all queues try again, and returns `false` when the disk is gone.
     pub(super) fn retried_by(&self, retry: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.disk.set(Retry(Box::new(retry)));
+        self.disk.set(Box::new(retry));
     }
 
     /// Sets, once, what asks the store of the image for its size, and returns whether it has shrunk.
     ///
     /// It may block. Writes beyond the end of a store fail as if it were full.
     pub(super) fn asked_by(&self, ask: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.store.set(Retry(Box::new(ask)));
+        self.store.set(Box::new(ask));
     }
 
     /// Whether the store of the image has shrunk. Asks it.
     fn has_shrunk(&self) -> bool {
-        self.store.get().is_some_and(|Retry(ask)| ask())
+        self.store.get().is_some_and(|ask| ask())
     }
 
     fn retry_all(&self) -> bool {
-        self.disk.get().is_some_and(|Retry(retry)| retry())
+        self.disk.get().is_some_and(|retry| retry())
     }
 
     /// The state, while requests wait.

@@ -1,10 +1,12 @@
 //! What a driver would be told of a disk that another process still serves.
-use super::image_file::{ImageFile, Look, Opening};
+use super::image_file::{Opening, Sizes};
 use super::qcow2::Recorded;
-use super::{Format, HeaderError, OpenError};
+use super::{Format, HeaderError, OpenError, OpenReason};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
-use std::path::{Path, PathBuf};
+use paravane_store::file::FileStore;
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Size and block of a disk.
@@ -17,37 +19,36 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Of a block device that another process may have claimed.
-    pub(super) fn of_device(path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        Self::of(&Look::at_device(path, opening)?, path, opening.format)
+    /// Of an image file or block device, which another process may have locked.
+    pub(super) fn of_file(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let Sizes { size, block, .. } = Sizes::of(file, path, opening)?;
+        let copy = file.try_clone().map_err(|source| OpenReason::Os { source }.at(path))?;
+        Self::of(&FileStore::of(copy), size, block, path, opening.format)
     }
 
-    /// Of a store that is open.
-    pub(super) fn of_store(store: &Arc<dyn Store>, opening: Opening) -> Result<Self, OpenError> {
-        let file = ImageFile::over(store.clone(), opening)?;
-        let look = Look { source: file.source, size: file.size, block: file.block };
-        Self::of(&look, &file.path, opening.format)
-    }
-
-    /// Of a file or store that is open.
-    pub(super) fn of(look: &Look, path: &Path, format: Format) -> Result<Self, OpenError> {
-        let Look { source, size, block } = look;
-        let path = || PathBuf::from(path);
+    /// Of the disk in a file or store of `size` bytes, whose drivers are told of blocks of `block`.
+    pub(super) fn of(
+        source: &Arc<dyn Store>,
+        size: u64,
+        block: u64,
+        path: &Path,
+        format: Format,
+    ) -> Result<Self, OpenError> {
         let size = match format {
-            Format::Raw => *size,
+            Format::Raw => size,
             Format::Qcow2 => match Recorded::read(source) {
                 Ok(Some(header)) => header.size / SECTOR * SECTOR,
                 Ok(None) => {
                     let source = Box::new(HeaderError::NotQcow2);
-                    return Err(OpenError::Header { path: path(), source });
+                    return Err(OpenReason::Header { source }.at(path));
                 }
-                Err(source) => return Err(OpenError::Os { path: path(), source }),
+                Err(source) => return Err(OpenReason::Os { source }.at(path)),
             },
         };
         match size % block {
             // Refused otherwise.
-            0 => Ok(Self { size, block: *block as u32 }),
-            _ => Err(OpenError::DiskSize { path: path(), size, block: *block }),
+            0 => Ok(Self { size, block: block as u32 }),
+            _ => Err(OpenReason::DiskSize { size, block }.at(path)),
         }
     }
 }

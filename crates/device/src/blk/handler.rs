@@ -123,8 +123,8 @@ impl Handler {
         let (image, registers) = (attached.image, engine.registers());
         let limits = Limits {
             capacity: image.sectors(),
-            block: image.block() / blk::SECTOR,
-            read_only: image.read_only,
+            block: image.file.block / blk::SECTOR,
+            read_only: image.file.read_only,
             discard: features & blk::F_DISCARD != 0,
             write_zeroes: features & blk::F_WRITE_ZEROES != 0,
         };
@@ -205,12 +205,12 @@ impl Handler {
             Command::Read { offset, len } => {
                 bytes = len.into();
                 let data = request.read_into(memory, writable, offset, len)?;
-                data.begin(self.image.direct, false).map_err(failed)
+                data.begin(self.image.file.direct, false).map_err(failed)
             }
             Command::Write { offset, len } => {
                 bytes = len.into();
                 let data = request.write_from(memory, readable, offset, len)?;
-                data.begin(self.image.direct, self.write_through).map_err(failed)
+                data.begin(self.image.file.direct, self.write_through).map_err(failed)
             }
             Command::Flush => Ok(request.flush()),
             Command::Discard | Command::WriteZeroes => {
@@ -245,7 +245,7 @@ impl Handler {
         }
         latency.request_started(|| ready.measured().probed(chain.head));
         // After a write that waits for room, in order.
-        if !self.waiting.is_empty() && ready.changes_data() && self.follower.full().hold(libc::ENOSPC) {
+        if !self.waiting.is_empty() && ready.changes_data() && self.follower.current.full.hold(libc::ENOSPC) {
             self.waiting.push_back(ready.wait());
             return Ok(bytes);
         }
@@ -331,7 +331,7 @@ impl Handler {
                 return leave(&ready.end(), &self.follower);
             }
             Next::Full(ready, failure) => {
-                let full = self.follower.full();
+                let full = &self.follower.current.full;
                 let is_outside = is_outside(&self.image, failure.missed);
                 let may_wait = full.waits() && !self.hurries && !last && !is_outside;
                 let number = failure.number().unwrap_or(libc::ENOSPC);
@@ -356,7 +356,7 @@ impl Handler {
             }
         };
         if ended.has_waited() {
-            self.follower.full().release();
+            self.follower.current.full.release();
         }
         let (operation, taken) = ended.taken();
         finish(queue, memory, ended, (head, code, written), served)?;
@@ -368,7 +368,7 @@ impl Handler {
     #[cold]
     fn follow(&mut self) -> Result<(), ServeError> {
         if let Some(Replacement { attached, engine }) = self.follower.look() {
-            let jobs = self.requests.size();
+            let jobs = self.requests.size;
             let mut engine = match engine {
                 Some(engine) => engine,
                 None => attached.engine.queue(jobs)?,
@@ -382,7 +382,7 @@ impl Handler {
             (self.mapped, self.copies) = (attached.mapped_disk(), attached.engine.copies);
             self.image = attached.image;
         }
-        if !self.follower.is_held() {
+        if !self.follower.held {
             self.push_waiting()?;
         }
         Ok(())
@@ -403,7 +403,7 @@ impl Handler {
 /// Ends a request here that is not answered.
 fn leave(ended: &Ended<'_>, follower: &Follower) -> Result<(), ServeError> {
     if ended.has_waited() {
-        follower.full().release();
+        follower.current.full.release();
     }
     Ok(())
 }
@@ -467,7 +467,7 @@ impl QueueHandler for Handler {
         let mut serve = || -> Result<(), ServeError> {
             self.engine.quiet();
             self.reap(queue, &memory, &mut served, latency)?;
-            if self.follower.is_held() {
+            if self.follower.held {
                 // Takes nothing.
             } else if self.limit.is_none() {
                 let taken = memory.pop(queue, chains)?;
@@ -493,7 +493,7 @@ impl QueueHandler for Handler {
         match serve() {
             Ok(()) => {
                 // Published by now.
-                if self.follower.is_held() && self.requests.in_flight() == 0 {
+                if self.follower.held && self.requests.in_flight == 0 {
                     self.follower.idle();
                 }
                 Ok(served)
@@ -506,8 +506,8 @@ impl QueueHandler for Handler {
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
         self.wakes = None;
         if let Some(wakes) = wakes {
-            let event = wakes.add(self.follower.event())?;
-            let timer = self.limit.as_ref().map(|limited| wakes.add(limited.brake.timer())).transpose()?;
+            let event = wakes.add(&self.follower.event)?;
+            let timer = self.limit.as_ref().map(|limited| wakes.add(&limited.brake.timer)).transpose()?;
             self.wakes = Some((wakes.clone(), event, timer));
         }
         self.engine.register(wakes)
@@ -520,7 +520,7 @@ impl QueueHandler for Handler {
     fn rest(&mut self, arm: bool) -> Rest {
         let mut rest = self.engine.rest(arm);
         // Available requests wait for the limit, or for another image, not for a kick.
-        let mut kicks = !self.follower.is_held();
+        let mut kicks = !self.follower.held;
         if let Some(Limited { brake, .. }) = &mut self.limit
             && rest != Rest::Serve
         {

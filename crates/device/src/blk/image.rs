@@ -5,18 +5,16 @@
 //!     '--> ImageFile ------------------ raw --> Image
 //!             '-----> Qcow2::open --- qcow2 -----^
 //! ```
-use super::direct::Alignment;
-use super::image_file::{FileGuards, ImageFile};
+use super::image_file::ImageFile;
 use super::qcow2::{Base, Qcow2};
 use super::whole_blocks;
-use super::{Format, Layer, OpenError};
+use super::{Format, Layer, OpenError, OpenReason};
 use paravane_spec::blk::SECTOR;
+use paravane_store::Job;
 use paravane_store::file::FileStore;
 use paravane_store::lock;
-use paravane_store::{Job, Store};
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -25,28 +23,13 @@ use std::sync::{Arc, Mutex};
 pub(super) struct Image {
     /// Dropped before the source, which holds the lock.
     pub(super) qcow2: Option<Qcow2>,
-    pub(super) source: Arc<dyn Store>,
-    pub(super) guards: FileGuards,
-    pub(super) path: PathBuf,
+    pub(super) file: ImageFile,
     /// Size of the disk in sectors, which requests are checked against.
     ///
     /// Updated by [`Image::look`]; until then, a file that has shrunk shows as I/O errors.
     sectors: AtomicU64,
     /// Error of the last look.
     look_error: Mutex<Option<String>>,
-    pub(super) read_only: bool,
-    /// The data is in memory or swap, so that I/O need not wait for a disk.
-    pub(super) in_memory: bool,
-    /// Physical block in bytes.
-    pub(super) physical_block: u64,
-    /// Bytes below which a discard frees nothing.
-    pub(super) discard_block: u64,
-    /// Alignment of direct I/O, if that is on.
-    pub(super) direct: Option<Alignment>,
-    /// Block in bytes that drivers are told.
-    block: u64,
-    /// Bytes of the file or store when it was opened.
-    file_size: u64,
     /// Locked while a part of a block of the file is written.
     part_of_block: Mutex<()>,
     /// The frozen image below an overlay that was made while the disk was served.
@@ -68,8 +51,8 @@ impl Image {
         let (sectors, block) = (qcow2.sectors(), file.block);
         let size = sectors * SECTOR;
         match sectors {
-            0 => Err(OpenError::Empty { path: file.path }),
-            _ if !size.is_multiple_of(block) => Err(OpenError::DiskSize { path: file.path, size, block }),
+            0 => Err(OpenReason::Empty.at(file.path)),
+            _ if !size.is_multiple_of(block) => Err(OpenReason::DiskSize { size, block }.at(file.path)),
             sectors => Ok(Self::new(file, Some(qcow2), sectors)),
         }
     }
@@ -85,42 +68,18 @@ impl Image {
                 let sectors = file.size / SECTOR;
                 Ok(Self::new(file, None, sectors))
             }
-            Format::Raw => Err(OpenError::NoBacking { path: file.path }),
+            Format::Raw => Err(OpenReason::NoBacking.at(file.path)),
         }
     }
 
-    fn new(file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
-        let ImageFile {
-            source,
-            guards,
-            path,
-            read_only,
-            in_memory,
-            physical_block,
-            discard_block,
-            direct,
-            block,
-            size: file_size,
-        } = file;
+    fn new(mut file: ImageFile, qcow2: Option<Qcow2>, sectors: u64) -> Self {
         // A format frees whole clusters.
-        let discard_block = match &qcow2 {
-            Some(qcow2) => qcow2.cluster().max(discard_block),
-            None => discard_block,
-        };
+        file.discard_block = qcow2.as_ref().map_or(0, Qcow2::cluster).max(file.discard_block);
         Self {
             qcow2,
-            source,
-            guards,
-            path,
+            file,
             sectors: AtomicU64::new(sectors),
             look_error: Mutex::new(None),
-            read_only,
-            in_memory,
-            physical_block,
-            discard_block,
-            direct,
-            block,
-            file_size,
             part_of_block: Mutex::default(),
             base: None,
         }
@@ -128,21 +87,23 @@ impl Image {
 
     /// Serves the disk of `base`, with changes in an overlay that is open.
     pub(super) fn overlay(file: ImageFile, qcow2: Qcow2, base: Arc<Self>) -> Result<Self, OpenError> {
-        let (block, physical_block, discard_block) = (base.block(), base.physical_block, base.discard_block);
-        let image = Self::through(file, qcow2)?;
-        let base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
-        Ok(Self { block, physical_block, discard_block, base, ..image })
+        let mut image = Self::through(file, qcow2)?;
+        image.file.block = base.file.block;
+        image.file.physical_block = base.file.physical_block;
+        image.file.discard_block = base.file.discard_block;
+        image.base = Some(Frozen { image: base, unsynced: Mutex::new(true) });
+        Ok(image)
     }
 
     /// The image as a backing file.
     pub(super) fn as_base(&self) -> io::Result<Base> {
         match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.base()),
-            None if self.direct.is_none() => Base::raw(&self.source),
+            None if self.file.direct.is_none() => Base::raw(self.file.source.clone()),
             // Reads of an overlay have any alignment. The other description is not one for direct I/O.
             // A thread that reads by it keeps the process, and so does not betray that it is gone.
-            None => match self.guards.process() {
-                Some(file) => Base::raw(&FileStore::of(file.try_clone()?)),
+            None => match self.file.guards.process() {
+                Some(file) => Base::raw(FileStore::of(file.try_clone()?)),
                 None => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     "direct I/O on a file system without locks has no snapshots",
@@ -171,13 +132,13 @@ impl Image {
     /// As [`Store::perform`].
     unsafe fn perform_on_source(&self, job: Job) -> i32 {
         // SAFETY: the caller promises what is asked for.
-        let result = unsafe { self.source.perform(job) };
+        let result = unsafe { self.file.source.perform(job) };
         let is_transfer = matches!(job, Job::Read { .. } | Job::Write { .. });
         let Some(block) = self.larger_block().filter(|_| result == -libc::EINVAL && is_transfer) else {
             return result;
         };
         // SAFETY: the same.
-        match unsafe { whole_blocks::perform(&*self.source, block, &self.part_of_block, job) } {
+        match unsafe { whole_blocks::perform(&*self.file.source, block, &self.part_of_block, job) } {
             Ok(moved) => i32::try_from(moved).unwrap_or(i32::MAX),
             Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -185,7 +146,7 @@ impl Image {
 
     /// Block in bytes that direct I/O on the file takes, if the disk has smaller ones.
     pub(super) fn larger_block(&self) -> Option<u64> {
-        self.direct.map(|direct| direct.block).filter(|block| *block > self.block)
+        self.file.direct.map(|direct| direct.block).filter(|block| *block > self.file.block)
     }
 
     /// Makes all completed writes durable.
@@ -207,7 +168,7 @@ impl Image {
             image.sync()?;
             *unsynced = false;
             if let Some(Err(error)) = image.qcow2.as_ref().map(Qcow2::finish) {
-                tracing::warn!(path = %image.path.display(), %error, "the image below keeps its dirty mark");
+                tracing::warn!(path = %image.file.path.display(), %error, "the image below keeps its dirty mark");
             }
         }
         Ok(())
@@ -218,7 +179,8 @@ impl Image {
     /// # Errors
     /// The image lies in another store.
     pub(super) fn file(&self) -> io::Result<&File> {
-        self.source
+        self.file
+            .source
             .file()
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "the image is not a file"))
     }
@@ -227,7 +189,7 @@ impl Image {
     pub(super) fn mapped_len(&self) -> io::Result<u64> {
         match self.qcow2 {
             None => Ok(self.sectors() * SECTOR),
-            Some(_) => Ok(self.source.try_size()? / SECTOR * SECTOR),
+            Some(_) => Ok(self.file.source.try_size()? / SECTOR * SECTOR),
         }
     }
 
@@ -235,27 +197,21 @@ impl Image {
     ///
     /// A file becomes longer by writes.
     pub(super) fn is_shorter(&self, end: u64) -> bool {
-        self.source.end() < end
+        self.file.source.end() < end
     }
 
     /// Whether the image is shorter than when it was opened, as far as is known.
     pub(super) fn has_shrunk(&self) -> bool {
-        self.is_shorter(self.file_size)
+        self.is_shorter(self.file.size)
     }
 
     /// Asks the server of a store for its size. May block. Returns [`Image::has_shrunk`].
     pub(super) fn ask_size(&self) -> bool {
-        if let Err(error) = self.source.refresh() {
-            tracing::debug!(path = %self.path.display(), %error, "the size of the image is unknown");
+        if let Err(error) = self.file.source.refresh() {
+            tracing::debug!(path = %self.file.path.display(), %error, "the size of the image is unknown");
         }
         self.has_shrunk()
     }
-
-    /// Block in bytes; requests are for whole blocks.
-    pub(super) fn block(&self) -> u64 {
-        self.block
-    }
-
     /// Size in sectors.
     pub(super) fn sectors(&self) -> u64 {
         // Relaxed: it orders nothing. A request that was checked against the old size gets an error
@@ -269,9 +225,9 @@ impl Image {
     pub(super) fn look(&self) -> io::Result<u64> {
         let found = match &self.qcow2 {
             Some(qcow2) => Ok(qcow2.sectors() * SECTOR),
-            None => self.source.try_size(),
+            None => self.file.source.try_size(),
         };
-        let found = found.map(|end| end / self.block * (self.block / SECTOR));
+        let found = found.map(|end| end / self.file.block * (self.file.block / SECTOR));
         *lock(&self.look_error) = found.as_ref().err().map(ToString::to_string);
         let sectors = found?;
         // Relaxed: as above.
@@ -288,7 +244,7 @@ impl Image {
     pub(super) fn resize(&self, size: u64) -> io::Result<()> {
         match &self.qcow2 {
             Some(qcow2) => qcow2.resize(size),
-            None => self.source.set_size(size),
+            None => self.file.source.set_size(size),
         }
     }
 }

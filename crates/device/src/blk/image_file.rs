@@ -8,7 +8,7 @@ use super::direct::Alignment;
 use super::file_id::FileId;
 use super::magic;
 use super::mark;
-use super::{Format, OpenError};
+use super::{Format, OpenError, OpenReason};
 use lock::{INTERVAL, PATIENCE, Refusal, Slot};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
@@ -64,7 +64,7 @@ pub(super) struct FileGuards {
     /// The exclusive use of a block device, if the image's descriptor does not have it.
     _claim: Option<File>,
     /// The image is not locked: other processes may have it open, too.
-    is_shared: bool,
+    pub(super) is_shared: bool,
 }
 
 impl FileGuards {
@@ -75,19 +75,9 @@ impl FileGuards {
         self.slot.as_ref().map_or(file, Slot::file)
     }
 
-    /// Whether [`FileGuards::file_to_map`] does not hold the lock.
-    pub(super) fn maps_without_lock(&self) -> bool {
-        self.slot.is_some()
-    }
-
     /// The description that says that this process is alive.
     pub(super) fn process(&self) -> Option<&File> {
         self.slot.as_ref().map(Slot::file)
-    }
-
-    /// Whether other processes may have the image open for writing, too.
-    pub(super) fn is_shared(&self) -> bool {
-        self.is_shared
     }
 
     /// Checks before a queue starts that no dead process has requests in flight for `file`.
@@ -109,10 +99,10 @@ impl FileGuards {
 /// An open image that is not locked yet, as a dead process may have requests in flight for it.
 #[derive(Debug)]
 pub(super) struct UnlockedFile {
-    file: File,
+    pub(super) file: File,
     slot: Option<Slot>,
     path: PathBuf,
-    opening: Opening,
+    pub(super) opening: Opening,
     /// The descriptor has the exclusive use of a block device, or need not have it.
     claimed: bool,
 }
@@ -121,7 +111,7 @@ impl UnlockedFile {
     /// Opens the image at `path`.
     pub(super) fn open(path: &Path, opening: Opening) -> Result<Self, OpenError> {
         let read_only = opening.read_only;
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let os = |source| OpenReason::Os { source }.at(path);
         // Checked before it is opened: opening a device node or a FIFO can have an effect by
         // itself.
         let expected = std::fs::metadata(path).map_err(os)?;
@@ -146,7 +136,7 @@ impl UnlockedFile {
                 }
                 file => file.map(|file| Some((file, true))),
             };
-            lock::patiently_some(claim).map_err(os)?.ok_or(OpenError::InUse { path: path.to_owned() })?
+            lock::patiently_some(claim).map_err(os)?.ok_or(OpenReason::InUse.at(path))?
         } else {
             (open(0).map_err(os)?, true)
         };
@@ -172,14 +162,6 @@ impl UnlockedFile {
         super::mark::is_possible(&self.file)
     }
 
-    /// What the file allows. Nothing is locked.
-    ///
-    /// # Errors
-    /// The image cannot be a disk.
-    pub(super) fn look(&self) -> Result<Look, OpenError> {
-        Look::at(&self.file, &self.path, self.opening)
-    }
-
     /// Names the block that drivers are told.
     pub(super) fn set_block(&mut self, block: u64) {
         self.opening.block = Some(block);
@@ -197,7 +179,7 @@ impl UnlockedFile {
     /// `Err` of the inner result: a dead process has requests in flight for it; try again later.
     ///
     /// # Errors
-    /// [`OpenError::InUse`]: a live process has it locked. Or the file cannot be used.
+    /// [`OpenReason::InUse`]: a live process has it locked. Or the file cannot be used.
     pub(super) fn lock(self) -> Result<Result<ImageFile, Self>, OpenError> {
         let (path, opening) = (self.path.clone(), self.opening);
         Ok(match self.hold()? {
@@ -209,7 +191,7 @@ impl UnlockedFile {
     /// As [`UnlockedFile::lock`], whatever is in the file.
     fn hold(self) -> Result<Result<HeldFile, Self>, OpenError> {
         let Self { file, slot, path, opening, claimed } = self;
-        let os = |source| OpenError::Os { path: path.clone(), source };
+        let os = |source| OpenReason::Os { source }.at(&path);
         let lock = || match opening.lock {
             true => lock::whole(&file, opening.read_only),
             false => Ok(None),
@@ -226,7 +208,7 @@ impl UnlockedFile {
         match lock::patiently_some(attempt).map_err(os)? {
             Some(true) => {}
             Some(false) => return Ok(Err(Self { file, slot, path, opening, claimed })),
-            None => return Err(refusal.get().error(path)),
+            None => return Err(refusal.get().reason().at(path)),
         }
         check_place(&file, &path)?;
         let claim = match claimed {
@@ -254,7 +236,7 @@ impl HeldFile {
             match unlocked.hold()? {
                 Ok(held) => break check_mark(&held.file, path, opening).map(|()| held),
                 Err(_) if start.elapsed() >= PATIENCE => {
-                    return Err(OpenError::RequestsInFlight { path: path.to_owned() });
+                    return Err(OpenReason::RequestsInFlight.at(path));
                 }
                 Err(still) => unlocked = still,
             }
@@ -280,9 +262,8 @@ fn claim(path: &Path) -> Result<Option<File>, OpenError> {
         }
         Ok(file) => Ok(Some(Some(file))),
     };
-    let claim =
-        lock::patiently_some(open).map_err(|source| OpenError::Os { path: path.to_owned(), source })?;
-    claim.ok_or(OpenError::InUse { path: path.to_owned() })
+    let claim = lock::patiently_some(open).map_err(|source| OpenReason::Os { source }.at(path))?;
+    claim.ok_or(OpenReason::InUse.at(path))
 }
 
 /// Options for opening an image.
@@ -312,7 +293,7 @@ impl Opening {
     fn block(&self, path: &Path, least: u64, default: u64) -> Result<u64, OpenError> {
         match self.block {
             Some(block) if !block.is_power_of_two() || !BLOCKS.contains(&block) || block < least => {
-                Err(OpenError::Block { path: path.to_owned(), block, least })
+                Err(OpenReason::Block { block, least }.at(path))
             }
             named => Ok(named.unwrap_or(default)),
         }
@@ -331,20 +312,15 @@ impl ImageFile {
 
     /// Uses an open file, and shares the lock of its open file description.
     pub(super) fn of(file: File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        check_kind(
-            path,
-            &file.metadata().map_err(|source| OpenError::Os { path: path.to_owned(), source })?,
-        )?;
+        check_kind(path, &file.metadata().map_err(|source| OpenReason::Os { source }.at(path))?)?;
         let refusal = Cell::new(Refusal::Locked);
         let lock = || {
             let refused = lock::whole(&file, opening.read_only)?;
             refused.inspect(|why| refusal.set(*why));
             Ok(refused.is_none())
         };
-        if opening.lock
-            && !lock::patiently(lock).map_err(|source| OpenError::Os { path: path.to_owned(), source })?
-        {
-            return Err(refusal.get().error(path.to_owned()));
+        if opening.lock && !lock::patiently(lock).map_err(|source| OpenReason::Os { source }.at(path))? {
+            return Err(refusal.get().reason().at(path));
         }
         Self::locked(file, path, opening, FileGuards::default())
     }
@@ -367,14 +343,14 @@ impl ImageFile {
         let path = PathBuf::from(store.status().location);
         let (size, limits) = (store.size(), store.limits());
         if size == 0 {
-            return Err(OpenError::Empty { path });
+            return Err(OpenReason::Empty.at(path));
         }
         if opening.direct {
             let source = io::Error::new(io::ErrorKind::Unsupported, "the image is not a file");
-            return Err(OpenError::Direct { path, source });
+            return Err(OpenReason::Direct { source }.at(path));
         }
         if limits.read_only && !opening.read_only {
-            return Err(OpenError::ReadOnly { path });
+            return Err(OpenReason::ReadOnly.at(path));
         }
         let resembles = || magic::resembles(opening.format, |into, at| store.read_at(into, at));
         // A format reads and writes whole blocks of the store, whatever its disk has.
@@ -385,8 +361,8 @@ impl ImageFile {
         let block = opening.block(&path, least, least)?;
         if opening.format == Format::Raw && !size.is_multiple_of(block) {
             return Err(match resembles() {
-                Some(like) => OpenError::OtherFormat { path, size, like },
-                None => OpenError::StoreSize { path, size, block },
+                Some(like) => OpenReason::OtherFormat { size, like }.at(path),
+                None => OpenReason::StoreSize { size, block }.at(path),
             });
         }
         let physical_block =
@@ -416,7 +392,7 @@ impl ImageFile {
         let read_only = opening.read_only;
         // Its last owner may have taken a snapshot after the first look.
         check_mark(&file, path, opening)?;
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let os = |source| OpenReason::Os { source }.at(path);
         let metadata = file.metadata().map_err(os)?;
         // io_uring would answer EAGAIN instead of waiting for the disk.
         let flags = rustix::fs::fcntl_getfl(&file).map_err(|error| os(error.into()))? - OFlags::NONBLOCK;
@@ -450,41 +426,22 @@ impl ImageFile {
     }
 }
 
-/// A file that was looked at, and is not locked.
-#[derive(Debug)]
-pub(super) struct Look {
-    pub(super) source: Arc<dyn Store>,
-    pub(super) size: u64,
-    pub(super) block: u64,
-}
-
-impl Look {
-    /// Looks at a block device that another process may have claimed.
-    ///
-    /// # Errors
-    /// The image cannot be a disk.
-    pub(super) fn at_device(path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(os)?;
-        check_kind(path, &file.metadata().map_err(os)?)?;
-        Self::at(&file, path, opening)
-    }
-
-    fn at(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
-        let Sizes { size, block, .. } = Sizes::of(file, path, opening)?;
-        Ok(Self { source: FileStore::of(file.try_clone().map_err(os)?), size, block })
-    }
+/// Opens a block device that another process may have claimed, to look at it.
+pub(super) fn open_device(path: &Path) -> Result<File, OpenError> {
+    let os = |source| OpenReason::Os { source }.at(path);
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(os)?;
+    check_kind(path, &file.metadata().map_err(os)?)?;
+    Ok(file)
 }
 
 /// What the size and the blocks of a file allow.
-struct Sizes {
+pub(super) struct Sizes {
     /// Bytes of the file.
-    size: u64,
+    pub(super) size: u64,
     direct: Option<Alignment>,
     /// Block in bytes that drivers are told.
-    block: u64,
+    pub(super) block: u64,
     /// What a raw image resembles.
     like: Option<&'static str>,
 }
@@ -494,22 +451,19 @@ impl Sizes {
     ///
     /// # Errors
     /// The image cannot be a disk, or not one that is written to.
-    fn of(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
+    pub(super) fn of(file: &File, path: &Path, opening: Opening) -> Result<Self, OpenError> {
+        let os = |source| OpenReason::Os { source }.at(path);
         let size = paravane_store::file::size(file).map_err(os)?;
         if size == 0 {
-            return Err(OpenError::Empty { path: path.to_owned() });
+            return Err(OpenReason::Empty.at(path));
         }
         if !opening.read_only && block_device::is_read_only(file).map_err(os)? {
-            return Err(OpenError::ReadOnly { path: path.to_owned() });
+            return Err(OpenReason::ReadOnly.at(path));
         }
         // Before direct I/O, which has to be aligned.
         let like = magic::resembles(opening.format, |into, at| file.read_at(into, at));
         let direct = match opening.direct {
-            true => Some(
-                Alignment::begin(file)
-                    .map_err(|source| OpenError::Direct { path: path.to_owned(), source })?,
-            ),
+            true => Some(Alignment::begin(file).map_err(|source| OpenReason::Direct { source }.at(path))?),
             false => None,
         };
         // What the file takes for writes may change with a copy of it that shares its blocks.
@@ -518,8 +472,8 @@ impl Sizes {
         let whole = block.max(of_file);
         if opening.format == Format::Raw && size % whole != 0 {
             return Err(match like {
-                Some(like) => OpenError::OtherFormat { path: path.to_owned(), size, like },
-                None => OpenError::Size { path: path.to_owned(), size, block: whole },
+                Some(like) => OpenReason::OtherFormat { size, like }.at(path),
+                None => OpenReason::Size { size, block: whole }.at(path),
             });
         }
         Ok(Self { size, direct, block, like })
@@ -540,10 +494,10 @@ fn is_in_memory(file: &File, metadata: &Metadata) -> io::Result<bool> {
 }
 
 impl Refusal {
-    fn error(self, path: PathBuf) -> OpenError {
+    fn reason(self) -> OpenReason {
         match self {
-            Self::Locked => OpenError::InUse { path },
-            Self::Written => OpenError::Written { path },
+            Self::Locked => OpenReason::InUse,
+            Self::Written => OpenReason::Written,
         }
     }
 }
@@ -552,7 +506,7 @@ impl Refusal {
 fn check_mark(file: &File, path: &Path, opening: Opening) -> Result<(), OpenError> {
     match mark::overlay(file) {
         Some(overlay) if !opening.read_only && !opening.frozen => {
-            Err(OpenError::Frozen { path: path.to_owned(), overlay })
+            Err(OpenReason::Frozen { overlay }.at(path))
         }
         _ => Ok(()),
     }
@@ -560,11 +514,10 @@ fn check_mark(file: &File, path: &Path, opening: Opening) -> Result<(), OpenErro
 
 /// Refuses a file that is no longer at its path: the wait for its lock may have been long.
 fn check_place(file: &File, path: &Path) -> Result<(), OpenError> {
-    let path_of = || path.to_owned();
-    let locked = FileId::of_file(file).map_err(|source| OpenError::Os { path: path_of(), source })?;
+    let locked = FileId::of_file(file).map_err(|source| OpenReason::Os { source }.at(path))?;
     match FileId::at(path) {
-        Ok(there) if there != locked => Err(OpenError::Replaced { path: path_of() }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::Deleted { path: path_of() }),
+        Ok(there) if there != locked => Err(OpenReason::Replaced.at(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenReason::Deleted.at(path)),
         // The process may have dropped the right to look.
         _ => Ok(()),
     }
@@ -573,10 +526,10 @@ fn check_place(file: &File, path: &Path) -> Result<(), OpenError> {
 fn check_kind(path: &Path, metadata: &Metadata) -> Result<(), OpenError> {
     let kind = metadata.file_type();
     if kind.is_dir() {
-        Err(OpenError::Directory { path: path.to_owned() })
+        Err(OpenReason::Directory.at(path))
     } else if kind.is_file() || kind.is_block_device() {
         Ok(())
     } else {
-        Err(OpenError::Kind { path: path.to_owned() })
+        Err(OpenReason::Kind.at(path))
     }
 }

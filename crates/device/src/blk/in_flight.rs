@@ -48,8 +48,9 @@ pub(super) struct RequestTable {
     /// For [`CHUNK`] heads each.
     chunks: Vec<Option<Chunk>>,
     /// Number of heads.
-    size: u16,
-    in_flight: usize,
+    pub(super) size: u16,
+    /// Requests that the engine has.
+    pub(super) in_flight: usize,
 }
 
 type Chunk = Box<[Entry; CHUNK]>;
@@ -68,16 +69,6 @@ impl RequestTable {
     fn entry(&mut self, head: u16) -> Option<(&mut Entry, &mut usize)> {
         let chunk = self.chunks.get_mut(usize::from(head) / CHUNK)?.as_mut()?;
         Some((&mut chunk[usize::from(head) % CHUNK], &mut self.in_flight))
-    }
-
-    /// Number of heads.
-    pub(super) fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// Requests that the engine has.
-    pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
     }
 
     /// Leaks all entries, so that their memory stays mapped.

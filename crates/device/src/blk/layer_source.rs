@@ -1,6 +1,6 @@
 //! Where an image lies, by an operator's name.
 use super::image_file::{ImageFile, Opening};
-use super::{Format, OpenError};
+use super::{Format, OpenError, OpenReason};
 use paravane_store::Store;
 use paravane_store::file::FileStore;
 use std::fs::OpenOptions;
@@ -47,7 +47,7 @@ impl LayerSource {
         match self {
             Self::Path(path) => {
                 let file = OpenOptions::new().read(true).write(writable).open(path);
-                Ok(FileStore::of(file.map_err(|source| OpenError::Os { path: path.clone(), source })?))
+                Ok(FileStore::of(file.map_err(|source| OpenReason::Os { source }.at(path))?))
             }
             Self::Store(store) => Ok(store.clone()),
         }

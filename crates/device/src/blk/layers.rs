@@ -6,7 +6,7 @@
 //! A name in an image opens nothing: the operator's layers are opened, or none. But a wrong layer
 //! shows the guest a mixture of two disks, and its writes make that permanent.
 use super::qcow2::Recorded;
-use super::{Format, Layer, LayerSource, OpenError};
+use super::{Format, Layer, LayerSource, OpenError, OpenReason};
 use paravane_store::{Location, NbdLocation, Store, Target};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// those who open it, which say why.
 ///
 /// # Errors
-/// [`OpenError::Layer`].
+/// [`OpenReason::Layer`].
 pub(super) fn check(
     top: &Arc<dyn Store>,
     path: &Path,
@@ -69,13 +69,8 @@ fn compare(header: &Recorded, path: &Path, layer: &Layer, location: &Path) -> Re
     if is_format && leads_to(name, path, &layer.source) {
         return Ok(());
     }
-    Err(OpenError::Layer {
-        path: path.to_owned(),
-        name: name.clone(),
-        format: layout.backing_format.clone(),
-        layer: location.to_owned(),
-        layer_format: layer.format,
-    })
+    let (name, format, layer_format) = (name.clone(), layout.backing_format.clone(), layer.format);
+    Err(OpenReason::Layer { name, format, layer: location.to_owned(), layer_format }.at(path))
 }
 
 /// Whether the name in the overlay at `overlay` is that of the layer. Opens nothing.

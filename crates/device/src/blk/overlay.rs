@@ -11,7 +11,7 @@ use super::file_id::{FileId, ImageId};
 use super::image_file::{ImageFile, Opening};
 use super::images::NewImage;
 use super::qcow2::{self, BackingName, NewQcow2};
-use super::{Format, OpenError};
+use super::{Format, OpenError, OpenReason};
 use paravane_store::file::FileStore;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -51,7 +51,7 @@ impl Overlay {
     /// # Errors
     /// The file exists, or cannot be created. A file that was begun is removed.
     pub fn create_file(path: &Path, base: &OverlayBase) -> Result<(), OpenError> {
-        let os = |source| OpenError::Os { path: path.to_owned(), source };
+        let os = |source| OpenReason::Os { source }.at(path);
         let options = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).to_owned();
         let file = options.open(path).map_err(os)?;
         let fill = || {
@@ -113,13 +113,13 @@ impl Overlay {
         let mut files = files.into_iter().map(File::from);
         let wrong = || {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "its descriptors are missing");
-            OpenError::Os { path: path.to_owned(), source }
+            OpenReason::Os { source }.at(path)
         };
         let file = files.next().ok_or_else(wrong)?;
         let flags = rustix::fs::fcntl_getfl(&file)
-            .map_err(|error| OpenError::Os { path: path.to_owned(), source: error.into() })?;
+            .map_err(|error| OpenReason::Os { source: error.into() }.at(path))?;
         if !flags.contains(OFlags::RDWR) || flags.contains(OFlags::APPEND) {
-            return Err(OpenError::ReadOnly { path: path.to_owned() });
+            return Err(OpenReason::ReadOnly.at(path));
         }
         ImageFile::adopt(file, files.next(), path, OPENING).map(Self)
     }

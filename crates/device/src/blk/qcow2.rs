@@ -52,6 +52,7 @@ mod map;
 mod open;
 mod rebuild;
 mod recorded;
+mod refcount_error;
 mod refcounts;
 mod slices;
 mod tables;
@@ -64,7 +65,7 @@ use super::{Layer, OpenError};
 use cluster_map::ClusterMap;
 use entry::{Entry, Place};
 use in_use::{InUse, Part};
-use layer::{Below, Core};
+use layer::Core;
 use open::{open, open_core};
 use paravane_dma::HostSlice;
 use paravane_spec::blk::SECTOR;
@@ -81,8 +82,9 @@ pub use create::{BackingName, NewQcow2};
 pub use extent::Extent;
 pub use header::{Features, HeaderError};
 pub(super) use in_use::QueueRanges;
+pub(super) use layer::Below as Base;
 pub use recorded::{Layout, Recorded};
-pub use refcounts::{ClusterRole, RefcountError};
+pub use refcount_error::{ClusterRole, RefcountError};
 
 type Result<T> = std::io::Result<T>;
 type Alone<'a> = RwLockWriteGuard<'a, ()>;
@@ -140,7 +142,7 @@ impl Qcow2 {
     /// Opens `image` as an overlay of an image that is open.
     pub(super) fn over(image: &ImageFile, base: Base) -> std::result::Result<Self, OpenError> {
         let (mut core, _) = open_core(image)?;
-        core.below = Some(base.0);
+        core.below = Some(base);
         core.has_backing = true;
         Ok(Self::new(image, core, Vec::new()))
     }
@@ -163,7 +165,7 @@ impl Qcow2 {
     ///
     /// It may be written to until the overlay is used, and not after.
     pub(super) fn base(&self) -> Base {
-        Base(Below::Qcow2(self.core.clone()))
+        Base::Qcow2(self.core.clone())
     }
 
     /// Sets what is called with a range of the file before it is freed, once.
@@ -360,7 +362,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    fn zero_range(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
+    pub(super) fn zero_range(&self, offset: u64, len: u64, unmap: bool) -> Result<()> {
         let _alone = self.remap(offset, len);
         let entered = |from, host| self.enter(from, host);
         for Part { range, is_used } in self.split(offset, len) {
@@ -379,7 +381,7 @@ impl Qcow2 {
         self.in_use.split(offset..offset.saturating_add(len), self.core.shape.cluster())
     }
 
-    fn write_data(&self, data: &[u8], offset: u64) -> Result<()> {
+    pub(super) fn write_data(&self, data: &[u8], offset: u64) -> Result<()> {
         let shared = self.shared();
         self.core.write(data, offset, &|from, host| self.enter(from, host))?;
         drop(shared);
@@ -404,7 +406,7 @@ impl Qcow2 {
     }
 
     /// Makes all writes durable, and frees clusters whose mappings are removed durably then.
-    fn sync(&self) -> Result<()> {
+    pub(super) fn sync(&self) -> Result<()> {
         let is_empty = self.core.tables().pending.is_empty();
         if is_empty {
             return self.core.sync();
@@ -494,20 +496,4 @@ fn room<'a>(buffer: &'a mut Vec<u8>, pieces: &[HostSlice]) -> &'a mut [u8] {
         buffer.resize(len, 0);
     }
     &mut buffer[..len]
-}
-
-/// An image as the backing file of an overlay.
-#[derive(Debug)]
-pub(super) struct Base(Below);
-
-impl Base {
-    /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: &Arc<dyn Store>) -> Result<Self> {
-        Below::raw(source.clone()).map(Self)
-    }
-
-    /// Size of the disk in bytes.
-    pub(super) fn size(&self) -> Result<u64> {
-        self.0.size()
-    }
 }

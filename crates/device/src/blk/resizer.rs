@@ -49,7 +49,7 @@ impl Resizer {
     /// the disk is read-only; or the host refuses, as for a block device.
     pub fn resize(&mut self, size: u64) -> io::Result<bool> {
         let image = self.current.image();
-        let block = image.block();
+        let block = image.file.block;
         if size == 0 || !size.is_multiple_of(block) {
             let what =
                 format!("invalid disk size of {size} bytes: it must be a positive multiple of {block}");
@@ -79,7 +79,7 @@ impl Resizer {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let is_gone =
             |file| rustix::fs::statx(file, c"", flags, StatxFlags::NLINK).map(|found| found.stx_nlink == 0);
-        self.current.image().source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
+        self.current.image().file.source.file().is_some_and(|file| is_gone(file).unwrap_or(false))
     }
 
     /// What drivers are told of the disk. Never blocks.
@@ -87,7 +87,7 @@ impl Resizer {
     pub fn geometry(&self) -> Geometry {
         let image = self.current.image();
         // At most 4096.
-        Geometry { size: image.sectors() * SECTOR, block: image.block() as u32 }
+        Geometry { size: image.sectors() * SECTOR, block: image.file.block as u32 }
     }
 
     /// Size of the disk in bytes at the last look at the image. Never blocks.

@@ -36,16 +36,16 @@ pub(super) struct Serial {
 impl Serial {
     /// `given`: the operator's.
     pub(super) fn new(image: &Image, given: Option<&str>) -> Self {
-        let id = match (given, image.source.file()) {
+        let id = match (given, image.file.source.file()) {
             (Some(given), _) => padded(given.as_bytes()),
-            (None, Some(_)) => of_name(file_name(&image.path).as_bytes()),
+            (None, Some(_)) => of_name(file_name(&image.file.path).as_bytes()),
             (None, None) => {
-                let location = image.source.status().location;
+                let location = image.file.source.status().location;
                 let name = location.parse().map_or_else(|_| location.clone(), |named: Location| named.name());
                 of_name(if name.is_empty() { location.as_bytes() } else { name.as_bytes() })
             }
         };
-        let before = padded(file_name(&image.path).as_bytes());
+        let before = padded(file_name(&image.file.path).as_bytes());
         Self { id: Mutex::new(id), is_given: given.is_some(), before }
     }
 

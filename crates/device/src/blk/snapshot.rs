@@ -109,7 +109,7 @@ impl Snapshots {
         check(&image)?;
         let id = id(generation, &image);
         Ok(OverlayBase {
-            path: image.path.clone(),
+            path: image.file.path.clone(),
             format: format(&image),
             size: image.sectors() * SECTOR,
             id,
@@ -126,7 +126,7 @@ impl Snapshots {
     /// Whether the image in use would have a [mark](super::OVERLAY_MARK) if a snapshot had frozen it.
     #[must_use]
     pub fn has_marks(&self) -> bool {
-        self.current.image().source.file().is_some_and(mark::is_possible)
+        self.current.image().file.source.file().is_some_and(mark::is_possible)
     }
 
     /// Format of the image in use.
@@ -138,7 +138,7 @@ impl Snapshots {
     /// Path of the image in use.
     #[must_use]
     pub fn image(&self) -> PathBuf {
-        self.current.image().path.clone()
+        self.current.image().file.path.clone()
     }
 
     /// Serial number that the guest knows the disk by.
@@ -209,7 +209,7 @@ impl Snapshots {
         // So that little is left to write afterwards.
         base.sync().map_err(SnapshotError::Image)?;
         self.current.prepare(&attached).map_err(SnapshotError::Image)?;
-        let marked = base.source.file().map(|file| mark::set(file, &path));
+        let marked = base.file.source.file().map(|file| mark::set(file, &path));
         let is_marked = marked.transpose().map_err(SnapshotError::Image)?.unwrap_or(false);
         let mut undo = Unmark(Some(base.clone()));
 
@@ -221,20 +221,20 @@ impl Snapshots {
         let pause = self.current.replace(attached, limit).ok_or(SnapshotError::Timeout(limit))?;
         undo.0 = None;
 
-        if let Some(file) = base.source.file()
+        if let Some(file) = base.file.source.file()
             && let Err(error) = image_file::share(file)
         {
-            tracing::warn!(path = %base.path.display(), %error, "the image below cannot be shared by other overlays");
+            tracing::warn!(path = %base.file.path.display(), %error, "the image below cannot be shared by other overlays");
         }
         self.current.clear();
         let unsynced = image.sync_base().err().map(|error| error.to_string());
-        let (base, serial) = (base.path.clone(), self.serial.text());
+        let (base, serial) = (base.file.path.clone(), self.serial.text());
         Ok(Snapshot { pause, queues, base, is_marked, engine: name, serial, unsynced })
     }
 }
 
 fn id(generation: u64, image: &Image) -> ImageId {
-    ImageId { file: FileId::of_source(&image.source), generation }
+    ImageId { file: FileId::of_source(&image.file.source), generation }
 }
 
 fn format(image: &Image) -> Format {
@@ -243,10 +243,10 @@ fn format(image: &Image) -> Format {
 
 /// Whether an image can be frozen.
 fn check(image: &Image) -> Result<(), SnapshotError> {
-    if image.read_only {
+    if image.file.read_only {
         return Err(SnapshotError::ReadOnly);
     }
-    if image.guards.is_shared() {
+    if image.file.guards.is_shared {
         return Err(SnapshotError::Unlocked);
     }
     Ok(())
@@ -257,7 +257,7 @@ struct Unmark(Option<Arc<Image>>);
 
 impl Drop for Unmark {
     fn drop(&mut self) {
-        if let Some(file) = self.0.as_ref().and_then(|image| image.source.file()) {
+        if let Some(file) = self.0.as_ref().and_then(|image| image.file.source.file()) {
             mark::clear_overlay_mark(file);
         }
     }

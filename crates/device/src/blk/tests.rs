@@ -95,7 +95,7 @@ fn is_mapped(disk: &Blk) -> bool {
 static DIRECT_BLOCK: LazyLock<Result<u64, String>> = LazyLock::new(|| {
     let file = image(&[0; 4096]);
     let disk = Blk::open(BlkConfig { direct: true, ..config(&file, EngineChoice::Immediate) });
-    disk.map(|disk| disk.current.image().block()).map_err(|why| why.to_string())
+    disk.map(|disk| disk.current.image().file.block).map_err(|why| why.to_string())
 });
 
 /// Bytes that tell where they are.

@@ -6,10 +6,11 @@
 //!   receive queue <---- input <---- host's side      full: the host's side is not read
 //! ```
 //! A sleeper arms its [`Wakeup`] and looks once more; whoever changes what it looks at wakes it.
+use crate::lock;
 use crate::wakeup::Wakeup;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// Bytes that wait for the guest.
 const INPUT: usize = 64 << 10;
@@ -78,30 +79,26 @@ impl Port {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn carried(&self) -> Carried {
-        let state = self.lock();
+        let state = lock(&self.state);
         Carried { waiting: state.output.len() as u64, ..state.carried }
     }
 
     /// Whether output is taken now.
     pub(super) fn has_room(&self) -> bool {
-        self.lock().room() > 0
+        lock(&self.state).room() > 0
     }
 
     /// Most bytes of output that wait.
     pub(super) fn most(&self) -> usize {
-        self.lock().most
+        lock(&self.state).most
     }
 
     /// Takes output of the guest: as much as there is room for.
     ///
     /// While nobody reads, there is room for all that fits at once, and the oldest output goes.
     pub(super) fn put_output(&self, bytes: &[u8]) -> usize {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let taken = bytes.len().min(state.room());
         state.append(&bytes[..taken]);
         drop(state);
@@ -113,24 +110,24 @@ impl Port {
     ///
     /// At most [`Port::most`] bytes beyond the bound, which the next output restores.
     pub(super) fn force_output(&self, bytes: &[u8]) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.output.extend(bytes);
         drop(state);
         self.host.wake();
     }
 
     pub(super) fn has_output(&self) -> bool {
-        !self.lock().output.is_empty()
+        !lock(&self.state).output.is_empty()
     }
 
     /// Copies the oldest output, and returns its length.
     pub(super) fn peek_output(&self, out: &mut [u8]) -> usize {
-        copy_front(&self.lock().output, out)
+        copy_front(&lock(&self.state).output, out)
     }
 
     /// Removes output that the host's side has taken.
     pub(super) fn remove_output(&self, len: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.output.drain(..len);
         state.carried.output += len as u64;
         drop(state);
@@ -142,34 +139,34 @@ impl Port {
     /// Only the thread of the host's side says so: between its [`Port::peek_output`] and
     /// [`Port::remove_output`] nothing is dropped.
     pub(super) fn set_attached(&self, attached: bool) {
-        self.lock().carried.attached = attached;
+        lock(&self.state).carried.attached = attached;
         // Without a reader, output is taken again.
         self.room.wake();
     }
 
     /// Bytes of input that are taken now.
     pub(super) fn input_room(&self) -> usize {
-        INPUT - self.lock().input.len()
+        INPUT - lock(&self.state).input.len()
     }
 
     /// Takes input, at most [`Port::input_room`] bytes.
     pub(super) fn put_input(&self, bytes: &[u8]) {
-        self.lock().input.extend(bytes);
+        lock(&self.state).input.extend(bytes);
         self.arrived.wake();
     }
 
     pub(super) fn has_input(&self) -> bool {
-        !self.lock().input.is_empty()
+        !lock(&self.state).input.is_empty()
     }
 
     /// Copies the oldest input, and returns its length.
     pub(super) fn peek_input(&self, out: &mut [u8]) -> usize {
-        copy_front(&self.lock().input, out)
+        copy_front(&lock(&self.state).input, out)
     }
 
     /// Removes input that the guest has taken.
     pub(super) fn remove_input(&self, len: usize) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.input.drain(..len);
         state.carried.input += len as u64;
         drop(state);

@@ -73,7 +73,7 @@ impl QueueHandler for Receive {
     }
 
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.port.arrived.event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.port.arrived.event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {

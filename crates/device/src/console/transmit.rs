@@ -117,7 +117,7 @@ impl QueueHandler for Transmit {
     }
 
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.port.room.event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.port.room.event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {

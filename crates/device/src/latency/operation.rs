@@ -5,7 +5,8 @@ use std::ffi::CStr;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Operation {
     index: usize,
-    name: &'static CStr,
+    /// The name as probes report it.
+    pub(super) name: &'static CStr,
     about: &'static str,
 }
 
@@ -33,11 +34,6 @@ impl Operation {
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name.to_str().unwrap_or_default()
-    }
-
-    /// The name as probes report it.
-    pub(super) fn c_name(&self) -> &'static CStr {
-        self.name
     }
 
     /// What it is, for operators.

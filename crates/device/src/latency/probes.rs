@@ -41,14 +41,14 @@ const NO_SECTOR: u64 = u64::MAX;
 
 /// The queue that probes report, and their arguments made from ours.
 #[derive(Debug, Default)]
-pub(super) struct ProbedQueue {
+pub(crate) struct ProbedQueue {
     device: CString,
     queue: u16,
 }
 
 impl ProbedQueue {
     /// A name ends before its first NUL.
-    pub(super) fn new(device: &str, queue: u16) -> Self {
+    pub(crate) fn new(device: &str, queue: u16) -> Self {
         let bytes: Vec<u8> = device.bytes().take_while(|&byte| byte != 0).collect();
         Self { device: CString::new(bytes).unwrap_or_default(), queue }
     }
@@ -106,7 +106,7 @@ impl ProbedQueue {
     ) {
         self.fire(is_enabled, |device, queue| {
             let (operation, Request { head, sector, bytes, .. }) = request();
-            let (operation, sector) = (pointer(operation.c_name()), sector.unwrap_or(NO_SECTOR));
+            let (operation, sector) = (pointer(operation.name), sector.unwrap_or(NO_SECTOR));
             fire(device, queue, head.into(), operation, sector, bytes);
         });
     }
@@ -136,7 +136,7 @@ impl ProbedQueue {
         if points::request_done::is_enabled() {
             let (device, queue) = self.id();
             let (head, status) = (request.head.into(), request.status.into());
-            points::request_done::fire(device, queue, head, pointer(operation.c_name()), status, nanos);
+            points::request_done::fire(device, queue, head, pointer(operation.name), status, nanos);
         }
     }
 
@@ -144,13 +144,13 @@ impl ProbedQueue {
     pub(super) fn request_ended(&self, record: &RequestRecord) {
         let (device, queue) = self.id();
         let RequestRecord { operation, request, .. } = record;
-        let (head, operation) = (request.head.into(), pointer(operation.c_name()));
+        let (head, operation) = (request.head.into(), pointer(operation.name));
         if points::request_ended::is_enabled() {
             let status = request.status.into();
             points::request_ended::fire(device, queue, head, operation, status, record.total());
         }
         if points::request_stage::is_enabled() {
-            for (stage, nanos) in spent(record.stages()) {
+            for (stage, nanos) in spent(record.stages) {
                 points::request_stage::fire(device, queue, head, operation, pointer(stage.c_name()), nanos);
             }
         }
@@ -169,7 +169,7 @@ impl ProbedQueue {
         count: u64,
         stages: [u64; Stage::ALL.len()],
     ) {
-        let ((device, queue), operation) = (self.id(), pointer(operation.c_name()));
+        let ((device, queue), operation) = (self.id(), pointer(operation.name));
         if points::batch_ended::is_enabled() {
             points::batch_ended::fire(device, queue, operation, count, total(stages));
         }

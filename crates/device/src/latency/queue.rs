@@ -3,9 +3,10 @@ use super::histogram::{Counts, Distribution, Latencies};
 use super::operation::Operation;
 use super::request::RequestObserver;
 use super::stage::Stage;
+use paravane_store::lock;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Latencies of one queue, across its restarts.
 ///
@@ -43,12 +44,6 @@ struct Observer {
     observer: Mutex<Option<Arc<dyn RequestObserver>>>,
 }
 
-impl Observer {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<dyn RequestObserver>>> {
-        self.observer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observer").field("is_some", &self.is_some).finish_non_exhaustive()
@@ -61,7 +56,7 @@ impl QueueLatency {
     /// Only disks tell. Requests that complete while the observer changes may go unseen. While
     /// there is none, a request costs one relaxed load.
     pub fn observe(&self, observer: Option<Arc<dyn RequestObserver>>) {
-        let mut place = self.observer.lock();
+        let mut place = lock(&self.observer.observer);
         // Relaxed: the lock orders; a request that misses it goes unseen.
         self.observer.is_some.store(observer.is_some(), Ordering::Relaxed);
         *place = observer;
@@ -77,7 +72,7 @@ impl QueueLatency {
     /// the observer.
     #[cold]
     pub(super) fn observer(&self) -> Option<Arc<dyn RequestObserver>> {
-        self.observer.lock().clone()
+        lock(&self.observer.observer).clone()
     }
 
     #[inline]

@@ -123,7 +123,7 @@ impl Scale {
 /// Records the latencies of one live queue into its [`QueueLatency`].
 ///
 /// It is off unless the owner of the queue turns it on
-/// ([`MappedQueue::with_latency`](crate::MappedQueue::with_latency)); it then does nothing.
+/// ([`MappedQueue::record_into`](crate::MappedQueue::record_into)); it then does nothing.
 #[derive(Debug, Default)]
 pub struct LatencyRecorder {
     on: Option<On>,
@@ -163,12 +163,12 @@ pub fn calibrate() {
 }
 
 impl LatencyRecorder {
-    /// Records into `latency`.
-    pub(crate) fn new(latency: Arc<QueueLatency>) -> Self {
-        Self::with_clock(latency, Clock::new())
+    /// Records into `latency`. Probes fire for `probed`.
+    pub(crate) fn new(latency: Arc<QueueLatency>, probed: ProbedQueue) -> Self {
+        Self::with_clock(latency, probed, Clock::new())
     }
 
-    pub(super) fn with_clock(latency: Arc<QueueLatency>, clock: Clock) -> Self {
+    pub(super) fn with_clock(latency: Arc<QueueLatency>, probed: ProbedQueue, clock: Clock) -> Self {
         Self {
             on: Some(On {
                 latency,
@@ -183,15 +183,8 @@ impl LatencyRecorder {
                 earlier: Vec::with_capacity(RUNS),
                 keeps: false,
                 observed: Vec::new(),
-                probed: ProbedQueue::default(),
+                probed,
             }),
-        }
-    }
-
-    /// Sets the device and the index of the queue in probes [no name, 0].
-    pub(crate) fn name(&mut self, device: &str, queue: u16) {
-        if let Some(on) = &mut self.on {
-            on.probed = ProbedQueue::new(device, queue);
         }
     }
 
@@ -382,16 +375,6 @@ impl LatencyRecorder {
         }
     }
 
-    /// Handler: completes requests that were taken at the same time and were done at the last
-    /// [`LatencyRecorder::reap`].
-    #[inline]
-    pub fn complete(&mut self, operation: &'static Operation, taken: Taken, count: usize) {
-        if let Some(on) = &mut self.on {
-            let times = Times { taken, done: on.reaped };
-            on.complete(operation, times, count as u64);
-        }
-    }
-
     /// Handler: has completed requests that were taken at the same time, just now.
     ///
     /// Publish them next.
@@ -406,7 +389,8 @@ impl LatencyRecorder {
         }
     }
 
-    /// Handler: as [`LatencyRecorder::complete`], for one request that an observer may look at.
+    /// Handler: completes a request that an observer may look at, and that was done at the last
+    /// [`LatencyRecorder::reap`].
     #[inline]
     pub fn complete_request(
         &mut self,
@@ -525,7 +509,7 @@ impl On {
         let Self { latency, scale, observed, probed, .. } = self;
         let observer = latency.observer();
         for Observed { operation, times, request } in observed.drain(..).filter(|one| one.times.is_known()) {
-            let record = RequestRecord::new(operation, request, scale.stages(times, end));
+            let record = RequestRecord { operation, request, stages: scale.stages(times, end) };
             if let Some(observer) = &observer {
                 observer.ended(&record);
             }

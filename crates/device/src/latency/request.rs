@@ -24,37 +24,15 @@ pub struct RequestRecord {
     pub operation: &'static Operation,
     /// The request.
     pub request: Request,
-    /// Time in the ring; see [`Stage::Ring`].
-    pub ring: u64,
-    /// Time held by a rate limit.
-    pub throttled: u64,
-    /// Time of host I/O.
-    pub host: u64,
-    /// Time from completion to the interrupt.
-    pub interrupt: u64,
+    /// Nanoseconds of the stages, in the order of [`Stage::ALL`].
+    pub stages: [u64; Stage::ALL.len()],
 }
 
 impl RequestRecord {
-    /// `stages` are in the order of [`Stage::ALL`].
-    pub(super) fn new(
-        operation: &'static Operation,
-        request: Request,
-        stages: [u64; Stage::ALL.len()],
-    ) -> Self {
-        let [ring, throttled, host, interrupt] = stages;
-        Self { operation, request, ring, throttled, host, interrupt }
-    }
-
-    /// Nanoseconds of the stages, in the order of [`Stage::ALL`].
-    #[must_use]
-    pub fn stages(&self) -> [u64; Stage::ALL.len()] {
-        [self.ring, self.throttled, self.host, self.interrupt]
-    }
-
     /// Whole latency in nanoseconds; does not wrap around.
     #[must_use]
     pub fn total(&self) -> u64 {
-        total(self.stages())
+        total(self.stages)
     }
 }
 

@@ -1,5 +1,5 @@
 //! For tests: latencies with a clock that stands still until it is moved.
-use super::{LatencyRecorder, Operation, QueueLatency, Stage};
+use super::{LatencyRecorder, Operation, ProbedQueue, QueueLatency, Stage};
 use crate::{MappedQueue, Served};
 use quanta::{Clock, Mock};
 use std::sync::Arc;
@@ -15,7 +15,10 @@ impl Watch {
         let (clock, mock) = Clock::mock();
         mock.increment(1_000_000_u64);
         let latency = Arc::new(QueueLatency::default());
-        (Self { latency: latency.clone(), clock: mock }, LatencyRecorder::with_clock(latency, clock))
+        (
+            Self { latency: latency.clone(), clock: mock },
+            LatencyRecorder::with_clock(latency, ProbedQueue::default(), clock),
+        )
     }
 
     /// Watches `queue` from now on.

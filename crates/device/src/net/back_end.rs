@@ -65,9 +65,7 @@ pub trait BackEnd: Send + Sync + 'static {
     /// when [`BackEnd::has_carrier`] may have changed, where the back end is told.
     ///
     /// Only the first call counts. Then call [`BackEnd::look`].
-    fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
-        drop(told);
-    }
+    fn tell_change(&self, _told: Box<dyn Fn() + Send + Sync>) {}
 
     /// Whether frames can pass: what a driver sees as the state of its link \[`true`\].
     fn is_up(&self) -> bool {
@@ -155,8 +153,7 @@ pub trait Sender: Send {
     /// Whether there is room, after [`Sent::Full`] \[[`Rest::Ask`]\]. Kicks do not count.
     ///
     /// With `arm`, makes room signal what [`Sender::register`] added.
-    fn rest(&mut self, arm: bool) -> Rest {
-        let _ = arm;
+    fn rest(&mut self, _arm: bool) -> Rest {
         Rest::Ask { kicks: false }
     }
 
@@ -169,8 +166,7 @@ pub trait Sender: Send {
     ///
     /// # Errors
     /// See [`QueueHandler::register`](crate::QueueHandler::register).
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        let _ = wakes;
+    fn register(&mut self, _wakes: Option<&WakeSet>) -> io::Result<()> {
         Ok(())
     }
 
@@ -219,8 +215,7 @@ pub trait Receiver: Send {
     /// Whether there is a frame \[[`Rest::Ask`]\]. Kicks do not count.
     ///
     /// With `arm`, makes frames signal what [`Receiver::register`] added.
-    fn rest(&mut self, arm: bool) -> Rest {
-        let _ = arm;
+    fn rest(&mut self, _arm: bool) -> Rest {
         Rest::Ask { kicks: false }
     }
 
@@ -233,8 +228,7 @@ pub trait Receiver: Send {
     ///
     /// # Errors
     /// See [`QueueHandler::register`](crate::QueueHandler::register).
-    fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        let _ = wakes;
+    fn register(&mut self, _wakes: Option<&WakeSet>) -> io::Result<()> {
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Serves the control queue: pairs in use, announcements (section 5.1.6.5).
 use super::back_end::BackEnd;
 use super::operation::OTHER;
+use crate::callback::Callback;
 use crate::{MappedQueue, QueueBatch, QueueHandler, ServeError, Served, address_error};
 use paravane_dma::{Access, AccessGuard};
 use paravane_ring::device::Chain;
@@ -9,8 +10,8 @@ use paravane_spec::net::{
     ANNOUNCE_ACK, CLASS_ANNOUNCE, CLASS_MQ, CTRL_ERR, CTRL_OK, Command, F_GUEST_ANNOUNCE, F_MQ,
     MQ_VQ_PAIRS_SET,
 };
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// Bytes before a command's data.
 const COMMAND: u32 = size_of::<Command>() as u32;
@@ -23,18 +24,21 @@ pub(super) struct Control<B> {
 }
 
 /// What the driver has set.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Commanded {
     /// Number of pairs; 0: none.
     pub(super) pairs: AtomicU16,
     /// Called when it changes.
-    pub(super) told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(super) told: Callback<dyn Fn() + Send + Sync>,
 }
 
-impl std::fmt::Debug for Commanded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Commanded").field(&self.pairs).finish()
+/// Has the back end use so many queue pairs. Returns whether it does.
+pub(super) fn use_pairs(back_end: &impl BackEnd, pairs: u16) -> bool {
+    let done = back_end.use_pairs(pairs);
+    if let Err(error) = &done {
+        tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
     }
+    done.is_ok()
 }
 
 impl<B: BackEnd> Control<B> {
@@ -74,20 +78,15 @@ impl<B: BackEnd> Control<B> {
         if pairs == 0 || pairs > self.back_end.pairs() {
             return Ok(CTRL_ERR);
         }
-        Ok(match self.back_end.use_pairs(pairs) {
-            Ok(()) => {
-                // Release: `told` has another thread load it (Acquire, in `Net::commanded_pairs`).
-                self.commanded.pairs.store(pairs, Ordering::Release);
-                if let Some(told) = self.commanded.told.get() {
-                    told();
-                }
-                CTRL_OK
-            }
-            Err(error) => {
-                tracing::warn!(pairs, %error, "the back end cannot change its number of queue pairs");
-                CTRL_ERR
-            }
-        })
+        if !use_pairs(&*self.back_end, pairs) {
+            return Ok(CTRL_ERR);
+        }
+        // Release: `told` has another thread load it (Acquire, in `Net::commanded_pairs`).
+        self.commanded.pairs.store(pairs, Ordering::Release);
+        if let Some(told) = self.commanded.told.get() {
+            told();
+        }
+        Ok(CTRL_OK)
     }
 }
 

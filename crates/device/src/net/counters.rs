@@ -1,8 +1,10 @@
 //! Counters of a card: transferred and dropped frames.
 use std::sync::atomic::{AtomicU64, Ordering};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// Counts since the card was created. Each frame is counted in one field.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
+#[repr(C)]
 pub struct Totals {
     /// Frames sent for the driver.
     pub transmitted: u64,
@@ -22,54 +24,28 @@ pub struct Totals {
     pub unusable: u64,
 }
 
-/// Live counters of a card, shared by its queues.
+const FIELDS: usize = size_of::<Totals>() / size_of::<u64>();
+
+/// Live counters of a card, shared by its queues: one for each field of [`Totals`].
 #[derive(Debug, Default)]
-pub struct Counters {
-    transmitted: AtomicU64,
-    transmitted_bytes: AtomicU64,
-    received: AtomicU64,
-    received_bytes: AtomicU64,
-    malformed: AtomicU64,
-    refused: AtomicU64,
-    no_room: AtomicU64,
-    unusable: AtomicU64,
-}
+pub struct Counters([AtomicU64; FIELDS]);
 
 impl Counters {
     /// Current values.
     #[must_use]
     pub fn totals(&self) -> Totals {
         // Relaxed: they order nothing.
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Totals {
-            transmitted: load(&self.transmitted),
-            transmitted_bytes: load(&self.transmitted_bytes),
-            received: load(&self.received),
-            received_bytes: load(&self.received_bytes),
-            malformed: load(&self.malformed),
-            refused: load(&self.refused),
-            no_room: load(&self.no_room),
-            unusable: load(&self.unusable),
-        }
+        zerocopy::transmute!(self.0.each_ref().map(|counter| counter.load(Ordering::Relaxed)))
     }
 
     /// Adds the counts of one batch of one queue, and sets them to 0.
     pub(super) fn add(&self, batch: &mut Totals) {
-        for (counter, more) in [
-            (&self.transmitted, batch.transmitted),
-            (&self.transmitted_bytes, batch.transmitted_bytes),
-            (&self.received, batch.received),
-            (&self.received_bytes, batch.received_bytes),
-            (&self.malformed, batch.malformed),
-            (&self.refused, batch.refused),
-            (&self.no_room, batch.no_room),
-            (&self.unusable, batch.unusable),
-        ] {
+        let batch: [u64; FIELDS] = zerocopy::transmute!(std::mem::take(batch));
+        for (counter, more) in self.0.iter().zip(batch) {
             if more > 0 {
                 // Relaxed: as above.
                 counter.fetch_add(more, Ordering::Relaxed);
             }
         }
-        *batch = Totals::default();
     }
 }

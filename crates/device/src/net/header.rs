@@ -109,7 +109,7 @@ pub(super) fn to_driver(header: EncodedHeader, features: u64, buffers: u16) -> E
 /// In words, which stay in registers: a frame's header is passed on from one memory to the next, and
 /// its fields matter only if it asks for something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EncodedHeader([u32; HEADER / 4]);
+pub struct EncodedHeader(pub(super) [u32; HEADER / 4]);
 
 impl EncodedHeader {
     /// Whether it asks for nothing: no checksum is open, and the frame is no segment.
@@ -138,12 +138,6 @@ impl EncodedHeader {
         // Word by word: bytes that are stored to memory and read back in other pieces wait for all
         // earlier stores.
         Self([from.read_obj(0), from.read_obj(4), from.read_obj(8)])
-    }
-
-    /// Its words.
-    #[inline(always)]
-    pub(super) fn words(self) -> [u32; HEADER / 4] {
-        self.0
     }
 }
 

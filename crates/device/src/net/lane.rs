@@ -10,12 +10,14 @@
 //! receiver is dropped. So an unused card has none, and one in use allocates nothing once it has
 //! enough for its traffic.
 use super::header::{EncodedHeader, complete_checksum};
+use crate::callback::Callback;
+use crate::lock;
 use crate::wakeup::Wakeup;
 use paravane_spec::net::MAX_FRAME;
 use std::collections::TryReserveError;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::vec::Drain;
 
 /// Frames in flight in a lane.
@@ -106,7 +108,7 @@ impl Buffers {
     /// Changes the list.
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Buffer>) -> T) -> T {
         // Nothing below panics halfway.
-        let mut list: MutexGuard<'_, _> = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.list);
         let result = change(&mut list);
         // Relaxed: see `count`.
         self.count.store(list.len(), Ordering::Relaxed);
@@ -236,16 +238,6 @@ impl Lane {
     }
 }
 
-/// Called when the far side's receivers come or go.
-#[derive(Default)]
-pub(super) struct CarrierChange(pub(super) OnceLock<Box<dyn Fn() + Send + Sync>>);
-
-impl std::fmt::Debug for CarrierChange {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CarrierChange")
-    }
-}
-
 /// The receiving side of one end.
 #[derive(Debug)]
 pub(super) struct Port {
@@ -258,7 +250,8 @@ pub(super) struct Port {
     pub(super) features: AtomicU64,
     /// Frames for a lane without a receiver wait: there will be one.
     pub(super) held: AtomicBool,
-    pub(super) carrier_change: CarrierChange,
+    /// Called when the far side's receivers come or go.
+    pub(super) carrier_change: Callback<dyn Fn() + Send + Sync>,
 }
 
 impl Port {
@@ -269,7 +262,7 @@ impl Port {
             pairs: AtomicU16::new(1),
             features: AtomicU64::new(0),
             held: AtomicBool::new(false),
-            carrier_change: CarrierChange::default(),
+            carrier_change: Callback::default(),
         }))
     }
 
@@ -281,7 +274,7 @@ impl Port {
 
     /// Tells this end that the receivers of the far side have changed.
     pub(super) fn tell_carrier_change(&self) {
-        if let Some(told) = self.carrier_change.0.get() {
+        if let Some(told) = self.carrier_change.get() {
             told();
         }
     }

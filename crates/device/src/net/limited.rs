@@ -110,7 +110,7 @@ fn renewed(brake: Option<Brake>, limiter: &Arc<Limiter>) -> io::Result<Option<Br
 
 /// Adds the timer of a limit, if there is one.
 fn timer(brake: &Option<Brake>, wakes: Option<&WakeSet>) -> io::Result<Option<WakeSource>> {
-    brake.as_ref().zip(wakes).map(|(brake, wakes)| wakes.add(brake.timer())).transpose()
+    brake.as_ref().zip(wakes).map(|(brake, wakes)| wakes.add(&brake.timer)).transpose()
 }
 
 /// See [`Limited`].

@@ -157,7 +157,7 @@ impl BackEnd for LinkEnd {
 
     fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
-        let _ = self.near.carrier_change.0.set(told);
+        self.near.carrier_change.set(told);
     }
 
     fn has_carrier(&self) -> bool {
@@ -312,7 +312,7 @@ impl Sender for LinkSender {
     }
 
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.far.room[usize::from(self.pair)].event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.far.room[usize::from(self.pair)].event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {
@@ -388,7 +388,7 @@ impl Receiver for LinkReceiver {
     }
 
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.port.lanes[self.lane].arrived.event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.port.lanes[self.lane].arrived.event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {

@@ -12,7 +12,6 @@
 //! groups, which are completed together.
 use super::back_end::{Incoming, Receiver};
 use super::counters::{Counters, Totals};
-use super::extension::NetQueue;
 use super::header::{HEADER, header_len, to_driver};
 use super::operation::FRAME_IN;
 use crate::ahead::ahead;
@@ -266,7 +265,7 @@ impl<R: Receiver> Receive<R> {
                 break;
             }
             let Some(span) = memory.write_span(only.addr, len) else { break };
-            let header = to_driver(frame.header, features, 1).words();
+            let header = to_driver(frame.header, features, 1).0;
             if places.try_push((span, header, frame.bytes)).is_err() {
                 break;
             }
@@ -312,8 +311,8 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.receiver.rest(arm).with_kicks(false)
     }
 
-    fn net(&self) -> Option<&dyn NetQueue> {
-        Some(self)
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
     }
 
     fn at_rest(&self) -> bool {
@@ -342,11 +341,5 @@ impl<R: Receiver> QueueHandler for Receive<R> {
         self.filling.heads.clear();
         self.counters.add(&mut self.counts);
         served
-    }
-}
-
-impl<R: Receiver> NetQueue for Receive<R> {
-    fn tap(&self) -> Option<BorrowedFd<'_>> {
-        self.receiver.tap()
     }
 }

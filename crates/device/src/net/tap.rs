@@ -18,7 +18,8 @@ mod lost;
 
 use super::back_end::{BackEnd, Incoming, Outgoing, Receiver, Sender, Sent};
 use super::header::HEADER;
-use crate::{HostSide, ServeError, WakeSet, WakeSource};
+use crate::callback::Callback;
+use crate::{HostSide, ServeError, WakeSet, WakeSource, lock};
 use paravane_dma::{Access, HostSlice};
 use paravane_spec::net::{
     ETH_HEADER, F_CSUM, F_GUEST_CSUM, F_GUEST_ECN, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6,
@@ -31,8 +32,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use thiserror::Error;
+
+/// Flags that a device must have.
+const NEEDED: c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 
 /// Device node that creates TAP devices.
 const TUN: &str = "/dev/net/tun";
@@ -109,6 +113,7 @@ struct Queue {
     number: u16,
 }
 
+#[derive(Debug)]
 struct Shared {
     name: String,
     /// Queues that are attached.
@@ -116,14 +121,7 @@ struct Shared {
     /// The interface was deleted.
     is_gone: AtomicBool,
     /// Called when a queue finds that.
-    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, in_use, is_gone, told: _ } = self;
-        f.debug_tuple("Shared").field(name).field(in_use).field(is_gone).finish()
-    }
+    told: Callback<dyn Fn() + Send + Sync>,
 }
 
 impl Queue {
@@ -154,15 +152,8 @@ impl Tap {
     /// See [`TapError`]. Creating an interface takes CAP_NET_ADMIN; opening one, CAP_NET_ADMIN or
     /// its ownership.
     pub fn open(name: &str, queues: u16) -> Result<Self, TapError> {
-        let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
-        let fds = attach_all(name, queues, multi).or_else(|error| match &error {
-            // An existing multi-queue interface must be opened as one, even for one queue.
-            TapError::Attach { source, .. } if source.raw_os_error() == Some(libc::EINVAL) && multi == 0 => {
-                attach_all(name, queues, libc::IFF_MULTI_QUEUE).map_err(|_| error)
-            }
-            _ => Err(error),
-        })?;
-        Self::from_fds(fds)
+        let attach_all = |multi| (0..queues).map(|_| attach(name, multi)).collect::<Result<_, _>>();
+        Self::from_fds(multi_queue_if(queues > 1, attach_all)?)
     }
 
     /// Uses inherited descriptors by their numbers; see [`Tap::from_fds`].
@@ -198,23 +189,19 @@ impl Tap {
             name: name.clone(),
             in_use: AtomicU16::new(count),
             is_gone: AtomicBool::new(false),
-            told: OnceLock::new(),
+            told: Callback::default(),
         });
-        let set = |call| {
-            let name = name.clone();
-            move |source: io::Error| TapError::Set { name, call, source }
-        };
         for fd in &fds {
             configure(fd, &name)?;
         }
         let with_uso = offloads(F_GUEST_CSUM | F_GUEST_USO4 | F_GUEST_USO6);
         let uso = set_value(first, libc::TUNSETOFFLOAD, with_uso).is_ok();
-        set_value(first, libc::TUNSETOFFLOAD, 0).map_err(set("TUNSETOFFLOAD"))?;
+        set_value(first, libc::TUNSETOFFLOAD, 0).map_err(in_call(&name, "TUNSETOFFLOAD"))?;
         let queue = |(number, fd): (u16, OwnedFd)| {
             let wait = if count > 1 { Some(waiting_for(&fd)?.into()) } else { None };
             Ok(Arc::new(Queue { fd: fd.into(), wait, shared: Arc::clone(&shared), number }))
         };
-        let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(set("epoll"))?;
+        let queues = (0..).zip(fds).map(queue).collect::<io::Result<_>>().map_err(in_call(&name, "epoll"))?;
         let (features, changing) = (AtomicU64::new(0), Mutex::new(()));
         // Without one, the MTU is unknown, and an interface that is made anew is not noticed.
         let socket = UnixDatagram::unbound().ok();
@@ -278,7 +265,7 @@ impl BackEnd for Tap {
     }
 
     fn accept(&self, features: u64) -> io::Result<()> {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.changing);
         // Relaxed: the lock orders.
         self.features.store(features, Ordering::Relaxed);
         self.forgiving(set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features)))
@@ -290,7 +277,7 @@ impl BackEnd for Tap {
 
     fn tell_change(&self, told: Box<dyn Fn() + Send + Sync>) {
         // Fails if it was called before.
-        let _ = self.shared.told.set(told);
+        self.shared.told.set(told);
     }
 
     fn is_up(&self) -> bool {
@@ -310,7 +297,7 @@ impl BackEnd for Tap {
     }
 
     fn use_pairs(&self, pairs: u16) -> io::Result<()> {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.changing);
         // Relaxed: only we change it, and see `Queue::is_in_use`.
         let before = self.shared.in_use.load(Ordering::Relaxed);
         if pairs < before {
@@ -465,9 +452,22 @@ impl Receiver for TapReceiver {
     }
 }
 
-/// Attaches descriptors to `queues` queues of the device.
-fn attach_all(name: &str, queues: u16, multi: c_int) -> Result<Vec<OwnedFd>, TapError> {
-    (0..queues).map(|_| attach(name, multi)).collect()
+/// Attaches with IFF_MULTI_QUEUE if `is_multi`; else without, and then with it if that is refused.
+///
+/// An existing multi-queue interface must be opened as one, even for one queue.
+fn multi_queue_if<T>(is_multi: bool, attach: impl Fn(c_int) -> Result<T, TapError>) -> Result<T, TapError> {
+    attach(if is_multi { libc::IFF_MULTI_QUEUE } else { 0 }).or_else(|error| match &error {
+        TapError::Attach { source, .. } if source.raw_os_error() == Some(libc::EINVAL) && !is_multi => {
+            attach(libc::IFF_MULTI_QUEUE).map_err(|_| error)
+        }
+        _ => Err(error),
+    })
+}
+
+/// Names the call that has failed.
+fn in_call(name: &str, call: &'static str) -> impl FnOnce(io::Error) -> TapError {
+    let name = name.to_owned();
+    move |source| TapError::Set { name, call, source }
 }
 
 fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
@@ -484,7 +484,7 @@ fn attach(name: &str, multi: c_int) -> Result<OwnedFd, TapError> {
 
 /// Attaches a descriptor that is not attached to an interface, or whose interface was deleted.
 fn attach_to(fd: &OwnedFd, name: &str, multi: c_int) -> Result<(), TapError> {
-    let mut request = request(Some(name), needed() | multi);
+    let mut request = request(Some(name), NEEDED | multi);
     // SAFETY: TUNSETIFF reads and writes a struct ifreq, which outlives the call.
     match check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } as isize) {
         Ok(()) => Ok(()),
@@ -505,26 +505,15 @@ fn attach_to(fd: &OwnedFd, name: &str, multi: c_int) -> Result<(), TapError> {
     }
 }
 
-/// Flags that a device must have.
-fn needed() -> c_int {
-    libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR
-}
-
-fn check_flags(fd: &OwnedFd) -> Result<(), TapError> {
-    let (name, flags) = interface(fd)?;
-    if flags & needed() == needed() {
-        return Ok(());
-    }
-    Err(TapError::Flags { name, flags, needed: needed() })
-}
-
 /// Makes an attached descriptor ready for use.
 fn configure(fd: &OwnedFd, name: &str) -> Result<(), TapError> {
-    let set = |call| move |source: io::Error| TapError::Set { name: name.to_owned(), call, source };
-    check_flags(fd)?;
-    rustix::io::ioctl_fionbio(fd, true).map_err(|error| set("FIONBIO")(error.into()))?;
-    set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(set("TUNSETVNETHDRSZ"))?;
-    set_int(fd, libc::TUNSETVNETLE, 1).map_err(set("TUNSETVNETLE"))
+    let (found, flags) = interface(fd)?;
+    if flags & NEEDED != NEEDED {
+        return Err(TapError::Flags { name: found, flags, needed: NEEDED });
+    }
+    rustix::io::ioctl_fionbio(fd, true).map_err(|error| in_call(name, "FIONBIO")(error.into()))?;
+    set_int(fd, libc::TUNSETVNETHDRSZ, HEADER as c_int).map_err(in_call(name, "TUNSETVNETHDRSZ"))?;
+    set_int(fd, libc::TUNSETVNETLE, 1).map_err(in_call(name, "TUNSETVNETLE"))
 }
 
 /// Whether the interface behind a descriptor was deleted: a TAP device, or a macvtap device.

@@ -13,7 +13,6 @@
 //! address outside guest memory latches the queue.
 use super::back_end::{Outgoing, Sender, Sent};
 use super::counters::{Counters, Totals};
-use super::extension::NetQueue;
 use super::header::{EncodedHeader, HEADER, Rules};
 use super::operation::FRAME_OUT;
 use crate::ahead::ahead;
@@ -273,8 +272,8 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         (BATCH as u32).min(u32::from(size) / 4)
     }
 
-    fn net(&self) -> Option<&dyn NetQueue> {
-        Some(self)
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        self.sender.tap()
     }
 
     fn at_rest(&self) -> bool {
@@ -297,11 +296,5 @@ impl<S: Sender> QueueHandler for Transmit<S> {
         (self.done, self.full) = (self.batch.chains().len(), false);
         self.counters.add(&mut self.counts);
         served
-    }
-}
-
-impl<S: Sender> NetQueue for Transmit<S> {
-    fn tap(&self) -> Option<BorrowedFd<'_>> {
-        self.sender.tap()
     }
 }

@@ -87,28 +87,3 @@ impl<P: Protocol + Default> ExportConfig<P> {
         }
     }
 }
-
-impl<P: Protocol + 'static> ExportConfig<P> {
-    /// The same for all protocols.
-    pub(super) fn erased(self) -> ExportConfig<Arc<dyn Protocol>> {
-        let Self { protocol, name, endpoint, workers, io_pool, protocol_threads, longest_poll, .. } = self;
-        let Self { packed, in_order, latencies, quota, ended, inspector, keeper, note, .. } = self;
-        ExportConfig {
-            protocol: Arc::new(protocol),
-            name,
-            endpoint,
-            workers,
-            io_pool,
-            protocol_threads,
-            longest_poll,
-            packed,
-            in_order,
-            latencies,
-            quota,
-            ended,
-            inspector,
-            keeper,
-            note,
-        }
-    }
-}

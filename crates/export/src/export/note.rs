@@ -3,7 +3,7 @@
 //! ```text
 //!   owner:  set, wake the task, wait        task: pending --> record the state --> recorded
 //! ```
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// See the module.
@@ -26,31 +26,26 @@ impl Note {
         Self { state: Mutex::new(State { bytes, ..State::default() }), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No change can be left half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        self.state().bytes.clone()
+        self.state.lock().bytes.clone()
     }
 
     /// Changes it. Returns the number of the change.
     pub(super) fn set(&self, bytes: Vec<u8>) -> u64 {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.bytes, state.set) = (bytes, state.set + 1);
         state.set
     }
 
     /// The last change, if it is to be recorded.
     pub(super) fn pending(&self) -> Option<u64> {
-        let state = self.state();
+        let state = self.state.lock();
         (state.recorded < state.set).then_some(state.set)
     }
 
     /// The state was recorded with this change, if it is recorded at all.
     pub(super) fn recorded(&self, change: u64) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.recorded = state.recorded.max(change);
         drop(state);
         self.changed.notify_all();
@@ -59,15 +54,8 @@ impl Note {
     /// Waits until a change is recorded; `false`: it is not within this time.
     pub(super) fn wait(&self, change: u64, patience: Duration) -> bool {
         let end = Instant::now() + patience;
-        let mut state = self.state();
-        while state.recorded < change {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+        let mut state = self.state.lock();
+        !self.changed.wait_while_until(&mut state, |state| state.recorded < change, end).timed_out()
     }
 }
 

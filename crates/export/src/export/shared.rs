@@ -10,8 +10,9 @@ use crate::keeper::Keeping;
 use crate::status::SharedStatus;
 use paravane_device::Device;
 use paravane_notify::Notifier;
+use parking_lot::Mutex;
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// See the module.
 #[derive(Debug)]
@@ -86,11 +87,6 @@ impl Shared {
         self.orders.has(Order::HandOver)
     }
 
-    /// Whether it hands over within the process.
-    pub(super) fn is_exchanging(&self) -> bool {
-        self.orders.has(Order::Exchange)
-    }
-
     /// Records the outcome of a handover; `None`: the export ended before.
     ///
     /// Removes the socket if there is no state to hand over. `keeping`: of an exchange.
@@ -114,20 +110,10 @@ impl Shared {
                 None
             }
         };
-        let mut given = self.handed();
+        let mut given = self.handed.lock();
         // What an earlier call has left stays for the owner, who ends it.
         given.left = left.or(given.left.take());
         given.state = Some(handed);
-    }
-
-    pub(super) fn handed(&self) -> MutexGuard<'_, Handed> {
-        // Each change is one assignment.
-        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is kept of an export that was exchanged, once.
-    pub(super) fn take_left(&self) -> Option<Keeping> {
-        self.handed().left.take()
     }
 
     /// Tells the owner that the export's state is there, or that it has ended.
@@ -137,25 +123,15 @@ impl Shared {
         }
     }
 
-    /// Keeps `remains` until the export is dropped.
-    pub(super) fn put_aside(&self, remains: Box<dyn Any + Send>) {
-        self.remains.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
-    }
-
     /// Removes the socket, so that no client can connect.
     pub(super) fn remove_file(&self) {
-        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-
-    /// See [`HostState::forget_link`].
-    pub(super) fn forget_link(&self) {
-        self.host.lock().unwrap_or_else(PoisonError::into_inner).forget_link();
+        drop(self.file.lock().take());
     }
 
     /// See [`HostState::look`].
     pub(super) fn look(&self, name: &str, device: &mut dyn Device) -> Look {
         let is_asked = self.orders.take(Order::Look);
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.lock();
         host.look(is_asked, &self.shared_status, name, device)
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Talk {
     /// That the client has connected is not reported yet: its earlier sessions ended by errors.
     pub(super) is_quiet: bool,
     /// Whether the client shares the memory of its rings.
-    unseen: Unseen,
+    pub(super) unseen: Unseen,
 }
 
 /// Result of a step.
@@ -52,30 +52,6 @@ pub(super) enum Talked {
 }
 
 impl Talk {
-    pub(super) fn new(
-        session: Box<dyn Session>,
-        connection: Connection,
-        shared: Arc<Shared>,
-        keeping: Option<Keeping>,
-        device: Arc<str>,
-        number: u64,
-    ) -> Self {
-        let (start, completed) = (Instant::now(), shared.completed());
-        let unseen = Unseen::new(&shared.shared_status.read());
-        Self {
-            session,
-            connection,
-            shared,
-            keeping,
-            device,
-            number,
-            start,
-            completed,
-            is_quiet: false,
-            unseen,
-        }
-    }
-
     /// Settles what a dead process has left.
     fn settle_pending(&mut self, pending: Option<Pending>) -> Result<(), EndCause> {
         let Some(pending) = pending else { return Ok(()) };

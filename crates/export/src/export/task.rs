@@ -11,6 +11,7 @@ use super::host_watch::{Look, log_refresh};
 use super::orders::Order;
 use super::shared::Shared;
 use super::talk::{Talk, Talked};
+use super::unseen::Unseen;
 use crate::handover::HandoverError;
 use crate::handover::record::{ConnectionState, ExportState, Pending};
 use crate::keeper::{Keeping, State};
@@ -21,9 +22,9 @@ use paravane_device::{Device, LogDevice};
 use paravane_io::{DeviceThreads, caught};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of the listening socket among the descriptors to wait for.
 const LISTENER: u8 = 0;
@@ -220,7 +221,7 @@ impl ExportTask {
             status.sessions
         };
         self.shared.orders.give_to_self(&[Order::Look]);
-        self.shared.forget_link();
+        self.shared.host.lock().forget_link();
         match is_resumed {
             true => tracing::info!(device = &*self.name, session = number, "session taken over"),
             // Reported when it makes progress.
@@ -260,9 +261,18 @@ impl ExportTask {
             tracing::warn!(device = &*self.name, "cannot keep the session for the next process: {error}");
         }
         let hold = pending == Some(Pending::Begun);
-        let (shared, keeping) = (Arc::clone(&self.shared), self.keeping.take());
-        let mut talk = Talk::new(session, connection, shared, keeping, Arc::clone(&self.name), number);
-        talk.is_quiet = self.is_repeating();
+        let talk = Talk {
+            session,
+            connection,
+            shared: Arc::clone(&self.shared),
+            keeping: self.keeping.take(),
+            device: Arc::clone(&self.name),
+            number,
+            start: Instant::now(),
+            completed: self.shared.completed(),
+            is_quiet: self.is_repeating(),
+            unseen: Unseen::new(&self.shared.shared_status.read()),
+        };
         let talk = self.talk.insert(Box::new(talk));
         let replayed = talk.session.replay(state, hold).map_err(EndCause::Restore);
         drop(restoring);
@@ -277,7 +287,7 @@ impl ExportTask {
         self.keeping = keeping;
         if result.is_ok() && shared.is_handing_over() && !shared.orders.has(Order::Stop) {
             let session = self.hand_over(session);
-            if let Some(keeping) = self.keeping.as_mut().filter(|_| shared.is_exchanging()) {
+            if let Some(keeping) = self.keeping.as_mut().filter(|_| shared.orders.has(Order::Exchange)) {
                 keeping.detach(connection.as_fd());
             }
             let (socket, part, fds) = connection.into_parts();
@@ -302,7 +312,7 @@ impl ExportTask {
 
     /// Stops a session and saves it.
     fn hand_over(&mut self, mut session: Box<dyn Session>) -> Result<Vec<Section>, HandoverError> {
-        let mut keeping = self.keeping.as_mut().filter(|_| self.shared.is_exchanging());
+        let mut keeping = self.keeping.as_mut().filter(|_| self.shared.orders.has(Order::Exchange));
         let successor = if keeping.is_some() { Successor::Within } else { Successor::Present };
         let give = |fd: BorrowedFd<'_>| {
             if let Some(keeping) = &mut keeping {
@@ -317,7 +327,7 @@ impl ExportTask {
                 let sections = collected.sections;
                 let (device, remains) = session.leave();
                 self.device = Some(device);
-                self.shared.put_aside(remains);
+                self.shared.remains.lock().push(remains);
                 Ok(sections)
             }
             Err(error) => {
@@ -396,7 +406,7 @@ impl ExportTask {
     fn finish(&mut self, handed: Option<Box<Handed>>) {
         let leaves = self.leaves();
         let mut keeping = self.keeping.take_if(|_| !leaves);
-        if !self.shared.is_exchanging() {
+        if !self.shared.orders.has(Order::Exchange) {
             // Before another process has the state.
             keeping.take().into_iter().for_each(Keeping::end);
         }
@@ -406,7 +416,7 @@ impl ExportTask {
             self.shared.finish_hand_over(handed, keeping);
             self.shared.signal_ended();
             if let Some(remains) = self.device.take().and_then(|device| device.retire()) {
-                self.shared.put_aside(remains);
+                self.shared.remains.lock().push(remains);
             }
         } else {
             self.device = None;
@@ -419,7 +429,7 @@ impl ExportTask {
     /// `leaves`: a later process goes on with what is kept.
     fn leave(&mut self, handed: Option<Handed>, leaves: bool) -> Option<Result<ExportState, HandoverError>> {
         if leaves {
-            let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let file = self.shared.file.lock().take();
             if let Some(file) = file {
                 file.give_away();
             }
@@ -428,7 +438,7 @@ impl ExportTask {
         if self.stopping() || !self.shared.is_handing_over() {
             return None;
         }
-        let file = self.shared.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.shared.file.lock();
         let endpoint = acceptor.state(file.as_ref());
         drop(file);
         let unserved: Option<OwnedFd> = acceptor.into_unserved();

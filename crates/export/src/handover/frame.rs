@@ -23,10 +23,11 @@ pub(super) const MAX_RECORD: usize = 16 << 20;
 /// Checks the frame of a record, and returns its sections.
 pub(super) fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
     if record.get(..8) != Some(&MAGIC) {
-        return Err(invalid("no magic number"));
+        return Err(HandoverError::Record("no magic number"));
     }
     let number = |bytes: Option<&[u8]>| -> Result<u32, HandoverError> {
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).ok_or(invalid("too short"))?;
+        let bytes =
+            bytes.and_then(|bytes| bytes.try_into().ok()).ok_or(HandoverError::Record("too short"))?;
         Ok(u32::from_le_bytes(bytes))
     };
     match number(record.get(8..12))? {
@@ -37,11 +38,11 @@ pub(super) fn body(record: &[u8]) -> Result<&[u8], HandoverError> {
         return Err(HandoverError::TooLarge);
     }
     if number(record.get(12..HEADER))? as usize != record.len() || record.len() < HEADER + CHECKSUM {
-        return Err(invalid("wrong length"));
+        return Err(HandoverError::Record("wrong length"));
     }
     let (summed, sum) = record.split_at(record.len() - CHECKSUM);
     if number(Some(sum))? != checksum(summed) {
-        return Err(invalid("wrong checksum"));
+        return Err(HandoverError::Record("wrong checksum"));
     }
     Ok(&summed[HEADER..])
 }
@@ -72,7 +73,7 @@ pub(super) fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<SectionByte
     if rest.is_empty() {
         return Ok(None);
     }
-    let short = || invalid("a section is cut off");
+    let short = || HandoverError::Record("a section is cut off");
     let (head, behind) = rest.split_first_chunk::<SECTION>().ok_or_else(short)?;
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let (value, behind) = behind.split_at_checked(word(8) as usize).ok_or_else(short)?;
@@ -80,7 +81,13 @@ pub(super) fn next_section<'a>(rest: &mut &'a [u8]) -> Result<Option<SectionByte
     Ok(Some(SectionBytes { tag: word(0), fds: word(4) as usize, value }))
 }
 
-/// Error of a record that is damaged, or is none.
-pub(super) fn invalid(what: &'static str) -> HandoverError {
-    HandoverError::Record(what)
+/// Takes the value of a section that may be there once.
+///
+/// # Errors
+/// It is there already.
+pub fn once<T>(place: &mut Option<T>, value: T) -> Result<(), HandoverError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(HandoverError::Record("a section that may be there once only is repeated")),
+    }
 }

@@ -17,8 +17,8 @@
 //!
 //! A record is not trusted. Each length is checked, and nothing is allocated before.
 use super::frame::{
-    CHECKSUM, HEADER, MAGIC, MAX_RECORD, REQUIRED, SECTION_TAGS, SectionBytes, VERSION, body, invalid,
-    next_section,
+    CHECKSUM, HEADER, MAGIC, MAX_RECORD, REQUIRED, SECTION_TAGS, SectionBytes, VERSION, body, next_section,
+    once,
 };
 use super::{Handover, HandoverError};
 use crate::framing::Framing;
@@ -218,17 +218,20 @@ impl ExportState {
         while let Some(Section { tag, value, mut fds }) = sections.next()? {
             let is_of_connection = SECTION_TAGS.contains(&tag) || tag & REQUIRED != 0;
             if is_of_connection && tag != tag::PROTOCOL && connection.is_none() {
-                return Err(invalid("session without a connection"));
+                return Err(HandoverError::Record("session without a connection"));
             }
             match tag {
                 tag::EXPORT => once(&mut export, read_export(&value, fds)?)?,
                 tag::PROTOCOL => {
                     let read = <[u8; 4]>::try_from(value).ok().filter(|_| fds.is_empty());
-                    once(&mut number, read.map(u32::from_le_bytes).ok_or(invalid("protocol"))?)?;
+                    once(
+                        &mut number,
+                        read.map(u32::from_le_bytes).ok_or(HandoverError::Record("protocol"))?,
+                    )?;
                 }
                 tag::CONNECTION => {
                     if value.len() > framing.max_message || !(1..=framing.max_fds + 1).contains(&fds.len()) {
-                        return Err(invalid("connection"));
+                        return Err(HandoverError::Record("connection"));
                     }
                     let socket = fds.remove(0);
                     once(&mut connection, (socket, (value, fds)))?;
@@ -236,7 +239,7 @@ impl ExportState {
                 tag::NOTE => once(&mut note, read_note(&value, fds.len())?)?,
                 tag::PENDING => {
                     let read = Pending::decode(&value, framing).filter(|_| fds.is_empty());
-                    once(&mut pending, read.ok_or(invalid("message that is not done"))?)?;
+                    once(&mut pending, read.ok_or(HandoverError::Record("message that is not done"))?)?;
                 }
                 _ if is_of_connection => session.push(Section { tag, value, fds }),
                 // Of a later version.
@@ -244,13 +247,13 @@ impl ExportState {
             }
         }
         if !sections.fds.as_slice().is_empty() {
-            return Err(invalid("more descriptors than it names"));
+            return Err(HandoverError::Record("more descriptors than it names"));
         }
         let number = number.unwrap_or(0);
         if number != protocol.number() {
             return Err(HandoverError::Protocol { recorded: number, own: protocol.number() });
         }
-        let (endpoint, sessions) = export.ok_or(invalid("no endpoint"))?;
+        let (endpoint, sessions) = export.ok_or(HandoverError::Record("no endpoint"))?;
         protocol.check(&session)?;
         let connection =
             connection.map(|(socket, partial)| ConnectionState { socket, partial, session, pending });
@@ -292,13 +295,6 @@ impl Pending {
     }
 }
 
-fn once<T>(place: &mut Option<T>, value: T) -> Result<(), HandoverError> {
-    match place.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(invalid("a section that may be there once only is repeated")),
-    }
-}
-
 /// The note in a record; empty: it has none.
 ///
 /// # Errors
@@ -316,7 +312,7 @@ pub(crate) fn note_of(record: &[u8]) -> Result<Vec<u8>, HandoverError> {
 fn read_note(value: &[u8], fds: usize) -> Result<Vec<u8>, HandoverError> {
     match (1..=MAX_NOTE).contains(&value.len()) && fds == 0 {
         true => Ok(value.to_vec()),
-        false => Err(invalid("note")),
+        false => Err(HandoverError::Record("note")),
     }
 }
 
@@ -329,21 +325,21 @@ impl Reader<'_> {
     fn next(&mut self) -> Result<Option<Section>, HandoverError> {
         let Some(SectionBytes { tag, fds, value }) = next_section(&mut self.rest)? else { return Ok(None) };
         if fds > self.fds.len() {
-            return Err(invalid("fewer descriptors than it names"));
+            return Err(HandoverError::Record("fewer descriptors than it names"));
         }
         Ok(Some(Section { tag, value: value.to_vec(), fds: self.fds.by_ref().take(fds).collect() }))
     }
 }
 
 fn read_export(value: &[u8], mut fds: Vec<OwnedFd>) -> Result<(EndpointState, u64), HandoverError> {
-    let short = || invalid("endpoint");
+    let short = || HandoverError::Record("endpoint");
     let (head, path) = value.split_first_chunk::<28>().ok_or_else(short)?;
     let kind = match u32::from_le_bytes([head[0], head[1], head[2], head[3]]) {
         0 => Kind::Listen,
         1 => Kind::Listener,
         2 => Kind::Connect,
         3 => Kind::Connection,
-        _ => return Err(invalid("unknown kind of endpoint")),
+        _ => return Err(HandoverError::Record("unknown kind of endpoint")),
     };
     let (numbers, _) = head[4..].as_chunks::<8>();
     let [sessions, dev, ino] = [0, 1, 2].map(|at| u64::from_le_bytes(numbers[at]));

@@ -16,14 +16,14 @@ use crate::activity::Activity;
 use crate::caught;
 use crate::counters::Counters;
 use crate::host_queue::HostQueue;
-use paravane_device::lock;
 use paravane_device::{LogDevice, ServeError};
 use paravane_notify::{Baton, Notifier};
+use parking_lot::Mutex;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 impl Setting {
@@ -50,24 +50,24 @@ impl Setting {
 
     /// Queues a message and wakes the loop. An error means that the loop has ended.
     pub(crate) fn send(&self, message: Message) -> Result<(), Message> {
-        let sent = lock(&self.sender).send(message);
+        let sent = self.sender.lock().send(message);
         self.control.signal();
         sent.map_err(|error| error.0)
     }
 
     /// Takes the loop from a thread that may be blocked, if it offers it. The caller has it run.
     pub(crate) fn take_over(&self) -> Option<Box<EventLoop>> {
-        let baton = Arc::clone(&lock(&self.baton));
+        let baton = Arc::clone(&self.baton.lock());
         let event_loop = baton.take()?;
         if let Some(lent) = &event_loop.lent {
-            lock(&self.blocked).push(lent.device);
+            self.blocked.lock().push(lent.device);
         }
         Some(event_loop)
     }
 
     /// Devices that block threads which have lost the loop.
     pub(crate) fn blocked(&self) -> Vec<usize> {
-        lock(&self.blocked).clone()
+        self.blocked.lock().clone()
     }
 
     /// Kernel's number of the thread that has the loop.
@@ -92,7 +92,7 @@ impl Setting {
     pub(crate) fn run(&self, event_loop: Box<EventLoop>) {
         let baton = self.activity.is_some().then(Arc::<Baton<EventLoop>>::default);
         if let Some(baton) = &baton {
-            *lock(&self.baton) = Arc::clone(baton);
+            *self.baton.lock() = Arc::clone(baton);
         }
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Relaxed);
         let tenure = Tenure { setting: self, baton };
@@ -216,7 +216,7 @@ impl EventLoop {
     /// Takes back what a thread has that has lost the loop.
     pub(super) fn take_back(&mut self, returned: Returned, setting: &Setting) {
         let Returned { lent: Lent { number, device }, queue } = returned;
-        for blocked in [&mut self.blocked, &mut *lock(&setting.blocked)] {
+        for blocked in [&mut self.blocked, &mut *setting.blocked.lock()] {
             if let Some(at) = blocked.iter().position(|&other| other == device) {
                 blocked.swap_remove(at);
             }

@@ -4,12 +4,13 @@ use crate::counters::Counters;
 use crate::host_queue::HostQueue;
 use crate::queue_key::QueueKey;
 use paravane_notify::{BatchDelay, Baton, Notifier, PollWindow};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 

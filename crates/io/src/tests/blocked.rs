@@ -249,7 +249,7 @@ fn a_queue_that_blocks_is_taken_off_when_it_is_back() {
     let leaving = scene.bad.begin_take_off(scene.bad.key(0)).unwrap();
     scene.neighbour_is_served();
     scene.barrier.set(false);
-    let queue = scene.bad.taken_off(leaving).expect("the queue");
+    let queue = leaving.wait().expect("the queue");
     assert!(scene.bad.put_on(queue).is_ok());
     scene.fed.serve(&scene.kick);
     scene.end();

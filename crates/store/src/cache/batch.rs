@@ -141,7 +141,7 @@ impl Ring {
     /// The host refuses.
     fn new(chunks: &Chunks) -> io::Result<Self> {
         let ring = IoUring::new(MOST as u32)?;
-        ring.submitter().register_files(&[chunks.data().as_raw_fd()])?;
+        ring.submitter().register_files(&[chunks.data.as_raw_fd()])?;
         Ok(Self(ring))
     }
 

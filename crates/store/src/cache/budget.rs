@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// Most bytes of some stores together, and who has to give.
 #[derive(Debug)]
 pub(super) struct Budget {
-    limit: u64,
+    /// Most bytes.
+    pub(super) limit: u64,
     /// Bytes of what is on its way into a store, and of what is of no store.
     other: AtomicU64,
     stores: Mutex<Vec<Weak<Chunks>>>,
@@ -18,11 +19,6 @@ impl Budget {
     /// At most `limit` bytes.
     pub(super) fn new(limit: u64) -> Self {
         Self { limit, other: AtomicU64::new(0), stores: Mutex::default() }
-    }
-
-    /// Most bytes.
-    pub(super) fn limit(&self) -> u64 {
-        self.limit
     }
 
     /// Adds a store.

@@ -52,7 +52,8 @@ pub(super) struct BegunRead {
 #[derive(Debug)]
 pub(super) struct Chunks {
     layout: Layout,
-    data: File,
+    /// The file that has the data.
+    pub(super) data: File,
     /// None for memory.
     map: Option<ChunkMap>,
     states: Box<[AtomicU32]>,
@@ -184,11 +185,6 @@ impl Chunks {
     /// Whether a copy need not wait for the disk.
     pub(super) fn reads_at_once(&self) -> bool {
         self.at_once.load(Ordering::Relaxed)
-    }
-
-    /// The file that has the data.
-    pub(super) fn data(&self) -> &File {
-        &self.data
     }
 
     /// Copies a range into the pieces. Returns the bytes, or an error number.

@@ -18,8 +18,10 @@ const DATA: &str = "chunks";
 /// A folder, as one process uses it.
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
-    budget: Budget,
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// The limit of all that this process has in it.
+    pub(super) budget: Budget,
     files: Mutex<Files>,
 }
 
@@ -68,16 +70,6 @@ impl Folder {
         let folder = Arc::new(Self { path, budget: Budget::new(limit), files });
         folders.push(Arc::downgrade(&folder));
         Ok(folder)
-    }
-
-    /// Where it is.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The limit of all that this process has in it.
-    pub(super) fn budget(&self) -> &Budget {
-        &self.budget
     }
 
     /// Opens or makes the files of an object.
@@ -148,7 +140,7 @@ impl Folder {
         let mut files = lock(&self.files);
         while !files.left.is_empty() {
             let left = files.left.iter().map(|left| left.bytes).sum::<u64>();
-            if self.budget.used().0 + left + bytes <= self.budget.limit() {
+            if self.budget.used().0 + left + bytes <= self.budget.limit {
                 return;
             }
             let oldest = files.left.remove(0);

@@ -72,13 +72,6 @@ impl Store for FileStore {
     }
 
     fn limits(&self) -> StoreLimits {
-        StoreLimits {
-            read_only: false,
-            block: 1,
-            physical_block: 4096,
-            discard_block: 4096,
-            discard: true,
-            zeroes: true,
-        }
+        StoreLimits::FILE
     }
 }

@@ -27,8 +27,7 @@ pub trait Perform: Debug + Send + Sync {
     ///
     /// # Safety
     /// As [`Perform::perform`].
-    unsafe fn at_once(&self, job: Job) -> Option<i32> {
-        let _ = job;
+    unsafe fn at_once(&self, _job: Job) -> Option<i32> {
         None
     }
 

@@ -54,7 +54,7 @@ impl Mapped {
         let alarm = Alarm::new()?;
         let view =
             FileView::new(to_map.try_clone()?.into(), mapped, writable, &alarm).map_err(io::Error::other)?;
-        let present = match present.filter(|present| present.len() == len) {
+        let present = match present.filter(|present| present.len == len) {
             Some(present) => present,
             None => PresentPages::find(file, len)?,
         };

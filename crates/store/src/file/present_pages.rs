@@ -23,7 +23,7 @@ pub(super) const MOST_TRACKED: u64 = 1 << 40;
 pub struct PresentPages {
     words: Box<[AtomicU64]>,
     /// Bytes of the image.
-    len: u64,
+    pub(super) len: u64,
     /// Bytes from the start of the image that have bits.
     tracked: u64,
 }
@@ -50,11 +50,6 @@ impl PresentPages {
             at = hole;
         }
         Ok(present)
-    }
-
-    /// Bytes of the image.
-    pub(super) fn len(&self) -> u64 {
-        self.len
     }
 
     fn none(len: u64) -> io::Result<Self> {
@@ -131,7 +126,7 @@ mod tests {
     fn an_image_of_any_size_takes_bounded_memory() {
         for len in [1 << 50, 1 << 60, i64::MAX as u64, u64::MAX] {
             let pages = PresentPages::none(len).unwrap();
-            assert_eq!((pages.words.len() as u64 * 8, pages.len()), (32 << 20, len));
+            assert_eq!((pages.words.len() as u64 * 8, pages.len), (32 << 20, len));
             pages.note(0..u64::MAX, true);
             assert!(pages.all(MOST_TRACKED - PAGE..MOST_TRACKED));
             assert!(!pages.all(MOST_TRACKED - PAGE..MOST_TRACKED + 1), "the rest is not tracked");

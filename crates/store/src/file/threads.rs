@@ -13,9 +13,8 @@
 //! transfers of a qcow2 image in memory whose clusters are known. As with [`Immediate`](super::Immediate),
 //! no disk has to be waited for.
 use super::Perform;
-use super::uring::event;
 use crate::lock::lock;
-use crate::{Job, LogDevice, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
+use crate::{Job, LogDevice, Outcome, Rest, StoreQueue, WakeSet, WakeSource, eventfd, signal};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -68,7 +67,7 @@ impl Pool {
     pub fn queue(self: &Arc<Self>, jobs: u16) -> io::Result<Threads> {
         self.start()?;
         let outcomes = Mutex::new(Vec::with_capacity(jobs.into()));
-        let shared = Arc::new(PoolQueue { outcomes, posted: Condvar::new(), event: Arc::new(event()?) });
+        let shared = Arc::new(PoolQueue { outcomes, posted: Condvar::new(), event: eventfd()? });
         Ok(Threads {
             pool: self.clone(),
             shared,
@@ -153,7 +152,7 @@ impl PoolQueue {
         // The worker that found the list empty signals; later outcomes need no signal until the
         // queue has taken them all.
         if first {
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            signal(&self.event);
             self.posted.notify_one();
         }
     }

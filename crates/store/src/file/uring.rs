@@ -8,10 +8,9 @@
 //! kernel, see `rest`.
 use super::fallocate_mode;
 use super::registered::Registered;
-use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
+use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource, clear, eventfd};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use paravane_dma::Region;
-use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -56,7 +55,7 @@ pub fn probe() -> io::Result<bool> {
     static ANSWER: OnceLock<Result<bool, i32>> = OnceLock::new();
     let ask = || -> io::Result<bool> {
         let ring = IoUring::new(2)?;
-        let event = event()?;
+        let event = eventfd()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
@@ -68,10 +67,6 @@ pub fn probe() -> io::Result<bool> {
     ANSWER
         .get_or_init(|| ask().map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
         .map_err(io::Error::from_raw_os_error)
-}
-
-pub(super) fn event() -> io::Result<OwnedFd> {
-    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 /// Explains the error of a ring's creation.
@@ -120,7 +115,7 @@ impl Uring {
         let entries = u32::from(jobs).next_power_of_two().max(2);
         let ring = IoUring::new(entries).map_err(|error| no_ring(error, entries))?;
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        let event = Arc::new(event()?);
+        let event = eventfd()?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         let registered = registers.then(Registered::default);
         Ok(Self { ring, event, registered, lists: probe()?, wakes: None })
@@ -158,7 +153,7 @@ impl StoreQueue for Uring {
     fn rest(&mut self, arm: bool) -> Rest {
         if arm {
             // EAGAIN: it was not readable, which is fine. Its completions are in the completion queue.
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            clear(&self.event);
             self.ring.completion().enable_eventfd();
             // Orders our store of the flag before the load of the completion queue's tail below. Pairs
             // with the kernel's barrier between its store of the tail and its load of the flag

@@ -7,8 +7,9 @@
 //! ```
 use super::channel::Channel;
 use super::member::Fds;
-use super::queue::{NbdQueue, wait};
+use super::queue::NbdQueue;
 use super::task::Work;
+use crate::event::wait;
 use crate::lock::lock;
 use crate::{Outcome, StoreQueue};
 use std::collections::VecDeque;
@@ -42,7 +43,7 @@ impl Blocking {
     pub(super) fn new(channel: Arc<Channel>) -> io::Result<Self> {
         let queue = NbdQueue::new(channel, PLACES)?;
         Ok(Self {
-            fds: queue.fds().clone(),
+            fds: queue.fds.clone(),
             state: Mutex::new(BlockingState {
                 queue,
                 free: (0..PLACES).collect(),
@@ -85,7 +86,7 @@ impl Blocking {
             drop(state);
             if !has_more {
                 // Without it, the loop turns until the reply is there.
-                let _ = wait(&self.fds);
+                let _ = wait(&*self.fds);
             }
             state = lock(&self.state);
             state.has_leader = false;

@@ -27,6 +27,7 @@ use rustix::time::{
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,7 +54,7 @@ pub(super) enum Begin {
 /// A connection.
 pub(super) struct Channel {
     me: Weak<Self>,
-    shared: Arc<NbdShared>,
+    pub(super) shared: Arc<NbdShared>,
     launch: Box<Launch>,
     state: Mutex<ChannelState>,
 }
@@ -132,10 +133,6 @@ impl Channel {
                 seen: None,
             }),
         }))
-    }
-
-    pub(super) fn shared(&self) -> &Arc<NbdShared> {
-        &self.shared
     }
 
     /// Adds a user with room for `jobs` jobs.
@@ -335,7 +332,7 @@ impl Channel {
             return Resumed::Refused;
         }
         self.shared.grow(export.size);
-        self.shared.count_reconnect();
+        self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
         state.has_helper = false;
         state.link = Link::Up;
         (state.awaits_room, state.seen, state.heard) = (false, None, 0);
@@ -407,7 +404,7 @@ impl Channel {
         }
         if let Some(stall) = self.shared.options.stall_timeout
             && state.due.is_none()
-            && state.tasks.in_flight() > 0
+            && state.tasks.in_flight > 0
             && let Some(session) = &state.session
         {
             state.heard = session.received;
@@ -529,7 +526,7 @@ impl Channel {
         };
         let options = &self.shared.options;
         let limit = if self.shared.gave_up() { Some(options.request_timeout) } else { options.stall_timeout };
-        let Some(limit) = limit.filter(|_| state.tasks.in_flight() > 0) else { return };
+        let Some(limit) = limit.filter(|_| state.tasks.in_flight > 0) else { return };
         if received == state.heard {
             let reason = format!("no reply for {limit:?}");
             self.lose(state, Lost::because(reason));

@@ -22,7 +22,7 @@ const ANOTHER: Duration = Duration::from_secs(2);
 /// How to get a connection.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    location: NbdLocation,
+    pub(super) location: NbdLocation,
     connector: Arc<dyn Connector>,
     connect_timeout: Duration,
     silence: Duration,
@@ -60,10 +60,6 @@ impl Dialer {
         })
     }
 
-    pub(super) fn location(&self) -> &NbdLocation {
-        &self.location
-    }
-
     /// Connects and negotiates.
     pub(super) fn dial(&self, purpose: Purpose) -> Result<(Wire, Export), NbdError> {
         self.dial_within(self.connect_timeout, purpose)
@@ -89,7 +85,7 @@ impl Dialer {
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
             let mut encrypted = tls.start(socket, end)?;
-            let export = choose(&mut encrypted.timed(end), greeting, name, purpose)?;
+            let export = encrypted.negotiate(end, |stream| choose(stream, greeting, name, purpose))?;
             export.check()?;
             return Ok((Wire::Tls(Box::new(encrypted)), export));
         }

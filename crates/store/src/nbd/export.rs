@@ -1,7 +1,6 @@
 //! What a server says of an export.
 use super::error::NbdError;
 use super::flag;
-use super::proto::SERVER_MAGIC;
 use super::reply::ReplyStyle;
 
 /// Largest payload in bytes of a server that names none.
@@ -116,12 +115,6 @@ pub(super) struct Opened {
     pub(super) read_only: bool,
     pub(super) block: u32,
     pub(super) connections: usize,
-}
-
-/// What a wrong first word tells.
-pub(super) fn no_server(word: u64) -> NbdError {
-    debug_assert_ne!(word, SERVER_MAGIC);
-    NbdError::NoServer(word)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!                                                                              (INFO, ABORT: to look)
 //! ```
 use super::error::NbdError;
-use super::export::{Export, no_server};
+use super::export::Export;
 use super::proto::*;
 use super::reply::ReplyStyle;
 use std::io::{Read, Write};
@@ -37,13 +37,13 @@ pub(super) fn greet(stream: &mut (impl Read + Write)) -> Result<Greeting, NbdErr
     read(stream, &mut magic, during)?;
     match u64::from_be_bytes(magic) {
         SERVER_MAGIC => {}
-        word => return Err(no_server(word)),
+        word => return Err(NbdError::NoServer(word)),
     }
     read(stream, &mut magic, during)?;
     match u64::from_be_bytes(magic) {
         OPTION_MAGIC => {}
         OLDSTYLE_MAGIC => return Err(NbdError::Oldstyle),
-        word => return Err(no_server(word)),
+        word => return Err(NbdError::NoServer(word)),
     }
     let mut flags = [0; 2];
     read(stream, &mut flags, during)?;

@@ -1,9 +1,8 @@
 //! A user of a connection: its outcomes, and the descriptors that tell it of work.
 use super::watched::Watched;
 use super::wire::Wire;
-use crate::{Outcome, WakeSet};
+use crate::{Outcome, WakeSet, clear, eventfd, signal};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +39,7 @@ pub(super) struct Member {
 impl Member {
     /// With room for `jobs` jobs. `timer` wakes it, too.
     pub(super) fn new(jobs: usize, timer: &OwnedFd) -> io::Result<Self> {
-        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let event = eventfd()?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &event, EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&epoll, timer, EventData::new_u64(0), EventFlags::IN)?;
@@ -108,15 +107,14 @@ impl Member {
     pub(super) fn signal(&mut self) {
         if !self.is_signaled {
             self.is_signaled = true;
-            // It is empty, so one more fits.
-            let _ = rustix::io::write(&self.fds.event, &1_u64.to_ne_bytes());
+            signal(&self.fds.event);
         }
     }
 
     pub(super) fn clear_signal(&mut self) {
         if self.is_signaled {
             self.is_signaled = false;
-            let _ = rustix::io::read(&self.fds.event, &mut [0; 8]);
+            clear(&self.fds.event);
         }
     }
 }

@@ -96,7 +96,7 @@ pub(super) fn errno(error: u32) -> i32 {
 pub(super) const REQUEST_LIMIT: usize = 32;
 
 /// A request without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NbdRequest {
     pub(super) command: u16,
     pub(super) flags: u16,
@@ -163,7 +163,7 @@ pub(super) fn shown(text: &[u8]) -> String {
 
 /// The request that ends a session; the server does not answer.
 pub(super) fn goodbye(extended: bool) -> ([u8; REQUEST_LIMIT], usize) {
-    let request = NbdRequest { command: CMD_DISC, flags: 0, cookie: 0, offset: 0, len: 0 };
+    let request = NbdRequest { command: CMD_DISC, ..NbdRequest::default() };
     let mut out = [0; REQUEST_LIMIT];
     let len = request.encode(extended, &mut out);
     (out, len)

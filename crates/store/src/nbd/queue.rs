@@ -2,8 +2,8 @@
 use super::channel::Channel;
 use super::member::Fds;
 use super::task::Work;
+use crate::event::wait;
 use crate::{Job, Outcome, Rest, StoreQueue, WakeSet};
-use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use std::sync::Arc;
 pub(super) struct NbdQueue {
     channel: Arc<Channel>,
     member: u16,
-    fds: Arc<Fds>,
+    /// Descriptors, for a thread that waits without the queue.
+    pub(super) fds: Arc<Fds>,
     jobs: usize,
     /// Pushed and not submitted.
     pushed: Vec<(u16, Work)>,
@@ -44,11 +45,6 @@ impl NbdQueue {
             in_flight: 0,
             is_bulk: false,
         })
-    }
-
-    /// Descriptors, for a thread that waits without the queue.
-    pub(super) fn fds(&self) -> &Arc<Fds> {
-        &self.fds
     }
 
     /// As [`StoreQueue::push`].
@@ -121,7 +117,7 @@ impl StoreQueue for NbdQueue {
         self.submit()?;
         while !self.channel.has_outcomes(self.member) {
             if !self.channel.has_more() {
-                wait(&self.fds)?;
+                wait(&*self.fds)?;
             }
             self.channel.work(self.member);
         }
@@ -136,14 +132,5 @@ impl StoreQueue for NbdQueue {
 impl Drop for NbdQueue {
     fn drop(&mut self) {
         self.channel.leave(self.member);
-    }
-}
-
-/// Waits until there is something to do.
-pub(super) fn wait(fds: &Fds) -> io::Result<()> {
-    let mut polled = [PollFd::new(fds, PollFlags::IN)];
-    match poll(&mut polled, None) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn launch(
     old: Option<OldSocket>,
     begin: Begin,
 ) -> io::Result<()> {
-    let (weak, shared) = (Arc::downgrade(channel), channel.shared().clone());
+    let (weak, shared) = (Arc::downgrade(channel), channel.shared.clone());
     let thread = thread::Builder::new().name("nbd-reconnect".into()).stack_size(STACK);
     thread.spawn(move || run(&dialer, &weak, &shared, old, begin))?;
     Ok(())
@@ -71,7 +71,7 @@ fn run(dialer: &Dialer, channel: &Weak<Channel>, shared: &NbdShared, old: Option
             Err(error) => {
                 let error = error.to_string();
                 if error != last {
-                    tracing::warn!(location = %dialer.location(), error, "cannot connect again");
+                    tracing::warn!(location = %dialer.location, error, "cannot connect again");
                     last.clone_from(&error);
                 }
                 shared.note(error);

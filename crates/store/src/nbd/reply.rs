@@ -31,7 +31,7 @@ pub enum ReplyStyle {
 }
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Asked {
     /// Bytes.
     Bytes,
@@ -41,11 +41,12 @@ pub enum Asked {
         context: u32,
     },
     /// Success or an error.
+    #[default]
     Done,
 }
 
 /// A request in flight, as the decoder sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Expected {
     asked: Asked,
     offset: u64,
@@ -61,7 +62,7 @@ impl Expected {
     /// A request for `len` bytes at `offset` of the export.
     #[must_use]
     pub fn new(asked: Asked, offset: u64, len: u64) -> Self {
-        Self { asked, offset, len, error: 0, chunks: 0, errors: 0, extents: 0, coverage: Coverage::default() }
+        Self { asked, offset, len, ..Self::default() }
     }
 
     /// Becomes another request; keeps memory.

@@ -288,7 +288,7 @@ impl NbdSession {
     ///
     /// `payload` is what [`NbdSession::decode`] returned.
     fn waits_for_rest(&self, payload: Option<(u64, u64, u64)>, tasks: &Tasks) -> bool {
-        (payload.is_some() || self.start < self.end) && tasks.in_flight() <= FEW
+        (payload.is_some() || self.start < self.end) && tasks.in_flight <= FEW
     }
 
     /// Receives: the payload straight to its memory, then what follows. Returns bytes got and asked.

@@ -4,7 +4,7 @@ use super::options::NbdOptions;
 use crate::lock::lock;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// State of a store.
@@ -15,8 +15,8 @@ pub(super) struct NbdShared {
     opened: Opened,
     size: AtomicU64,
     /// Bytes that the server named last.
-    end: AtomicU64,
-    reconnects: AtomicU64,
+    pub(super) end: AtomicU64,
+    pub(super) reconnects: AtomicU64,
     error: Mutex<Option<String>>,
     gave_up: AtomicBool,
     sleep: Mutex<()>,
@@ -47,27 +47,10 @@ impl NbdShared {
         self.size.load(Ordering::Relaxed)
     }
 
-    pub(super) fn end(&self) -> u64 {
-        self.end.load(Ordering::Relaxed)
-    }
-
-    /// The server has named this size.
-    pub(super) fn note_end(&self, size: u64) {
-        self.end.store(size, Ordering::Relaxed);
-    }
-
     /// The export has at least this size.
     pub(super) fn grow(&self, size: u64) {
-        self.note_end(size);
+        self.end.store(size, Ordering::Relaxed);
         self.size.fetch_max(size, Ordering::Relaxed);
-    }
-
-    pub(super) fn count_reconnect(&self) {
-        self.reconnects.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn reconnects(&self) -> u64 {
-        self.reconnects.load(Ordering::Relaxed)
     }
 
     /// Keeps an error for observers.
@@ -104,10 +87,7 @@ impl NbdShared {
             if left.is_zero() {
                 return;
             }
-            guard = match self.wake.wait_timeout(guard, left) {
-                Ok((guard, _)) => guard,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            guard = self.wake.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

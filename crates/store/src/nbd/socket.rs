@@ -1,6 +1,7 @@
 //! Calls on the socket of a connection: with a time-out at first, then without blocking.
 use paravane_dma::HostSlice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -48,21 +49,33 @@ pub(super) fn timespec(time: Duration) -> Timespec {
 
 impl Read for Timed<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.try_until(PollFlags::IN, || {
-            let pieces = [HostSlice { ptr: out.as_mut_ptr(), len: out.len() }];
-            // SAFETY: the piece is `out`.
-            unsafe { receive(self.socket, &pieces) }
-        })
+        self.try_until(PollFlags::IN, || Bare(self.socket).read(out))
     }
 }
 
 impl Write for Timed<'_> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.try_until(PollFlags::OUT, || {
-            let pieces = [HostSlice { ptr: data.as_ptr().cast_mut(), len: data.len() }];
-            // SAFETY: the piece is `data`, which is read only.
-            unsafe { send(self.socket, &pieces) }
-        })
+        self.try_until(PollFlags::OUT, || Bare(self.socket).write(data))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A socket that does not wait.
+pub(super) struct Bare<'a>(pub(super) BorrowedFd<'a>);
+
+impl Read for Bare<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let (len, _) = recv(self.0, out, RecvFlags::DONTWAIT)?;
+        Ok(len)
+    }
+}
+
+impl Write for Bare<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(self.0, data, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -64,8 +64,14 @@ impl Work {
     }
 }
 
+impl Default for Work {
+    fn default() -> Self {
+        Self::Job(Job::Flush)
+    }
+}
+
 /// A job until its outcome.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct NbdTask {
     pub(super) work: Work,
     pub(super) member: u16,
@@ -127,34 +133,15 @@ pub(super) struct Tasks {
     /// Requests ever planned; numbers cookies.
     planned: u32,
     sequence: u64,
-    in_flight: usize,
+    /// Number of requests that are owed a reply.
+    pub(super) in_flight: usize,
 }
 
 impl Tasks {
     /// Makes room for more.
     pub(super) fn reserve(&mut self, jobs: usize) {
         let first = self.slots.len() as u32;
-        for _ in 0..jobs {
-            self.slots.push(NbdTask {
-                work: Work::Job(Job::Flush),
-                member: 0,
-                head: 0,
-                sequence: 0,
-                request: NbdRequest { command: 0, flags: 0, cookie: 0, offset: 0, len: 0 },
-                is_sent: false,
-                is_orphan: false,
-                is_used: false,
-                flushes: false,
-                is_faulty: false,
-                losses: 0,
-                strikes: 0,
-                offset: 0,
-                len: 0,
-                done: 0,
-                expected: Expected::new(Asked::Done, 0, 0),
-                extents: Vec::new(),
-            });
-        }
+        self.slots.resize_with(self.slots.len() + jobs, NbdTask::default);
         self.free.extend((first..self.slots.len() as u32).rev());
     }
 
@@ -166,11 +153,6 @@ impl Tasks {
     /// Number of tasks.
     pub(super) fn count(&self) -> usize {
         self.slots.len() - self.free.len()
-    }
-
-    /// Number of requests that are owed a reply.
-    pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
     }
 
     /// Adds a job. Its room was reserved.

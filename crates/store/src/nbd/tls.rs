@@ -3,7 +3,7 @@
 //! Data is copied on its way: between guest memory and the buffers of rustls.
 use super::error::NbdError;
 use super::handshake::start_tls;
-use super::socket::{Timed, receive, send};
+use super::socket::{Bare, Timed};
 use crate::{NamedFiles, Target, TlsFiles};
 use paravane_dma::HostSlice;
 use rustls::pki_types::ServerName;
@@ -74,61 +74,21 @@ impl AsFd for Encrypted {
     }
 }
 
-/// The socket below, without blocking.
-struct Bare<'a>(BorrowedFd<'a>);
-
-impl Read for Bare<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let pieces = [HostSlice { ptr: out.as_mut_ptr(), len: out.len() }];
-        // SAFETY: the piece is `out`.
-        unsafe { receive(self.0, &pieces) }
-    }
-}
-
-impl Write for Bare<'_> {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let pieces = [HostSlice { ptr: data.as_ptr().cast_mut(), len: data.len() }];
-        // SAFETY: the piece is `data`, which is read only.
-        unsafe { send(self.0, &pieces) }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// An encrypted stream that blocks until a moment at the latest.
-pub(super) struct TimedTls<'a> {
-    connection: &'a mut ClientConnection,
-    socket: Timed<'a>,
-}
-
-impl Read for TimedTls<'_> {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        rustls::Stream::new(self.connection, &mut self.socket).read(out)
-    }
-}
-
-impl Write for TimedTls<'_> {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        rustls::Stream::new(self.connection, &mut self.socket).write(data)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        rustls::Stream::new(self.connection, &mut self.socket).flush()
-    }
-}
-
 impl Encrypted {
-    /// As a stream for the rest of the negotiation.
-    pub(super) fn timed(&mut self, end: Instant) -> TimedTls<'_> {
-        TimedTls { connection: &mut self.connection, socket: Timed { socket: self.socket.as_fd(), end } }
+    /// The stream for the negotiation, which waits until `end` at most.
+    pub(super) fn negotiate<T>(
+        &mut self,
+        end: Instant,
+        choose: impl FnOnce(&mut rustls::Stream<'_, ClientConnection, Timed<'_>>) -> T,
+    ) -> T {
+        let mut socket = Timed { socket: self.socket.as_fd(), end };
+        choose(&mut rustls::Stream::new(&mut self.connection, &mut socket))
     }
 
     /// Encrypts from pieces, and sends what goes at once. Less than all: the socket takes no more.
     ///
     /// # Safety
-    /// As [`send`].
+    /// As [`super::socket::send`].
     pub(super) unsafe fn send(&mut self, pieces: &[HostSlice]) -> io::Result<usize> {
         let (mut taken, mut sent) = (0, 0);
         'pieces: for piece in pieces {
@@ -167,7 +127,7 @@ impl Encrypted {
     /// Decrypts into pieces what has come.
     ///
     /// # Safety
-    /// As [`receive`].
+    /// As [`super::socket::receive`].
     pub(super) unsafe fn receive(&mut self, pieces: &[HostSlice]) -> io::Result<usize> {
         let mut got = 0;
         for piece in pieces {

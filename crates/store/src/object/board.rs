@@ -170,9 +170,9 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pending::{End, Waiter};
     use super::*;
     use crate::Pieces;
+    use crate::posted::Posted;
     use paravane_dma::HostSlice;
     use std::ptr::NonNull;
 
@@ -185,7 +185,7 @@ mod tests {
     /// A job for some chunks, which no chunk fills here.
     fn job(chunks: RangeInclusive<u64>) -> Arc<PendingJob> {
         let (first, count) = (*chunks.start(), chunks.count() as u64);
-        let end = End::Thread(Arc::new(Waiter::default()));
+        let end = (0, Arc::new(Posted::new(1).unwrap()));
         let pieces = Pieces { first: NonNull::<HostSlice>::dangling(), count: 0 };
         // SAFETY: the list is empty.
         unsafe { PendingJob::new(pieces, first * CHUNK, count * CHUNK, count, end) }

@@ -36,7 +36,8 @@ type Sender = SendRequest<Empty<Bytes>>;
 /// A server with an object.
 #[derive(Debug)]
 pub(super) struct HttpClient {
-    origin: Origin,
+    /// The object.
+    pub(super) origin: Origin,
     tls: Option<Tls>,
     dialer: ObjectDialer,
     idle: Mutex<Vec<Sender>>,
@@ -44,10 +45,12 @@ pub(super) struct HttpClient {
     connect_timeout: Duration,
     open_timeout: Option<Duration>,
     stall_timeout: Duration,
-    connections: Arc<AtomicU32>,
+    /// Connections that are up.
+    pub(super) connections: Arc<AtomicU32>,
     /// The last request has failed: the next connection takes the place of its own.
     failed: AtomicBool,
-    reconnects: AtomicU64,
+    /// Connections that were made in place of one that failed.
+    pub(super) reconnects: AtomicU64,
 }
 
 /// The bytes of an answer.
@@ -88,21 +91,6 @@ impl HttpClient {
             failed: AtomicBool::new(false),
             reconnects: AtomicU64::new(0),
         }
-    }
-
-    /// The object.
-    pub(super) fn origin(&self) -> &Origin {
-        &self.origin
-    }
-
-    /// Connections that are up.
-    pub(super) fn connections(&self) -> u32 {
-        self.connections.load(Ordering::Relaxed)
-    }
-
-    /// Connections that were made in place of one that failed.
-    pub(super) fn reconnects(&self) -> u64 {
-        self.reconnects.load(Ordering::Relaxed)
     }
 
     /// Notes that a request has failed.

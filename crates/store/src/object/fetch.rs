@@ -15,7 +15,7 @@ pub(super) fn run(runtime: &Runtime, source: &Arc<Source>, parallel: usize) {
     runtime.block_on(async {
         let active = Arc::new(AtomicUsize::new(0));
         let mut data = Vec::new();
-        while !source.is_stopped() {
+        while !source.stop.load(Ordering::Relaxed) {
             while active.load(Ordering::Relaxed) < parallel
                 && let Some(chunk) = source.next()
             {

@@ -18,7 +18,8 @@ pub(super) struct Origin {
     kind: Kind,
     /// Without query and so without secrets.
     shown: String,
-    files: ObjectFiles,
+    /// Files that say whom and what this side believes.
+    pub(super) files: ObjectFiles,
 }
 
 enum Kind {
@@ -70,11 +71,6 @@ impl Origin {
             return Err(ObjectError::Invalid("names no host".into()));
         }
         Ok(origin)
-    }
-
-    /// Files that say whom and what this side believes.
-    pub(super) fn files(&self) -> &ObjectFiles {
-        &self.files
     }
 
     /// The URL without signature, which a cache may know it by.

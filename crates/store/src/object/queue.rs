@@ -1,22 +1,19 @@
 //! Jobs of one virtqueue.
-use super::pending::{Completions, End, PendingJob};
+use super::pending::PendingJob;
 use super::shared::ObjectShared;
 use crate::cache::{Batch, Found, Layout, Read};
 use crate::lock::lock;
+use crate::posted::Posted;
 use crate::{Job, Outcome, Pieces, Rest, StoreQueue, WakeSet, WakeSource};
-use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Most bytes of one read; a longer one is short.
-pub(super) const MOST_BYTES: u64 = 1 << 30;
-
 /// What an object and others see of a queue.
 #[derive(Debug)]
 pub(super) struct Lane {
-    completions: Arc<Completions>,
+    completions: Arc<Posted<Outcome>>,
     /// Jobs that wait for chunks, by their heads.
     jobs: Mutex<HashMap<u16, Arc<PendingJob>>>,
     /// Bytes that were here. Only the owner of the queue adds to it.
@@ -43,14 +40,14 @@ pub(super) struct ObjectQueue {
     shared: Arc<ObjectShared>,
     /// Reads of what is in the folder, by the latest that is known.
     batch: Batch,
-    begun: BegunJobs,
+    pub(super) begun: BegunJobs,
     wakes: Option<WakeSource>,
 }
 
 /// Jobs that have ended, or wait for chunks.
 #[derive(Debug)]
-struct BegunJobs {
-    lane: Arc<Lane>,
+pub(super) struct BegunJobs {
+    pub(super) lane: Arc<Lane>,
     /// Outcomes of jobs that waited for nothing.
     ready: VecDeque<Outcome>,
     /// Jobs for the thread that fetches.
@@ -64,7 +61,7 @@ impl ObjectQueue {
     /// The host refuses a descriptor.
     pub(super) fn new(shared: Arc<ObjectShared>, jobs: u16, closed: Arc<AtomicBool>) -> io::Result<Self> {
         let lane = Lane {
-            completions: Arc::new(Completions::new()?),
+            completions: Arc::new(Posted::new(jobs.into())?),
             jobs: Mutex::new(HashMap::with_capacity(jobs.into())),
             hit_bytes: AtomicU64::new(0),
             closed,
@@ -77,11 +74,6 @@ impl ObjectQueue {
         Ok(Self { shared, batch: Batch::default(), begun, wakes: None })
     }
 
-    /// What others see of it.
-    pub(super) fn lane(&self) -> &Arc<Lane> {
-        &self.begun.lane
-    }
-
     /// Collects a read, does it at once, or makes a job of it that waits.
     ///
     /// # Safety
@@ -92,8 +84,7 @@ impl ObjectQueue {
             return self.begun.answer(head, -libc::EIO);
         }
         // SAFETY: the caller's promise.
-        let len = unsafe { pieces.bytes() }.min(MOST_BYTES);
-        let len = len.min(source.layout.size().saturating_sub(offset));
+        let len = unsafe { source.readable(pieces, offset) };
         if len == 0 {
             return self.begun.answer(head, 0);
         }
@@ -142,9 +133,9 @@ impl BegunJobs {
             Found::Failed(error) => self.answer(head, -error),
             Found::Absent | Found::Later => {
                 let (first, last) = layout.chunks(offset, len);
-                let end = End::Queue { head, to: self.lane.completions.clone() };
+                let to = self.lane.completions.clone();
                 // SAFETY: the caller's promise; `drop` ends what has not ended.
-                let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, end) };
+                let job = unsafe { PendingJob::new(pieces, offset, len, last - first + 1, (head, to)) };
                 lock(&self.lane.jobs).insert(head, job.clone());
                 self.pushed.push(job);
             }
@@ -159,7 +150,7 @@ impl BegunJobs {
 
 impl StoreQueue for ObjectQueue {
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.begun.lane.completions.event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.begun.lane.completions.event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {
@@ -208,10 +199,7 @@ impl StoreQueue for ObjectQueue {
     fn wait(&mut self) -> io::Result<()> {
         self.submit()?;
         while self.rest(true) != Rest::Serve {
-            match poll(&mut [PollFd::new(self.begun.lane.completions.event(), PollFlags::IN)], None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+            self.begun.lane.completions.sleep()?;
         }
         Ok(())
     }

@@ -78,7 +78,7 @@ pub(super) fn open(
     let name = Name {
         url: origin.name().into(),
         cache: cache.map(|cache| (cache.folder.clone(), cache.chunk_bytes)),
-        files: origin.files().clone(),
+        files: origin.files.clone(),
     };
     let place = {
         let mut open = lock(&OPEN);
@@ -123,7 +123,7 @@ fn source(
 ) -> Result<Source, ObjectError> {
     let chunk_bytes = cache.map_or(CHUNK_BYTES, |cache| cache.chunk_bytes);
     let layout = Layout::new(identity.size, chunk_bytes).map_err(ObjectError::Invalid)?;
-    let digests = client.origin().files().digests.as_deref();
+    let digests = client.origin.files.digests.as_deref();
     let read = |path: &Path| {
         let digests = options.files.digests(path)?;
         digests.check(layout).map_err(|why| ObjectError::File { path: path.into(), why })?;
@@ -138,7 +138,7 @@ fn source(
     }
     // What must not differ for kept chunks to be right.
     let mut key = Sha256::new();
-    key.update(client.origin().name().as_str());
+    key.update(client.origin.name().as_str());
     key.update([0]);
     key.update(identity.bytes());
     key.update(chunk_bytes.to_le_bytes());
@@ -169,7 +169,7 @@ impl Thread {
         let target = origin.target();
         let tls = match &target {
             Target::Tcp { host, .. } if origin.tls() => {
-                Some(Tls::new(host, origin.files().certificates.as_deref(), &options.files)?)
+                Some(Tls::new(host, origin.files.certificates.as_deref(), &options.files)?)
             }
             _ => None,
         };

@@ -14,6 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 
+/// Most bytes of one read; a longer one is short.
+const MOST_BYTES: u64 = 1 << 30;
+
 /// An object that is open.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -26,7 +29,7 @@ pub(super) struct Source {
     board: Mutex<Board>,
     /// There is something to fetch, or to stop.
     pub(super) wake: Notify,
-    stop: AtomicBool,
+    pub(super) stop: AtomicBool,
     link: LinkState,
     unusable: AtomicBool,
     miss_bytes: AtomicU64,
@@ -74,9 +77,14 @@ impl Source {
         self.wake.notify_one();
     }
 
-    /// Whether the thread that fetches is to end.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+    /// Bytes that a read at `offset` gets.
+    ///
+    /// # Safety
+    /// As [`Pieces::bytes`].
+    pub(super) unsafe fn readable(&self, pieces: Pieces, offset: u64) -> u64 {
+        // SAFETY: the caller's promise.
+        let len = unsafe { pieces.bytes() }.min(MOST_BYTES);
+        len.min(self.layout.size().saturating_sub(offset))
     }
 
     /// Copies a range into the pieces, which are as long, if all of its chunks are here.
@@ -163,7 +171,7 @@ impl Source {
             return Err(Failure::Again(format!("the chunk at {at} does not have its digest")));
         }
         // Before the jobs end: whoever waits for them sees a server that answers.
-        self.link.answered(self.client.origin());
+        self.link.answered(&self.client.origin);
         let (ahead, mark) = lock(&self.board).kind(chunk);
         let counter = if ahead { &self.read_ahead_bytes } else { &self.miss_bytes };
         counter.fetch_add(data.len() as u64, Ordering::Relaxed);
@@ -182,7 +190,7 @@ impl Source {
     /// A request for chunks that were begun has failed. Returns whether to try again.
     pub(super) fn failed(&self, failure: &Failure, chunks: RangeInclusive<u64>) -> bool {
         self.client.failed();
-        let next = self.link.failed(failure, self.retry, self.client.origin());
+        let next = self.link.failed(failure, self.retry, &self.client.origin);
         if next == AfterFailure::Again {
             if lock(&self.board).is_waited_for(chunks.clone()) {
                 return true;
@@ -225,10 +233,10 @@ impl Source {
         let error = if link == Link::Up { trouble.or(error) } else { error.or(trouble) };
         let waiting = if link == Link::Up { 0 } else { lock(&self.board).waiting() };
         StoreStatus {
-            location: self.client.origin().to_string(),
+            location: self.client.origin.to_string(),
             link,
-            connections: self.client.connections(),
-            reconnects: self.client.reconnects(),
+            connections: self.client.connections.load(Ordering::Relaxed),
+            reconnects: self.client.reconnects.load(Ordering::Relaxed),
             waiting: waiting.try_into().unwrap_or(u32::MAX),
             error,
             cache: Some(CacheStatus {

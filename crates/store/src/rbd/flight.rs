@@ -13,7 +13,6 @@ use super::ended::EndedRequests;
 use super::image::RbdImage;
 use super::library::{Completion, Library};
 use std::ffi::c_void;
-use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::Arc;
 
@@ -47,7 +46,7 @@ pub(super) enum RbdRequest {
 
 /// A request, before, in, and after librbd.
 #[derive(Debug)]
-pub(super) struct Flight(Box<Parts>);
+pub(super) struct Flight(pub(super) Box<Parts>);
 
 /// What a request consists of. It stays in place while librbd has it.
 #[derive(Debug)]
@@ -70,8 +69,8 @@ impl Flight {
 
     /// Makes the buffer at least `len` bytes long.
     pub(super) fn make_room(&mut self, len: usize) {
-        if self.buffer.len() < len {
-            self.buffer.resize(len, 0);
+        if self.0.buffer.len() < len {
+            self.0.buffer.resize(len, 0);
         }
     }
 
@@ -85,12 +84,12 @@ impl Flight {
         ended: &Arc<EndedRequests<Self>>,
         request: RbdRequest,
     ) -> Result<(), Self> {
-        let library = self.library;
+        let library = self.0.library;
         if let RbdRequest::Read { len, .. } | RbdRequest::Write { len, .. } = request {
-            assert!(len <= self.buffer.len(), "a request exceeds its buffer");
+            assert!(len <= self.0.buffer.len(), "a request exceeds its buffer");
         }
-        self.ended = Some(Arc::clone(ended));
-        let handle = image.handle();
+        self.0.ended = Some(Arc::clone(ended));
+        let handle = image.handle;
         let flight = Box::into_raw(self.0);
         let mut completion = ptr::null_mut();
         // SAFETY: librbd writes the handle of the completion, and hands the pointer to the callback,
@@ -99,10 +98,7 @@ impl Flight {
             unsafe { (library.rbd_aio_create_completion)(flight.cast(), ended_in_librbd, &mut completion) };
         if made < 0 {
             // SAFETY: nobody else has it.
-            let mut flight = Self(unsafe { Box::from_raw(flight) });
-            flight.ended = None;
-            flight.result = made;
-            return Err(flight);
+            return Err(unsafe { Self::refused(flight, made) });
         }
         // SAFETY: `flight` is ours until a request is made.
         let buffer = unsafe { (*flight).buffer.as_mut_ptr() };
@@ -130,29 +126,23 @@ impl Flight {
         };
         if started < 0 {
             // SAFETY: a request that was not made does not call back: completion and flight are ours.
-            let mut flight = Self(unsafe {
+            return Err(unsafe {
                 (library.rbd_aio_release)(completion);
-                Box::from_raw(flight)
+                Self::refused(flight, started)
             });
-            flight.result = started;
-            flight.ended = None;
-            return Err(flight);
         }
         Ok(())
     }
-}
 
-impl Deref for Flight {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.0
-    }
-}
-
-impl DerefMut for Flight {
-    fn deref_mut(&mut self) -> &mut Parts {
-        &mut self.0
+    /// A flight that librbd did not take.
+    ///
+    /// # Safety
+    /// `parts` is from `Box::into_raw`, and nobody else has it.
+    unsafe fn refused(parts: *mut Parts, result: i32) -> Self {
+        // SAFETY: the caller promises what is asked for.
+        let mut parts = unsafe { Box::from_raw(parts) };
+        (parts.ended, parts.result) = (None, result);
+        Self(parts)
     }
 }
 
@@ -160,15 +150,15 @@ impl DerefMut for Flight {
 unsafe extern "C" fn ended_in_librbd(completion: Completion, flight: *mut c_void) {
     // SAFETY: `start` gave the flight away, and this is called once.
     let mut flight = Flight(unsafe { Box::from_raw(flight.cast()) });
-    let library = flight.library;
+    let library = flight.0.library;
     // SAFETY: the completion of this request, which has ended; released once.
     let result = unsafe {
         let result = (library.rbd_aio_get_return_value)(completion);
         (library.rbd_aio_release)(completion);
         result
     };
-    flight.result = i32::try_from(result).unwrap_or(-libc::EIO);
-    if let Some(ended) = flight.ended.take() {
-        ended.put(flight);
+    flight.0.result = i32::try_from(result).unwrap_or(-libc::EIO);
+    if let Some(ended) = flight.0.ended.take() {
+        ended.posted.put(flight);
     }
 }

@@ -29,7 +29,7 @@ const OWNERS: usize = 8;
 /// An image that is open.
 #[derive(Debug)]
 pub(super) struct RbdImage {
-    handle: library::ImageHandle,
+    pub(super) handle: library::ImageHandle,
     connection: Connection,
     pub(super) read_only: bool,
     /// Bytes of the smallest discard that frees space.
@@ -97,10 +97,6 @@ impl RbdImage {
 
     pub(super) fn library(&self) -> &'static Library {
         self.connection.library
-    }
-
-    pub(super) fn handle(&self) -> library::ImageHandle {
-        self.handle
     }
 
     /// Whether the image has an exclusive lock.

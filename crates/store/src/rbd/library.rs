@@ -5,6 +5,7 @@
 //!
 //! Signatures are those of `rbd/librbd.h` and `rados/librados.h` of Ceph 16, which later releases
 //! have kept.
+use crate::lock::lock;
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 use std::sync::Mutex;
@@ -170,7 +171,7 @@ impl Library {
     /// A failure is not remembered: the next call finds what has been installed meanwhile.
     pub(super) fn get() -> Result<&'static Self, LibraryError> {
         static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
-        let mut loaded = LOADED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut loaded = lock(&LOADED);
         if let Some(library) = *loaded {
             return Ok(library);
         }

@@ -13,7 +13,6 @@ use super::flight::{Flight, RbdRequest};
 use super::session::RbdSession;
 use crate::pieces::{gather, scatter, total};
 use crate::{Job, Outcome, Rest, StoreQueue, WakeSet, WakeSource};
-use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -153,7 +152,7 @@ impl RbdQueue {
             return self.finish(slot, result);
         };
         task.request = request;
-        flight.slot = slot;
+        flight.0.slot = slot;
         flight.make_room(len);
         if let Job::Write { pieces, .. } = task.job
             && let RbdRequest::Write { .. } = request
@@ -161,7 +160,7 @@ impl RbdQueue {
             // SAFETY: the job is in flight, so that its pieces are valid.
             let lost = unsafe {
                 let pieces = pieces.slices();
-                gather(pieces, task.done, &mut flight.buffer[..len]);
+                gather(pieces, task.done, &mut flight.0.buffer[..len]);
                 paravane_dma::is_lost(pieces)
             };
             if lost {
@@ -179,23 +178,23 @@ impl RbdQueue {
 
     /// Takes the result of a request that has ended.
     fn land(&mut self, flight: Flight) {
-        let slot = flight.slot;
+        let slot = flight.0.slot;
         self.in_flight -= 1;
         let Some(task) = self.tasks[slot].as_mut() else { return self.keep(flight) };
         if let RbdRequest::Read { len, .. } | RbdRequest::Write { len, .. } = task.request {
             self.bytes -= len;
         }
-        if flight.result < 0 {
-            let result = flight.result;
+        if flight.0.result < 0 {
+            let result = flight.0.result;
             self.session.note_error(&io::Error::from_raw_os_error(-result));
             self.keep(flight);
             return self.finish(slot, result);
         }
         match (task.request, task.job) {
             (RbdRequest::Read { len, .. }, Job::Read { pieces, .. }) => {
-                let got = len.min(flight.result as usize);
+                let got = len.min(flight.0.result as usize);
                 // SAFETY: the job is in flight, so that its pieces are valid.
-                unsafe { scatter(pieces.slices(), task.done, &flight.buffer[..got]) };
+                unsafe { scatter(pieces.slices(), task.done, &flight.0.buffer[..got]) };
                 task.done += got as u64;
                 if got < len {
                     task.total = task.done;
@@ -214,8 +213,8 @@ impl RbdQueue {
     }
 
     fn keep(&mut self, mut flight: Flight) {
-        if flight.buffer.len() > KEEP {
-            flight.buffer = Vec::new();
+        if flight.0.buffer.len() > KEEP {
+            flight.0.buffer = Vec::new();
         }
         self.spare.push(flight);
     }
@@ -236,7 +235,7 @@ impl RbdQueue {
     /// Lets all jobs fail. Requests in librbd end by themselves, and nobody takes them.
     #[cold]
     fn give_up(&mut self) {
-        self.ended.abandon();
+        self.ended.posted.abandon();
         self.pending.clear();
         (self.in_flight, self.bytes) = (0, 0);
         let finished: Vec<_> = self.finished.iter().map(|&(slot, _)| slot).collect();
@@ -253,7 +252,7 @@ impl RbdQueue {
             return self.give_up();
         }
         let mut taken = std::mem::take(&mut self.taken);
-        self.ended.take(&mut taken);
+        self.ended.posted.take(&mut taken);
         taken.drain(..).for_each(|flight| self.land(flight));
         self.taken = taken;
         self.start_pending();
@@ -270,20 +269,17 @@ impl RbdQueue {
         if self.rest(true) == Rest::Serve {
             return Ok(());
         }
-        match poll(&mut [PollFd::new(self.ended.event(), PollFlags::IN)], None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.ended.posted.sleep()
     }
 }
 
 impl StoreQueue for RbdQueue {
     fn register(&mut self, wakes: Option<&WakeSet>) -> io::Result<()> {
-        WakeSource::register(&mut self.wakes, self.ended.event(), wakes)
+        WakeSource::register(&mut self.wakes, &self.ended.posted.event, wakes)
     }
 
     fn rest(&mut self, arm: bool) -> Rest {
-        let has_some = if arm { self.ended.listen() } else { self.ended.has_some() };
+        let has_some = if arm { self.ended.posted.listen() } else { self.ended.posted.has_some() };
         Rest::serve_if(has_some || self.has_own_news())
     }
 
@@ -355,12 +351,12 @@ impl Drop for RbdQueue {
         self.pushed = false;
         while self.in_flight > 0 && !self.session.is_closed() && self.sleep().is_ok() {
             let mut taken = std::mem::take(&mut self.taken);
-            self.ended.take(&mut taken);
+            self.ended.posted.take(&mut taken);
             self.in_flight -= taken.len();
             taken.clear();
             self.taken = taken;
         }
-        self.ended.abandon();
+        self.ended.posted.abandon();
         self.session.remove(&self.ended);
     }
 }

@@ -4,12 +4,13 @@ use super::ended::EndedRequests;
 use super::extents::{listed, window};
 use super::flight::Flight;
 use super::image::RbdImage;
-use super::watch::{Bell, SizeWatch};
+use super::watch::SizeWatch;
 use crate::lock::lock;
 use crate::{Link, StoreExtent, StoreStatus};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// A request in flight for more seconds waits for an OSD that is down or hangs.
@@ -35,9 +36,8 @@ pub(super) struct RbdSession {
 
 impl RbdSession {
     pub(super) fn new(image: RbdImage, location: String, timeout: Duration) -> io::Result<Arc<Self>> {
-        let bell = Arc::<Bell>::default();
-        let watch = SizeWatch::new(&image, Arc::clone(&bell))?;
-        // After it: no change is missed.
+        let (changes, changed) = mpsc::sync_channel(1);
+        let watch = SizeWatch::new(&image, Arc::new(changes))?;
         let size = image.size()?;
         let session = Arc::new(Self {
             open: Some((watch, image)),
@@ -51,11 +51,14 @@ impl RbdSession {
             queues: Mutex::default(),
         });
         let weak = Arc::downgrade(&session);
-        bell.on_ring(move || {
-            if let Some(session) = weak.upgrade() {
+        let follow = move || {
+            while changed.recv().is_ok()
+                && let Some(session) = weak.upgrade()
+            {
                 session.update_size().unwrap_or_else(|error| session.note_error(&error));
             }
-        })?;
+        };
+        thread::Builder::new().name("rbd-size".into()).spawn(follow)?;
         Ok(session)
     }
 
@@ -113,7 +116,7 @@ impl RbdSession {
         lock(&self.queues).push(Arc::downgrade(queue));
         // A call of `close` meanwhile has not seen it.
         if self.is_closed() {
-            queue.signal();
+            queue.posted.signal();
         }
     }
 
@@ -128,7 +131,7 @@ impl RbdSession {
     /// Makes all jobs fail, those in flight and those to come.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        lock(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.signal());
+        lock(&self.queues).iter().filter_map(Weak::upgrade).for_each(|queue| queue.posted.signal());
     }
 
     /// Keeps an error for observers.

@@ -4,54 +4,12 @@
 use super::connection::check;
 use super::image::RbdImage;
 use super::library::Library;
-use crate::lock::lock;
 use std::ffi::c_void;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 
-/// Wakes a thread.
-#[derive(Debug, Default)]
-pub(super) struct Bell {
-    state: Mutex<WatchState>,
-    rung: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct WatchState {
-    rung: bool,
-    end: bool,
-}
-
-impl Bell {
-    fn set(&self, change: impl FnOnce(&mut WatchState)) {
-        change(&mut lock(&self.state));
-        self.rung.notify_one();
-    }
-
-    /// Runs `work` on a thread of its own each time that it rings, until [`SizeWatch`] ends.
-    ///
-    /// # Errors
-    /// The host refuses a thread.
-    pub(super) fn on_ring(self: Arc<Self>, work: impl Fn() + Send + 'static) -> io::Result<()> {
-        let run = move || {
-            loop {
-                let state = lock(&self.state);
-                let quiet = |state: &mut WatchState| !state.rung && !state.end;
-                let mut state = self.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner);
-                if state.end {
-                    return;
-                }
-                state.rung = false;
-                drop(state);
-                work();
-            }
-        };
-        thread::Builder::new().name("rbd-size".into()).spawn(run).map(drop)
-    }
-}
-
-/// A watch on an image, which rings at each change.
+/// A watch on an image, which sends each change.
 ///
 /// Dropped before the image is closed.
 #[derive(Debug)]
@@ -59,7 +17,7 @@ pub(super) struct SizeWatch {
     library: &'static Library,
     image: super::library::ImageHandle,
     handle: u64,
-    bell: Arc<Bell>,
+    changes: Arc<SyncSender<()>>,
 }
 
 // SAFETY: an image may be used by any thread.
@@ -68,12 +26,12 @@ unsafe impl Send for SizeWatch {}
 unsafe impl Sync for SizeWatch {}
 
 impl SizeWatch {
-    pub(super) fn new(image: &RbdImage, bell: Arc<Bell>) -> io::Result<Self> {
-        let mut watch = Self { library: image.library(), image: image.handle(), handle: 0, bell };
-        let bell = Arc::as_ptr(&watch.bell).cast_mut().cast();
-        // SAFETY: the image is open. `bell` lives until `drop` has ended the watch.
+    pub(super) fn new(image: &RbdImage, changes: Arc<SyncSender<()>>) -> io::Result<Self> {
+        let mut watch = Self { library: image.library(), image: image.handle, handle: 0, changes };
+        let changes = Arc::as_ptr(&watch.changes).cast_mut().cast();
+        // SAFETY: the image is open. `changes` lives until `drop` has ended the watch.
         let watching =
-            unsafe { (watch.library.rbd_update_watch)(watch.image, &mut watch.handle, changed, bell) };
+            unsafe { (watch.library.rbd_update_watch)(watch.image, &mut watch.handle, changed, changes) };
         match check(watching) {
             Ok(()) => Ok(watch),
             Err(error) => {
@@ -91,15 +49,17 @@ impl Drop for SizeWatch {
         let ended = check(unsafe { (self.library.rbd_update_unwatch)(self.image, self.handle) });
         if ended.is_err() {
             // A callback may still come.
-            std::mem::forget(Arc::clone(&self.bell));
+            std::mem::forget(Arc::clone(&self.changes));
         }
-        self.bell.set(|state| state.end = true);
+        // Its thread finds that the session is gone.
+        let _ = self.changes.try_send(());
     }
 }
 
 /// Called by a thread of librbd when the image has changed. Nothing in it panics or waits.
-unsafe extern "C" fn changed(bell: *mut c_void) {
-    // SAFETY: the bell of a `SizeWatch`, which keeps it until its watch has ended.
-    let bell = unsafe { &*bell.cast::<Bell>() };
-    bell.set(|state| state.rung = true);
+unsafe extern "C" fn changed(changes: *mut c_void) {
+    // SAFETY: the sender of a `SizeWatch`, which keeps it until its watch has ended.
+    let changes = unsafe { &*changes.cast::<SyncSender<()>>() };
+    // A change that waits already covers this one.
+    let _ = changes.try_send(());
 }

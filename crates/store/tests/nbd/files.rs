@@ -116,15 +116,7 @@ fn qemu_nbd_with_files() {
         });
         check(&server.url("disk"), seed);
         let store = open(&server.url("disk"), NbdOptions::default()).unwrap();
-        let limits = StoreLimits {
-            read_only: false,
-            block: 1,
-            physical_block: 4096,
-            discard_block: 4096,
-            discard: true,
-            zeroes: true,
-        };
-        assert_eq!(StoreLimits { block: 1, ..store.limits() }, limits);
+        assert_eq!(StoreLimits { block: 1, ..store.limits() }, StoreLimits::FILE);
         let mut queue = store.queue(4).unwrap();
         // What is freed is a hole for others, too.
         assert_eq!(perform(&mut *queue, Job::Zeroes { offset: 0, len: 4 * MIB, unmap: true }), 0);

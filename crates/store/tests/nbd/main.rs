@@ -13,13 +13,15 @@ mod servers;
 mod tls;
 
 use paravane_store::nbd::{Nbd, NbdError, NbdOptions};
-use paravane_store::{Direct, Location};
+use paravane_store::{Direct, Location, NamedFiles};
 use std::sync::Arc;
 
 /// Opens what a URL names.
 fn open(url: &str, options: NbdOptions) -> Result<Nbd, NbdError> {
     match url.parse() {
-        Ok(Location::Nbd(location)) => Nbd::open(&location, options, Arc::new(Direct)),
+        Ok(Location::Nbd(location)) => {
+            Nbd::open(&location, options, Arc::new(Direct), &NamedFiles::default())
+        }
         other => panic!("{url}: {other:?}"),
     }
 }

@@ -191,13 +191,6 @@ fn turn_on(interrupts: &Interrupts, table: &MsiTable) {
     interrupts.use_msi(true);
 }
 
-/// Returns `queue` to its defaults.
-pub(super) fn queue_was_reset(interrupts: &Interrupts, queue: u16) {
-    if let Some(table) = interrupts.msi() {
-        table.forget(queue);
-    }
-}
-
 /// Whether there are vectors for `queues` queues and the configuration change.
 pub(super) fn suffices(table: &MsiTable, queues: usize) -> bool {
     usize::from(table.len()) == queues + 1

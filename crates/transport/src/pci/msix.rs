@@ -20,15 +20,13 @@ use paravane_notify::msi::{MsiMessage, MsiTable, NO_VECTOR};
 use paravane_spec::pci::msix;
 use std::sync::Arc;
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    address: u64,
-    data: u32,
-    masked: bool,
-}
+/// Low and high half of the message address, message data, and vector control.
+type Entry = [u32; 4];
 
 /// Entry after a PCI reset.
-const AT_RESET: Entry = Entry { address: 0, data: 0, masked: true };
+const AT_RESET: Entry = [0, 0, 0, msix::MASKED];
+/// Bits of an entry that can be written. Messages are aligned writes.
+const WRITABLE: Entry = [!3, !0, !0, msix::MASKED];
 
 /// Table of one function.
 #[derive(Debug)]
@@ -57,10 +55,9 @@ impl Msix {
     pub(super) fn save(&self, queues: u16, into: &mut Vec<u8>) {
         into.extend(self.vectors().to_le_bytes());
         let Some(msi) = self.interrupts.msi() else { return };
-        for (vector, Entry { address, data, masked }) in (0..).zip(&self.entries) {
-            into.extend(address.to_le_bytes());
-            into.extend(data.to_le_bytes());
-            into.extend([*masked, msi.pending(vector)].map(u8::from));
+        for (vector, &[low, high, data, control]) in (0..).zip(&self.entries) {
+            into.extend([low, high, data].iter().flat_map(|word| word.to_le_bytes()));
+            into.extend([control as u8, msi.pending(vector).into()]);
         }
         into.extend(msi.configuration_vector().to_le_bytes());
         (0..queues).for_each(|queue| into.extend(msi.queue_vector(queue).to_le_bytes()));
@@ -71,9 +68,10 @@ impl Msix {
         same(from.u16()?, self.vectors(), "number of vectors")?;
         let Some(msi) = self.interrupts.msi() else { return Ok(()) };
         for vector in 0..self.vectors() {
-            let (address, data, masked) = (from.u64()?, from.u32()?, from.flag("mask of a vector")?);
-            possible(address & 3 == 0, "address of a message")?;
-            self.entries[usize::from(vector)] = Entry { address, data, masked };
+            let [low, high, data] = [from.u32()?, from.u32()?, from.u32()?];
+            let control = from.flag("mask of a vector")?.into();
+            possible(low & 3 == 0, "address of a message")?;
+            self.entries[usize::from(vector)] = [low, high, data, control];
             self.apply(vector);
             if from.flag("pending bit")? {
                 msi.set_pending(vector);
@@ -120,14 +118,12 @@ impl Msix {
 
     /// Applies an entry to its vector.
     fn apply(&self, vector: u16) {
-        let (Some(msi), Some(entry)) = (self.interrupts.msi(), self.entries.get(usize::from(vector))) else {
-            return;
-        };
-        if entry.masked {
-            msi.mask(vector);
-            return;
+        let entry = self.entries.get(usize::from(vector));
+        let (Some(msi), Some(&[low, high, data, control])) = (self.interrupts.msi(), entry) else { return };
+        if control != 0 {
+            return msi.mask(vector);
         }
-        let message = MsiMessage { address: entry.address, data: entry.data, device: 0 };
+        let message = MsiMessage { address: u64::from(low) | u64::from(high) << 32, data, device: 0 };
         match msi.set_message(vector, message) {
             Ok(()) => msi.unmask(vector),
             // The old message is as invalid as this one.
@@ -140,13 +136,7 @@ impl Msix {
         words(offset, data.len())?;
         for (at, word) in (offset..).step_by(4).zip(data.chunks_exact_mut(4)) {
             let entry = self.entries.get((at / msix::ENTRY) as usize).ok_or(Violation)?;
-            let value = match at % msix::ENTRY {
-                msix::ADDRESS_LOW => entry.address as u32,
-                msix::ADDRESS_HIGH => (entry.address >> 32) as u32,
-                msix::DATA => entry.data,
-                _ => u32::from(entry.masked),
-            };
-            word.copy_from_slice(&value.to_le_bytes());
+            word.copy_from_slice(&entry[(at % msix::ENTRY / 4) as usize].to_le_bytes());
         }
         Ok(())
     }
@@ -159,15 +149,8 @@ impl Msix {
         // Eight aligned bytes are in one entry.
         for (at, word) in (offset..).step_by(4).zip(data.chunks_exact(4)) {
             let value = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            match at % msix::ENTRY {
-                // The lowest two bits are read-only: messages are aligned writes.
-                msix::ADDRESS_LOW => {
-                    entry.address = entry.address & !0xffff_ffff | u64::from(value & !3);
-                }
-                msix::ADDRESS_HIGH => entry.address = entry.address & 0xffff_ffff | u64::from(value) << 32,
-                msix::DATA => entry.data = value,
-                _ => entry.masked = value & msix::MASKED != 0,
-            }
+            let at = (at % msix::ENTRY / 4) as usize;
+            entry[at] = value & WRITABLE[at];
         }
         self.apply(vector as u16);
         Ok(())

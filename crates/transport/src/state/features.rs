@@ -11,11 +11,11 @@ use paravane_spec::feature;
 #[derive(Debug)]
 pub(crate) struct Features {
     offered: u64,
-    accepted: u64,
+    pub(crate) accepted: u64,
     /// Words 2 and 3 of the accepted features. No device offers such bits.
     extended: u64,
-    offered_sel: u32,
-    accepted_sel: u32,
+    pub(crate) offered_sel: u32,
+    pub(crate) accepted_sel: u32,
 }
 
 impl Features {
@@ -42,22 +42,6 @@ impl Features {
         (self.accepted, self.extended) = (from.u64()?, from.u64()?);
         (self.offered_sel, self.accepted_sel) = (from.u32()?, from.u32()?);
         Ok(())
-    }
-
-    pub(crate) fn select_offered(&mut self, word: u32) {
-        self.offered_sel = word;
-    }
-
-    pub(crate) fn select_accepted(&mut self, word: u32) {
-        self.accepted_sel = word;
-    }
-
-    pub(crate) fn offered_sel(&self) -> u32 {
-        self.offered_sel
-    }
-
-    pub(crate) fn accepted_sel(&self) -> u32 {
-        self.accepted_sel
     }
 
     /// Selected word of the offer; words that do not exist are 0.
@@ -87,10 +71,6 @@ impl Features {
             1 => *words = (*words & 0xffff_ffff) | (u64::from(bits) << 32),
             _ => {}
         }
-    }
-
-    pub(crate) fn accepted(&self) -> u64 {
-        self.accepted
     }
 
     /// Whether FEATURES_OK may stick.

@@ -3,26 +3,6 @@ use crate::saved::{Reader, RestoreError, possible, same};
 use crate::violation::Violation;
 use paravane_spec::queue::QueueAddresses;
 
-/// Size of a queue before the driver sets one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SizeAtReset {
-    /// No size (section 4.2.2).
-    None,
-    /// The maximum (section 4.1.4.3).
-    Largest,
-}
-
-/// One of the three areas of a queue.
-#[derive(Clone, Copy)]
-pub(crate) enum Part {
-    /// Descriptor area.
-    Desc,
-    /// Driver area.
-    Driver,
-    /// Device area.
-    Device,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Not in use: the registers may be written.
@@ -37,36 +17,24 @@ enum State {
     Resetting,
 }
 
-/// Action after enabling or disabling.
-pub(crate) enum EnableWrite {
-    /// Start the queue.
-    Start(QueueAddresses),
-    /// Stop it.
-    Stop,
-}
-
 /// Registers of one queue.
 ///
 /// Values are kept as written and checked when it is enabled.
 #[derive(Debug)]
 pub(crate) struct QueueRegisters {
-    max: u16,
-    size_at_reset: SizeAtReset,
+    pub(crate) max: u16,
+    /// Size before the driver sets one.
+    size_at_reset: u16,
     state: State,
     /// All 32 bits: a size of 0x1_0100 must not be taken for 0x100.
-    size: u32,
-    desc: u64,
-    driver: u64,
-    device: u64,
+    pub(crate) size: u32,
+    /// Addresses of the descriptor, driver and device area, the low word of each first.
+    pub(crate) areas: [u32; 6],
 }
 
 impl QueueRegisters {
-    pub(crate) fn new(max: u16, size_at_reset: SizeAtReset) -> Self {
-        let size = match size_at_reset {
-            SizeAtReset::None => 0,
-            SizeAtReset::Largest => max.into(),
-        };
-        Self { max, size_at_reset, state: State::Idle, size, desc: 0, driver: 0, device: 0 }
+    pub(crate) fn new(max: u16, size_at_reset: u16) -> Self {
+        Self { max, size_at_reset, state: State::Idle, size: size_at_reset.into(), areas: [0; 6] }
     }
 
     /// Returns to the state after [`QueueRegisters::new`].
@@ -74,16 +42,12 @@ impl QueueRegisters {
         *self = Self::new(self.max, self.size_at_reset);
     }
 
-    pub(crate) fn max(&self) -> u16 {
-        self.max
-    }
-
     /// Whether it reads enabled.
     ///
     /// It does until the owner has stopped the queue: 0 promises that the device does not access it
     /// (sections 4.1.4.3.1 and 4.2.2.1).
     pub(crate) fn enabled(&self) -> bool {
-        self.state != State::Idle
+        !self.idle()
     }
 
     pub(crate) fn live(&self) -> bool {
@@ -95,46 +59,9 @@ impl QueueRegisters {
         self.state == State::Resetting
     }
 
-    pub(crate) fn size(&self) -> u32 {
-        self.size
-    }
-
-    /// Address of an area.
-    pub(crate) fn area(&self, part: Part) -> u64 {
-        match part {
-            Part::Desc => self.desc,
-            Part::Driver => self.driver,
-            Part::Device => self.device,
-        }
-    }
-
-    fn idle(&mut self) -> Result<&mut Self, Violation> {
-        if self.state == State::Idle { Ok(self) } else { Err(Violation) }
-    }
-
-    pub(crate) fn set_size(&mut self, size: u32) -> Result<(), Violation> {
-        self.idle()?.size = size;
-        Ok(())
-    }
-
-    pub(crate) fn set_low(&mut self, part: Part, low: u32) -> Result<(), Violation> {
-        let area = self.idle()?.area_mut(part);
-        *area = (*area & !0xffff_ffff) | u64::from(low);
-        Ok(())
-    }
-
-    pub(crate) fn set_high(&mut self, part: Part, high: u32) -> Result<(), Violation> {
-        let area = self.idle()?.area_mut(part);
-        *area = (*area & 0xffff_ffff) | (u64::from(high) << 32);
-        Ok(())
-    }
-
-    fn area_mut(&mut self, part: Part) -> &mut u64 {
-        match part {
-            Part::Desc => &mut self.desc,
-            Part::Driver => &mut self.driver,
-            Part::Device => &mut self.device,
-        }
+    /// Whether its registers may be written.
+    pub(crate) fn idle(&self) -> bool {
+        self.state == State::Idle
     }
 
     /// Configuration, if the device can serve its size.
@@ -145,7 +72,9 @@ impl QueueRegisters {
         if !packed && !size.is_power_of_two() {
             return None;
         }
-        Some(QueueAddresses { size, desc: self.desc, driver: self.driver, device: self.device })
+        let [desc, driver, device] =
+            [0, 2, 4].map(|low| u64::from(self.areas[low]) | u64::from(self.areas[low + 1]) << 32);
+        Some(QueueAddresses { size, desc, driver, device })
     }
 
     /// Enables it. If the device is `running`, the queue must be started.
@@ -166,35 +95,27 @@ impl QueueRegisters {
         }
     }
 
-    /// Disables it.
-    pub(crate) fn disable(&mut self) -> Option<EnableWrite> {
+    /// Disables it. Returns whether it must be stopped.
+    pub(crate) fn disable(&mut self) -> bool {
+        let stops = self.live();
         match self.state {
-            State::Live => {
-                self.state = State::Stopping;
-                Some(EnableWrite::Stop)
-            }
-            State::Ready => {
-                self.state = State::Idle;
-                None
-            }
-            State::Idle | State::Stopping | State::Resetting => None,
+            State::Live => self.state = State::Stopping,
+            State::Ready => self.state = State::Idle,
+            State::Idle | State::Stopping | State::Resetting => {}
         }
+        stops
     }
 
     /// Resets it.
     ///
     /// Returns whether it must be stopped first; otherwise it is reset, or a reset was under way.
     pub(crate) fn reset(&mut self) -> bool {
+        let stops = self.live();
         match self.state {
-            State::Live => {
-                self.state = State::Resetting;
-                return true;
-            }
-            State::Stopping => self.state = State::Resetting,
+            State::Live | State::Stopping | State::Resetting => self.state = State::Resetting,
             State::Idle | State::Ready => self.set_defaults(),
-            State::Resetting => {}
         }
-        false
+        stops
     }
 
     /// Makes a ready queue live at DRIVER_OK.
@@ -228,9 +149,7 @@ impl QueueRegisters {
         into.extend(self.max.to_le_bytes());
         into.push(self.state as u8);
         into.extend(self.size.to_le_bytes());
-        for area in [self.desc, self.driver, self.device] {
-            into.extend(area.to_le_bytes());
-        }
+        into.extend(self.areas.iter().flat_map(|word| word.to_le_bytes()));
     }
 
     /// Takes up registers. Returns the configuration of a live queue.
@@ -244,7 +163,9 @@ impl QueueRegisters {
         let state = state.get(usize::from(from.u8()?)).ok_or(RestoreError::Value("state of a queue"))?;
         self.state = *state;
         self.size = from.u32()?;
-        (self.desc, self.driver, self.device) = (from.u64()?, from.u64()?, from.u64()?);
+        for word in &mut self.areas {
+            *word = from.u32()?;
+        }
         let addresses = self.addresses(packed);
         possible(!self.enabled() || addresses.is_some(), "size of an enabled queue")?;
         Ok(addresses.filter(|_| self.live()))

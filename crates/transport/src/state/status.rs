@@ -23,7 +23,7 @@ enum Change {
 /// Status register, and the change that is under way.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
-    bits: u32,
+    pub(crate) bits: u32,
     change: Change,
 }
 
@@ -44,10 +44,6 @@ pub(crate) enum StatusWrite {
 }
 
 impl Status {
-    pub(crate) fn bits(&self) -> u32 {
-        self.bits
-    }
-
     /// Whether the owner is carrying out a change.
     pub(crate) fn is_changing(&self) -> bool {
         self.change != Change::None
@@ -94,14 +90,9 @@ impl Status {
         self.has(FEATURES_OK)
     }
 
-    /// Whether queue registers may be written.
+    /// Whether queue registers and the configuration space may be written.
     pub(crate) fn queues_writable(&self) -> bool {
         self.has(FEATURES_OK) && !self.failed() && !self.resetting() && !self.suspended()
-    }
-
-    /// Whether the configuration space may be written.
-    pub(crate) fn config_writable(&self) -> bool {
-        self.queues_writable()
     }
 
     /// Whether the driver runs, so that it may be interrupted and queues go live.
@@ -128,16 +119,12 @@ impl Status {
         news
     }
 
-    /// Completes a suspension: SUSPEND replaces DRIVER_OK.
-    ///
-    /// Returns whether one was under way.
-    pub(crate) fn suspend_done(&mut self) -> bool {
-        let done = self.change == Change::Suspend;
-        if done {
+    /// Completes a suspension, if one is under way: SUSPEND replaces DRIVER_OK.
+    pub(crate) fn suspend_done(&mut self) {
+        if self.change == Change::Suspend {
             self.change = Change::None;
             self.bits = self.bits & !DRIVER_OK | SUSPEND;
         }
-        done
     }
 
     /// Completes a resumption: DRIVER_OK replaces SUSPEND.

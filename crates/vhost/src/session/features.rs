@@ -58,9 +58,9 @@ const OFFERS_TRANSLATION: [u32; 2] = [device_id::BLK, device_id::NET];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
     offered: u64,
-    accepted: u64,
-    offered_protocol: u64,
-    accepted_protocol: u64,
+    pub(super) accepted: u64,
+    pub(super) offered_protocol: u64,
+    pub(super) accepted_protocol: u64,
     offers_translation: bool,
 }
 
@@ -99,20 +99,6 @@ impl Features {
         } else {
             0
         }
-    }
-
-    pub(super) fn offered_protocol(self) -> u64 {
-        self.offered_protocol
-    }
-
-    /// All virtio features that the client accepted.
-    pub(super) fn accepted(self) -> u64 {
-        self.accepted
-    }
-
-    /// All protocol features that the client accepted.
-    pub(super) fn accepted_protocol(self) -> u64 {
-        self.accepted_protocol
     }
 
     /// Features that the driver accepted, without those of the protocol.

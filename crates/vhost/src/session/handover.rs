@@ -11,11 +11,11 @@ use super::saved::{self, Facts, SavedSession};
 use super::{SessionError, VhostSession};
 use crate::device_state::state_of;
 use crate::inflight::InflightMemory;
-use crate::message::{self, MessageError, Request};
+use crate::message::{self, MessageError};
 use crate::vring::Kick;
 use paravane_device::Device;
 use paravane_export::handover::HandoverError;
-use paravane_export::protocol::{Sections, Successor};
+use paravane_export::protocol::{Sections, Session, Successor};
 use paravane_spec::vhost_user::{
     MAX_CONFIG, SingleRegion, VRING_NO_FD, VringAddr, VringState, flags, request,
 };
@@ -96,7 +96,7 @@ impl VhostSession {
 
     /// Writes all that comes before the queues.
     fn push_all(&self, successor: Successor, messages: &mut Messages<'_>) -> Result<(), HandoverError> {
-        let (protocol, accepted) = (self.features.accepted_protocol(), self.features.accepted());
+        let (protocol, accepted) = (self.features.accepted_protocol, self.features.accepted);
         let numbers = [
             (request::SET_PROTOCOL_FEATURES, protocol),
             (request::SET_FEATURES, accepted),
@@ -181,7 +181,7 @@ impl VhostSession {
     /// `hold`: no queue starts before [`VhostSession::release_held`].
     ///
     /// # Errors
-    /// As [`VhostSession::answer`]. End the session.
+    /// As [`Session::answer`]. End the session.
     pub(super) fn replay_saved(&mut self, saved: SavedSession, hold: bool) -> Result<(), SessionError> {
         let SavedSession { messages, facts, own_inflight } = saved;
         let Facts { region_times, failed, config, pairs, identity } = facts;
@@ -198,14 +198,14 @@ impl VhostSession {
         // First, so that these queues do not start.
         for (queue, error) in failed {
             let queue = self.queue(queue.into())?;
-            self.shared_status.notifiers.restore_failure(queue, error);
+            self.shared_status.notifiers.set_failure(queue, Some(error));
         }
         for (bytes, fds) in messages {
             let (header, payload) = message::split(&bytes)?;
             if message::payload_len(header)? != payload.len() {
                 return Err(MessageError::Size { request: header.request, size: bytes.len() }.into());
             }
-            self.handle(Request::decode(header, payload, fds)?)?;
+            self.handle(header.request, payload, fds)?;
         }
         if !self.memory.set_times(&region_times) {
             return Err(SessionError::RegionTimes);
@@ -222,7 +222,7 @@ impl VhostSession {
         let mut now = vec![0; config.len()];
         self.device.read_config(0, &mut now);
         if now != config {
-            self.config_changed();
+            Session::config_changed(self);
         }
         Ok(())
     }

@@ -8,13 +8,14 @@
 //! The used ring is marked like all other memory, by its guest-physical address, whether
 //! SET_VRING_ADDR asks for it or not.
 use super::{BATCH_TIMEOUT, SessionError, VhostSession};
+use crate::message::Handled;
 use paravane_dma::DirtyLog;
 use paravane_spec::vhost_user::{F_LOG_ALL, LogArea, protocol_feature};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 impl VhostSession {
-    pub(super) fn set_log_base(&mut self, area: LogArea, file: OwnedFd) -> Result<(), SessionError> {
+    pub(super) fn set_log_base(&mut self, (area, file): (LogArea, OwnedFd)) -> Result<Handled, SessionError> {
         self.features.need_protocol(protocol_feature::LOG_SHMFD, "SET_LOG_BASE")?;
         let (alarm, quota) = (self.memory.alarm(), self.memory.quota());
         let log = DirtyLog::guarded(file, area.offset, area.size, alarm, quota)?;
@@ -22,7 +23,7 @@ impl VhostSession {
         if self.features.has(F_LOG_ALL) {
             self.memory.memory().start_log(log, BATCH_TIMEOUT)?;
         }
-        Ok(())
+        Ok(Handled::reply(&area))
     }
 
     /// Starts or stops logging. Call it after a change of the features.

@@ -2,7 +2,7 @@
 use super::{BATCH_TIMEOUT, HEADROOM, SessionError, VhostSession};
 use crate::device_state::state_of;
 use crate::memory::ClientRegions;
-use crate::message::Reply;
+use crate::message::Handled;
 use crate::vring::{Kick, Vring};
 use paravane_device::{StartError, State};
 use paravane_dma::{Access, headroom};
@@ -65,7 +65,7 @@ impl VhostSession {
         self.start_if_complete(queue)
     }
 
-    pub(super) fn set_vring_kick(&mut self, index: u8, fd: Option<OwnedFd>) -> Result<(), SessionError> {
+    pub(super) fn set_vring_kick(&mut self, (index, fd): (u8, Option<OwnedFd>)) -> Result<(), SessionError> {
         let queue = self.queue(index.into())?;
         let kick = match fd {
             Some(fd) => Kick::Fd(fd),
@@ -102,10 +102,11 @@ impl VhostSession {
         self.device.enable_queues(enabled as u16);
     }
 
-    pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Option<Reply>, SessionError> {
+    pub(super) fn get_vring_base(&mut self, state: VringState) -> Result<Handled, SessionError> {
+        let VringState { index, .. } = state;
         let queue = self.queue(index)?;
         self.stop(queue);
-        self.shared_status.notifiers.forget_failure(queue);
+        self.shared_status.notifiers.set_failure(queue, None);
         let vring = self.vring(index)?;
         // A new kick descriptor starts it again.
         vring.kick = None;
@@ -113,7 +114,7 @@ impl VhostSession {
         if self.is_idle() {
             self.forget_translations();
         }
-        Ok(Some(Reply::Vring(VringState { index, num })))
+        Ok(Handled::reply(&VringState { index, num }))
     }
 
     /// Stops and disables all queues (RESET_OWNER).

@@ -5,7 +5,8 @@
 //! (docs/reference/handover-record.md).
 use crate::memory::MAX_SLOTS;
 use crate::message::{HEADER, MAX_FDS, MAX_PAYLOAD};
-use paravane_export::handover::{HandoverError, REQUIRED};
+use paravane_export::Handover;
+use paravane_export::handover::{HandoverError, REQUIRED, once};
 use paravane_export::protocol::{Section, Sections};
 use paravane_spec::vhost_user::{Header, Inflight, request};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -115,40 +116,40 @@ impl<D> SavedSession<D> {
             match tag {
                 tag::MESSAGE => {
                     if !(HEADER..=HEADER + MAX_PAYLOAD).contains(&value.len()) || fds.len() > MAX_FDS {
-                        return Err(invalid("message"));
+                        return Err(HandoverError::Record("message"));
                     }
                     messages.push((value, fds));
                 }
                 tag::REGION_TIMES => {
                     let (numbers, rest) = value.as_chunks::<4>();
                     if !rest.is_empty() || numbers.len() > MAX_SLOTS || !fds.is_empty() {
-                        return Err(invalid("memory regions"));
+                        return Err(HandoverError::Record("memory regions"));
                     }
                     once(&mut times, numbers.iter().map(|number| u32::from_le_bytes(*number)).collect())?;
                 }
                 tag::FAILED => failed.push(read_failed(&value, fds.len())?),
                 tag::CONFIG => {
                     if value.len() > MAX_CONFIG || !fds.is_empty() {
-                        return Err(invalid("configuration space"));
+                        return Err(HandoverError::Record("configuration space"));
                     }
                     once(&mut config, value)?;
                 }
                 tag::PAIRS => {
                     let number = value.try_into().map(u32::from_le_bytes).map(u16::try_from);
                     let (Ok(Ok(number)), true) = (number, fds.is_empty()) else {
-                        return Err(invalid("queue pairs"));
+                        return Err(HandoverError::Record("queue pairs"));
                     };
                     once(&mut pairs, number)?;
                 }
                 tag::IDENTITY => {
                     if !(1..=MAX_IDENTITY).contains(&value.len()) || !fds.is_empty() {
-                        return Err(invalid("identity"));
+                        return Err(HandoverError::Record("identity"));
                     }
                     once(&mut identity, value)?;
                 }
                 tag::OWN_INFLIGHT => {
                     let (Ok(layout), [_]) = (Inflight::read_from_bytes(&value), &fds[..]) else {
-                        return Err(invalid("in-flight region"));
+                        return Err(HandoverError::Record("in-flight region"));
                     };
                     once(&mut own_inflight, (layout, fds.remove(0)))?;
                 }
@@ -168,6 +169,40 @@ impl<D> SavedSession<D> {
     }
 }
 
+/// What a driver knows of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownToDriver {
+    /// Configuration space as the driver has seen it.
+    pub config: Vec<u8>,
+    /// Features that the driver has accepted; 0: none yet.
+    pub features: u64,
+}
+
+impl KnownToDriver {
+    /// Reads what the driver of a recorded session has seen. `None`: there is no session.
+    ///
+    /// # Errors
+    /// The record is damaged, invalid or of another version.
+    pub fn recorded(handover: &Handover) -> Result<Option<Self>, HandoverError> {
+        let (mut seen, mut features) = (None, 0);
+        for (tag, value) in handover.session_sections()? {
+            match tag {
+                tag::CONFIG => seen = Some(value.to_vec()),
+                tag::MESSAGE => {
+                    let Some((header, payload)) = value.split_at_checked(HEADER) else { continue };
+                    let is_features = Header::read_from_bytes(header)
+                        .is_ok_and(|header| { header.request } == request::SET_FEATURES);
+                    if let (true, Ok(bytes)) = (is_features, payload.try_into()) {
+                        features = u64::from_le_bytes(bytes);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(seen.map(|config| Self { config, features }))
+    }
+}
+
 /// Checks the sections of a session.
 ///
 /// # Errors
@@ -181,43 +216,12 @@ pub(crate) fn check(sections: &[Section]) -> Result<(), HandoverError> {
     SavedSession::read(copies).map(drop)
 }
 
-/// Configuration space as the driver has seen it, and features that it has accepted.
-pub(crate) fn seen_by_driver(sections: &[(u32, &[u8])]) -> Option<(Vec<u8>, u64)> {
-    let (mut config, mut features) = (None, 0);
-    for (tag, value) in sections {
-        match *tag {
-            tag::CONFIG => config = Some(value.to_vec()),
-            tag::MESSAGE => {
-                let Some((header, payload)) = value.split_at_checked(HEADER) else { continue };
-                let is_features = Header::read_from_bytes(header)
-                    .is_ok_and(|header| { header.request } == request::SET_FEATURES);
-                if let (true, Ok(bytes)) = (is_features, payload.try_into()) {
-                    features = u64::from_le_bytes(bytes);
-                }
-            }
-            _ => {}
-        }
-    }
-    Some((config?, features))
-}
-
-fn invalid(what: &'static str) -> HandoverError {
-    HandoverError::Record(what)
-}
-
-fn once<T>(place: &mut Option<T>, value: T) -> Result<(), HandoverError> {
-    match place.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(invalid("a section that may be there once only is repeated")),
-    }
-}
-
 fn read_failed(value: &[u8], fds: usize) -> Result<(u16, String), HandoverError> {
     let failed = value.split_first_chunk::<4>().and_then(|(queue, text)| {
         let queue = u16::try_from(u32::from_le_bytes(*queue)).ok()?;
         Some((queue, str::from_utf8(text).ok()?.to_owned()))
     });
-    failed.filter(|(_, text)| text.len() <= MAX_TEXT && fds == 0).ok_or(invalid("failed queue"))
+    failed.filter(|(_, text)| text.len() <= MAX_TEXT && fds == 0).ok_or(HandoverError::Record("failed queue"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 //! again.
 use super::{SessionError, VhostSession};
 use crate::iotlb::{Piece, Refused, Translations, touched_pages};
-use crate::message::Reply;
+use crate::message::Handled;
 use crate::vring::Vring;
 use paravane_device::{ServeError, StartError};
 use paravane_dma::{Access, Busy};
@@ -26,7 +26,7 @@ use paravane_spec::vhost_user::{Iotlb, VringAddr, iotlb};
 use std::sync::Arc;
 
 impl VhostSession {
-    pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Option<Reply>, SessionError> {
+    pub(super) fn iotlb(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
         if self.translations.is_none() {
             return Err(SessionError::NotAccepted { request: "IOTLB_MSG" });
         }
@@ -36,14 +36,14 @@ impl VhostSession {
                 let (first, last) = touched_pages(msg);
                 self.invalidate(first, last)?;
                 self.start_all()?;
-                Ok(None)
+                Ok(Handled::Done)
             }
             kind => Err(SessionError::Iotlb(kind)),
         }
     }
 
-    fn update(&mut self, msg: &Iotlb) -> Result<Option<Reply>, SessionError> {
-        let Some(piece) = Piece::new(msg) else { return Ok(Some(self.refuse(msg))) };
+    fn update(&mut self, msg: &Iotlb) -> Result<Handled, SessionError> {
+        let Some(piece) = Piece::new(msg) else { return Ok(self.refuse(msg)) };
         if self.translations.as_ref().is_some_and(|translations| translations.contradicts(piece)) {
             self.invalidate(piece.first, piece.last)?;
         }
@@ -55,13 +55,13 @@ impl VhostSession {
         }
         if inserted.is_err() {
             self.start_all()?;
-            return Ok(Some(self.refuse(msg)));
+            return Ok(self.refuse(msg));
         }
         if self.back_channel.answered(piece.first, piece.last) {
             self.look_again();
         }
         self.start_all()?;
-        Ok(None)
+        Ok(Handled::Done)
     }
 
     fn insert(&mut self, piece: Piece) -> Result<(), Refused> {
@@ -73,7 +73,7 @@ impl VhostSession {
     /// Refuses an update; the queue that misses the translation waits for a better one.
     ///
     /// A guest can cause this with an IOVA that maps to no memory, so the session continues.
-    fn refuse(&self, msg: &Iotlb) -> Reply {
+    fn refuse(&self, msg: &Iotlb) -> Handled {
         let refused = {
             let mut status = self.shared_status.write();
             status.refused_translations += 1;
@@ -82,7 +82,7 @@ impl VhostSession {
         if refused == 1 {
             tracing::warn!(?msg, "translation refused: it does not map whole pages of the client's memory");
         }
-        Reply::Refused
+        Handled::Refused
     }
 
     /// Drops translations. Queues whose rings are in the range are stopped.

@@ -46,7 +46,7 @@ impl QueueBackend for VhostNet {
     }
 
     fn start(&mut self, loan: &mut Loan<'_>) -> io::Result<()> {
-        let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.net()?.tap()) else {
+        let Some(tap) = loan.handler.as_ref().and_then(|handler| handler.tap()) else {
             // Neither receive nor transmit: a control queue.
             return Err(io::Error::new(io::ErrorKind::NotConnected, "no TAP device is behind the queue"));
         };

@@ -6,7 +6,7 @@ use crate::images::Backing;
 use crate::kinds::opened::{OpenContext, Opened};
 use crate::serve::told::Told;
 use paravane_device::Limiter;
-use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenError, UnlockedBlk};
+use paravane_device::blk::{self, BlkConfig, FileId, Layer, LayerSource, OpenReason, UnlockedBlk};
 use paravane_store::{OpenOptions, Store};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl UnlockedDisk {
 
     /// The error for a caller that cannot wait.
     pub(crate) fn in_flight(&self) -> anyhow::Error {
-        OpenError::RequestsInFlight { path: self.image.clone() }.into()
+        OpenReason::RequestsInFlight.at(&self.image).into()
     }
 
     pub(crate) fn file_id(&self) -> Option<FileId> {

@@ -21,7 +21,7 @@ use crate::kinds::opening::{Earlier, LinkEnds, Opened, Opening};
 use anyhow::{Context, anyhow};
 use paravane_device::LogDevice;
 use paravane_dma::MappingQuota;
-use paravane_vhost::RecordedSession as _;
+use paravane_vhost::KnownToDriver;
 use std::collections::HashMap;
 use std::io;
 
@@ -119,7 +119,7 @@ impl Exports {
 /// What the guest of a session was told of its device, if it is known, and what the device had.
 pub(crate) fn earlier(spec: &DeviceSpec, session: &KeptSession) -> io::Result<(Option<Told>, Earlier)> {
     // A record that cannot be read is refused when it is resumed.
-    let known = session.kept.known_to_driver().ok().flatten();
+    let known = KnownToDriver::recorded(session.kept.handover()).ok().flatten();
     let told = known.map(|known| told_recorded(spec.kind.kind(), &known));
     let earlier = Earlier { fds: session.kept.device_fds()?, told: told.clone().unwrap_or_default() };
     Ok((told, earlier))

@@ -20,7 +20,7 @@ use paravane_dma::MappingQuota;
 use paravane_export::{Exchanged, Export, ExportStatus, Handover, Kept, Noter};
 use paravane_notify::Notifier;
 use paravane_store::Location;
-use paravane_vhost::RecordedSession as _;
+use paravane_vhost::KnownToDriver;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -82,9 +82,9 @@ impl Session {
     /// What the guest of a device of this kind was told; nothing if that is not known.
     pub(super) fn told(&self, kind: &Kind) -> Told {
         let known = match self {
-            Self::Handed(session) => session.known_to_driver(),
-            Self::Exchanged(session) => session.known_to_driver(),
-            Self::Kept(kept) => kept.known_to_driver(),
+            Self::Handed(session) => KnownToDriver::recorded(session),
+            Self::Exchanged(session) => KnownToDriver::recorded(session.handover()),
+            Self::Kept(kept) => KnownToDriver::recorded(kept.handover()),
         };
         // A record that cannot be read is refused when it is resumed.
         known.ok().flatten().map_or_else(Told::default, |known| told_recorded(kind, &known))

@@ -97,6 +97,7 @@ pub(crate) struct TraceLine {
 
 impl TraceLine {
     pub(super) fn new(queue: u16, end_unix_ns: u64, record: &RequestRecord) -> Self {
+        let [ring, throttled, host, interrupt] = record.stages;
         let request = record.request;
         Self {
             end_unix_ns,
@@ -106,10 +107,10 @@ impl TraceLine {
             sector: request.sector,
             bytes: request.bytes,
             status: request.status,
-            ring_ns: record.ring,
-            throttled_ns: record.throttled,
-            host_ns: record.host,
-            interrupt_ns: record.interrupt,
+            ring_ns: ring,
+            throttled_ns: throttled,
+            host_ns: host,
+            interrupt_ns: interrupt,
             total_ns: record.total(),
         }
     }

@@ -4,7 +4,7 @@ use paravane_device::latency::{Operation, Request};
 
 fn record(operation: &'static Operation, host: u64) -> RequestRecord {
     let request = Request { head: 3, sector: Some(8), bytes: 512, status: 0 };
-    RequestRecord { operation, request, ring: 1, throttled: 0, host, interrupt: 1 }
+    RequestRecord { operation, request, stages: [1, 0, host, 1] }
 }
 
 fn trace(queues: usize) -> Arc<RequestTrace> {

@@ -61,7 +61,7 @@ impl Handler {
                     finish = None;
                 }
             }
-            if self.requests.in_flight() == 0 {
+            if self.requests.in_flight == 0 {
                 self.hurries = false;
                 self.follower.rest();
                 return;
@@ -89,7 +89,7 @@ impl Handler {
         for head in std::mem::take(&mut self.waiting) {
             if let Some(ready) = self.requests.waiting(head) {
                 drop(ready.end());
-                self.follower.full().release();
+                self.follower.current.full.release();
             }
         }
     }

@@ -4,7 +4,7 @@ use super::super::image::Image;
 use super::super::image_file::{ImageFile, Opening};
 use super::super::mark;
 use super::super::qcow2::{Extent, Qcow2, Recorded};
-use super::super::{FileId, Format, Layer, LayerSource, OpenError};
+use super::super::{FileId, Format, Layer, LayerSource, OpenError, OpenReason};
 use super::{ImageError, NewImage, create_in, open_file};
 use paravane_spec::blk::SECTOR;
 use paravane_store::Store;
@@ -50,7 +50,7 @@ impl Disk {
     /// It may have been frozen by a snapshot: [`merge`](super::merge()) ends that.
     ///
     /// # Errors
-    /// See [`OpenError`]; [`OpenError::Frozen`]: by a snapshot with another overlay.
+    /// See [`OpenError`]; [`OpenReason::Frozen`]: by a snapshot with another overlay.
     pub fn open_base(
         place: &LayerSource,
         format: Format,
@@ -63,7 +63,7 @@ impl Disk {
             && marked != overlay
             && !matches!((marked.canonicalize(), overlay.canonicalize()), (Ok(one), Ok(other)) if one == other)
         {
-            return Err(OpenError::Frozen { path: file.path, overlay: marked });
+            return Err(OpenReason::Frozen { overlay: marked }.at(file.path));
         }
         Self::of(file, format, backing)
     }
@@ -111,7 +111,7 @@ impl Disk {
 
     /// Ends that the image is frozen by a snapshot, whose overlay it has taken in.
     pub(super) fn thaw(&self) {
-        if let Some(file) = self.image.source.file() {
+        if let Some(file) = self.image.file.source.file() {
             mark::clear_overlay_mark(file);
         }
     }
@@ -134,19 +134,19 @@ impl Disk {
     /// # Errors
     /// The image cannot be read.
     pub fn recorded(&self) -> Result<Option<Recorded>, ImageError> {
-        self.named("read the header", Recorded::read(&self.image.source))
+        self.named("read the header", Recorded::read(&self.image.file.source))
     }
 
     /// The file; `None`: the image lies in another store.
     #[must_use]
     pub fn file_id(&self) -> Option<FileId> {
-        FileId::of_source(&self.image.source)
+        FileId::of_source(&self.image.file.source)
     }
 
     /// Path or location.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.image.path
+        &self.image.file.path
     }
 
     /// Size in bytes.
@@ -172,8 +172,8 @@ impl Disk {
 
     /// Block in bytes: what is written and zeroed begins and ends at one, if the image allows it.
     pub(super) fn block(&self) -> u64 {
-        let device = self.image.source.file().and_then(|file| rustix::fs::ioctl_blksszget(file).ok());
-        device.map_or(SECTOR, u64::from).max(self.image.block())
+        let device = self.image.file.source.file().and_then(|file| rustix::fs::ioctl_blksszget(file).ok());
+        device.map_or(SECTOR, u64::from).max(self.image.file.block)
     }
 
     /// What is at `offset`, and for how many bytes: at most `len`, at least 1.
@@ -186,7 +186,7 @@ impl Disk {
             (false, _) => Err(io::ErrorKind::InvalidInput.into()),
             (true, Some(qcow2)) => qcow2.extent(offset, len),
             (true, None) => {
-                let found = self.status.zeroes(&self.image.source, offset, len);
+                let found = self.status.zeroes(&self.image.file.source, offset, len);
                 found.map(|(zeroes, len)| (if zeroes { Extent::Hole } else { Extent::Data }, len))
             }
         };
@@ -200,7 +200,7 @@ impl Disk {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Result<(), ImageError> {
         let done = match &self.image.qcow2 {
             Some(qcow2) => qcow2.read_at(into, offset),
-            None => match self.image.source.read_up_to(into, offset) {
+            None => match self.image.file.source.read_up_to(into, offset) {
                 Ok(len) if len < into.len() => Err(io::ErrorKind::UnexpectedEof.into()),
                 done => done.map(drop),
             },
@@ -215,10 +215,10 @@ impl Disk {
     pub fn write(&self, data: &[u8], offset: u64) -> Result<(), ImageError> {
         let len = data.len() as u64;
         let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
-            Some(qcow2) => qcow2.write_at(data, offset),
+            Some(qcow2) => qcow2.write_data(data, offset),
             None => {
                 self.status.forget(offset, len);
-                self.image.source.write_all_at(data, offset)
+                self.image.file.source.write_all_at(data, offset)
             }
         });
         self.named("write", done)
@@ -231,10 +231,10 @@ impl Disk {
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), ImageError> {
         let done = self.may_write(offset, len).and_then(|()| match &self.image.qcow2 {
             _ if len == 0 => Ok(()),
-            Some(qcow2) => qcow2.zero(offset, len),
+            Some(qcow2) => qcow2.zero_range(offset, len, true),
             None => {
                 self.status.forget(offset, len);
-                zero(&self.image.source, offset, len)
+                zero(&self.image.file.source, offset, len)
             }
         });
         self.named("write zeroes", done)
@@ -261,22 +261,22 @@ impl Disk {
     /// The storage has lost a write.
     pub fn sync(&self) -> Result<(), ImageError> {
         let done = match &self.image.qcow2 {
-            Some(qcow2) => qcow2.sync_all(),
-            None => self.image.source.sync(),
+            Some(qcow2) => qcow2.sync(),
+            None => self.image.file.source.sync(),
         };
         self.named("make writes durable", done)
     }
 
     fn may_write(&self, offset: u64, len: u64) -> io::Result<()> {
         match offset.checked_add(len) {
-            _ if self.image.read_only => Err(io::ErrorKind::PermissionDenied.into()),
+            _ if self.image.file.read_only => Err(io::ErrorKind::PermissionDenied.into()),
             Some(end) if end <= self.size() => Ok(()),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 
     fn named<T>(&self, action: &'static str, result: io::Result<T>) -> Result<T, ImageError> {
-        result.map_err(|source| ImageError::Io { path: self.image.path.clone(), action, source })
+        result.map_err(|source| ImageError::Io { path: self.image.file.path.clone(), action, source })
     }
 }
 

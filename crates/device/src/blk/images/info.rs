@@ -2,7 +2,7 @@
 use super::super::image_file::ImageFile;
 use super::super::magic;
 use super::super::qcow2::Recorded;
-use super::super::{Format, LayerSource, OpenError};
+use super::super::{Format, LayerSource, OpenError, OpenReason};
 use super::open_file;
 use paravane_spec::blk::SECTOR;
 use std::os::unix::fs::MetadataExt;
@@ -36,14 +36,14 @@ pub fn info(place: &LayerSource, format: Option<Format>) -> Result<Info, OpenErr
 
 /// As [`info`], of a file that is open.
 pub(super) fn info_of(file: &ImageFile, format: Option<Format>) -> Result<Info, OpenError> {
-    let failed = |source| OpenError::Os { path: file.path.clone(), source };
+    let failed = |source| OpenReason::Os { source }.at(&file.path);
     let header = match format {
         Some(Format::Raw) => None,
         _ => Recorded::read(&file.source).map_err(failed)?,
     };
     if header.is_none() && format == Some(Format::Qcow2) {
         let source = Box::new(super::super::HeaderError::NotQcow2);
-        return Err(OpenError::Header { path: file.path.clone(), source });
+        return Err(OpenReason::Header { source }.at(&file.path));
     }
     if let Some(Format::Raw) = format
         && let Some(like) = magic::resembles(Format::Raw, |into, at| file.source.read_at(into, at))

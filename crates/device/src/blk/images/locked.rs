@@ -42,7 +42,7 @@ impl WriteLock {
     /// Locks the file at `path`, whatever is in it.
     ///
     /// # Errors
-    /// [`OpenError::InUse`], or the file cannot be opened for writing.
+    /// [`OpenReason::InUse`], or the file cannot be opened for writing.
     pub fn new(path: &Path) -> Result<Self, OpenError> {
         HeldFile::open(path, Opening::cached(Format::Qcow2, false)).map(Self)
     }
@@ -50,7 +50,7 @@ impl WriteLock {
     /// Checks that the file is still at `path`.
     ///
     /// # Errors
-    /// [`OpenError::Replaced`], [`OpenError::Deleted`].
+    /// [`OpenReason::Replaced`], [`OpenReason::Deleted`].
     pub fn check(&self, path: &Path) -> Result<(), OpenError> {
         self.0.check(path)
     }

@@ -27,7 +27,7 @@ pub(super) struct Counts {
     order: u32,
     table: Vec<u64>,
     offset: u64,
-    blocks: Slices,
+    cache: Slices,
 }
 
 impl Counts {
@@ -35,9 +35,9 @@ impl Counts {
     pub(super) fn read(source: &Arc<dyn Store>, header: &Header) -> io::Result<Self> {
         let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
         let (offset, entries) = header.refcount_table;
-        let blocks = Slices::new(shape.cluster(), CACHE);
+        let cache = Slices::new(shape.cluster(), CACHE);
         let table = read_table(source, offset, entries)?;
-        Ok(Self { shape, order: header.refcount_order, table, offset, blocks })
+        Ok(Self { shape, order: header.refcount_order, table, offset, cache })
     }
 
     /// Offset and entries of the refcount table.
@@ -70,6 +70,11 @@ impl Counts {
         cluster >> self.block_bits()
     }
 
+    /// Offsets of all blocks, which may be invalid; 0 where there is none.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
+        self.table.iter().map(|raw| raw & BLOCK_OFFSET)
+    }
+
     /// Offset of a block. `None`: it is missing.
     pub(super) fn block(&self, number: u64) -> io::Result<Option<u64>> {
         let raw = usize::try_from(number).ok().and_then(|number| self.table.get(number)).copied();
@@ -87,7 +92,7 @@ impl Counts {
         let Some(entry) = usize::try_from(number).ok().and_then(|number| self.table.get_mut(number)) else {
             return Err(corrupt("the refcount table is too short"));
         };
-        self.blocks.forget(offset, self.shape.cluster());
+        self.cache.forget(offset, self.shape.cluster());
         io.write(&offset.to_be_bytes(), self.offset + number * 8)?;
         *entry = offset;
         Ok(())
@@ -95,7 +100,7 @@ impl Counts {
 
     /// Counts in a slice of a block.
     fn slice_bits(&self) -> u32 {
-        self.blocks.slice().ilog2() + 3 - self.order
+        self.cache.slice.ilog2() + 3 - self.order
     }
 
     /// The count of a cluster.
@@ -103,14 +108,14 @@ impl Counts {
         let Some(block) = self.block(self.block_of(cluster))? else { return Ok(0) };
         let (start, number) = self.slice_of(block, cluster);
         let order = self.order;
-        Ok(count(self.blocks.get(io, start)?, order, number))
+        Ok(count(self.cache.get(io, start)?, order, number))
     }
 
     /// The slice of a block with the count of a cluster, and its number there.
     fn slice_of(&self, block: u64, cluster: u64) -> (u64, usize) {
         let within = cluster & ((1 << self.block_bits()) - 1);
         let slice = within >> self.slice_bits();
-        (block + slice * self.blocks.slice(), (within & ((1 << self.slice_bits()) - 1)) as usize)
+        (block + slice * self.cache.slice, (within & ((1 << self.slice_bits()) - 1)) as usize)
     }
 
     /// Changes the counts of clusters whose blocks exist, in the file, too.
@@ -130,7 +135,7 @@ impl Counts {
             let (start, first) = self.slice_of(block, run.start);
             let (order, most) = (self.order, (1_usize << self.slice_bits()) - first);
             let now = usize::try_from(run.end - run.start).unwrap_or(usize::MAX).min(most);
-            let mut bytes = self.blocks.get(io, start)?.to_vec();
+            let mut bytes = self.cache.get(io, start)?.to_vec();
             for number in first..first + now {
                 let new = change(count(&bytes, order, number)).filter(|new| fits(*new, order));
                 set_count(
@@ -142,7 +147,7 @@ impl Counts {
             }
             let changed = first << order >> 3..(((first + now) << order) + 7) >> 3;
             let at = start + changed.start as u64;
-            self.blocks.write(io, &bytes[changed], at)?;
+            self.cache.write(io, &bytes[changed], at)?;
             run.start += now as u64;
         }
         Ok(())
@@ -192,7 +197,7 @@ impl Counts {
         };
         let (start, first) = self.slice_of(block, cluster);
         let (order, end) = (self.order, 1_usize << self.slice_bits());
-        let slice = self.blocks.get(io, start)?;
+        let slice = self.cache.get(io, start)?;
         let is_free = count(slice, order, first) == 0;
         let same = (first..end).take_while(|number| (count(slice, order, *number) == 0) == is_free).count();
         Ok((is_free, cluster + same as u64))

@@ -156,8 +156,7 @@ impl Header {
     pub(super) fn read(file: &Arc<dyn Store>) -> Result<Self, HeaderError> {
         let mut fixed = [0; KNOWN_LEN];
         let len = file.read_up_to(&mut fixed, 0)?;
-        let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|n| fixed[at + n]));
-        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        let (word, long) = (|at| word(&fixed, at), |at| long(&fixed, at));
         if len < V2_LEN as usize || word(0) != MAGIC {
             return Err(HeaderError::NotQcow2);
         }
@@ -271,8 +270,7 @@ fn check_extensions(
     let end = if backing_name == 0 { cluster } else { backing_name.min(cluster) } as usize;
     let (mut at, mut has_owners) = (start as usize, false);
     while let Some((head, _)) = first.get(at..end).and_then(<[u8]>::split_first_chunk::<8>) {
-        let [kind, len] =
-            [&head[..4], &head[4..]].map(|word| word.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
+        let (kind, len) = (word(head, 0), word(head, 4));
         match kind {
             END => break,
             CRYPTO_HEADER => return Err(HeaderError::CryptoHeader),
@@ -289,4 +287,13 @@ fn check_extensions(
         at = next;
     }
     Ok(has_owners)
+}
+
+/// A number in the order of the network; `at` and three bytes behind it exist.
+pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(std::array::from_fn(|n| bytes[at + n]))
+}
+
+pub(super) fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4))
 }

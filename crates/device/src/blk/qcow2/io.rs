@@ -2,22 +2,22 @@
 //!
 //! Reads beyond the end are zeroes. Many threads that ask for [`Io::sync`] at the same time share one.
 use super::super::block_status::BlockStatus;
+use crate::callback::Callback;
 use paravane_store::Store;
 use paravane_store::lock;
-use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of zeroes that are written at once, where the storage cannot zero.
 const ZEROES: u64 = 256 << 10;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Io {
+pub(crate) struct Io {
     source: Arc<dyn Store>,
     /// Alignment of transfers in bytes; a power of two.
     block: u64,
@@ -30,18 +30,8 @@ pub(super) struct Io {
     syncs: Syncs,
     /// What is known of bytes that nobody writes.
     status: BlockStatus,
-    /// Called before bytes are freed.
-    on_free: OnFree,
-}
-
-/// What is called with a range of the file before it is freed.
-#[derive(Default)]
-struct OnFree(OnceLock<Box<dyn Fn(Range<u64>) + Send + Sync>>);
-
-impl fmt::Debug for OnFree {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OnFree").finish_non_exhaustive()
-    }
+    /// Called with a range of the file before it is freed.
+    on_free: Callback<dyn Fn(Range<u64>) + Send + Sync>,
 }
 
 impl Io {
@@ -51,17 +41,17 @@ impl Io {
         let is_file = metadata.as_ref().is_some_and(Metadata::is_file);
         let is_fixed = metadata.is_some() && !is_file;
         let (is_fixed, partial) = (AtomicBool::new(is_fixed), Mutex::default());
-        let (syncs, status, on_free) = (Syncs::default(), BlockStatus::default(), OnFree::default());
+        let (syncs, status, on_free) = (Syncs::default(), BlockStatus::default(), Callback::default());
         Ok(Self { source, block, is_file, is_fixed, partial, syncs, status, on_free })
     }
 
     /// Sets what is called with a range before it is freed, once.
     pub(super) fn on_free(&self, call: impl Fn(Range<u64>) + Send + Sync + 'static) {
-        let _ = self.on_free.0.set(Box::new(call));
+        self.on_free.set(Box::new(call));
     }
 
     fn before_free(&self, offset: u64, len: u64) {
-        if let Some(call) = self.on_free.0.get() {
+        if let Some(call) = self.on_free.get() {
             call(offset..offset.saturating_add(len));
         }
     }

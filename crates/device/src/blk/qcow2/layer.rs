@@ -14,14 +14,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The bytes of a disk, for an image above it.
 #[derive(Clone, Debug)]
-pub(super) enum Below {
+pub(crate) enum Below {
     Raw(Arc<Io>),
     Qcow2(Arc<Core>),
 }
 
 /// An open image.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(crate) struct Core {
     pub(super) io: Io,
     pub(super) shape: Shape,
     /// Bytes of the disk.
@@ -44,12 +44,12 @@ pub(super) struct Core {
 
 impl Below {
     /// The bytes of a file, through the page cache, or of a store.
-    pub(super) fn raw(source: Arc<dyn Store>) -> io::Result<Self> {
+    pub(crate) fn raw(source: Arc<dyn Store>) -> io::Result<Self> {
         Ok(Self::Raw(Arc::new(Io::new(source)?)))
     }
 
     /// Size of the disk in bytes.
-    pub(super) fn size(&self) -> io::Result<u64> {
+    pub(crate) fn size(&self) -> io::Result<u64> {
         match self {
             Self::Raw(io) => io.size(),
             Self::Qcow2(core) => Ok(core.size()),

@@ -48,11 +48,6 @@ impl Map {
         ];
     }
 
-    /// Entries of the L1 table.
-    pub(super) fn tables(&self) -> usize {
-        self.l1.len()
-    }
-
     /// Offset and entries of the L1 table.
     pub(super) fn l1_table(&self) -> (u64, u64) {
         (self.l1_offset, self.l1.len() as u64)
@@ -166,7 +161,7 @@ impl Map {
                 return Err(corrupt("an L2 table is missing"));
             };
             let place = self.place(table, offset);
-            let in_slice = (self.slices.slice() - (place & (self.slices.slice() - 1))) / 8;
+            let in_slice = (self.slices.slice - (place & (self.slices.slice - 1))) / 8;
             let (now, later) = rest.split_at(rest.len().min(in_slice as usize));
             let bytes: Vec<u8> = now.iter().flat_map(|entry| entry.to_be_bytes()).collect();
             self.slices.write(io, &bytes, place)?;

@@ -8,7 +8,7 @@ use super::map::Map;
 use super::tables::Tables;
 use super::{rebuild, refcounts};
 use crate::blk::image_file::{ImageFile, Opening};
-use crate::blk::{Format, Layer, OpenError};
+use crate::blk::{Format, Layer, OpenError, OpenReason};
 use paravane_spec::blk::SECTOR;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub(super) fn open(
     match (backing, layers.split_first()) {
         (None, None) => {}
         (Some(_), Some((layer, rest))) => core.below = Some(open_backing(layer, rest, files)?),
-        (Some(name), None) => return Err(OpenError::Backing { path: path.to_owned(), name }),
-        (None, Some(_)) => return Err(OpenError::NoBacking { path: path.to_owned() }),
+        (Some(name), None) => return Err(OpenReason::Backing { name }.at(path)),
+        (None, Some(_)) => return Err(OpenReason::NoBacking.at(path)),
     }
     Ok(core)
 }
@@ -41,9 +41,9 @@ pub(super) fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<
     let (path, is_writable) = (&image.path, !image.read_only);
     let failed = |source| unusable(path, source);
     let header = Header::read(&image.source)
-        .map_err(|source| OpenError::Header { path: path.clone(), source: Box::new(source) })?;
+        .map_err(|source| OpenReason::Header { source: Box::new(source) }.at(path))?;
     if header.data_file {
-        return Err(OpenError::DataFile { path: path.to_owned() });
+        return Err(OpenReason::DataFile.at(path));
     }
     let io = Io::new(image.source.clone()).map_err(failed)?;
     let shape = Shape { cluster_bits: header.cluster_bits, version: header.version };
@@ -61,9 +61,10 @@ pub(super) fn open_core(image: &ImageFile) -> std::result::Result<(Core, Option<
 fn prepare_writing(image: &ImageFile, header: &Header, io: &Io) -> std::result::Result<Counts, OpenError> {
     let path = &image.path;
     let failed = |source| unusable(path, source);
-    let wrong = |source| OpenError::Refcounts { path: path.clone(), source };
-    refcounts::check_and_repair(&image.source, image.size / SECTOR * SECTOR, header).map_err(wrong)?;
-    let mut counts = Counts::read(&image.source, header).map_err(failed)?;
+    let wrong = |source| OpenReason::Refcounts { source }.at(path);
+    let mut counts = Counts::read(&image.source, header).map_err(|error| wrong(error.into()))?;
+    let size = image.size / SECTOR * SECTOR;
+    refcounts::check_and_repair(&image.source, size, header, (io, &mut counts)).map_err(wrong)?;
     if header.is_dirty() || header.version < 3 && rebuild::is_quick(&image.source, header).map_err(failed)? {
         rebuild::rebuild(&image.source, path, header, (io, &mut counts)).map_err(wrong)?;
     }
@@ -92,12 +93,12 @@ fn open_backing(
         Format::Raw if rest.is_empty() => {
             Below::raw(image.source.clone()).map_err(|source| unusable(&image.path, source))?
         }
-        Format::Raw => return Err(OpenError::NoBacking { path: image.path }),
+        Format::Raw => return Err(OpenReason::NoBacking.at(image.path)),
     };
     files.push(image);
     Ok(below)
 }
 
 fn unusable(path: &Path, source: std::io::Error) -> OpenError {
-    OpenError::Qcow2 { path: path.to_owned(), source }
+    OpenReason::Qcow2 { source }.at(path)
 }

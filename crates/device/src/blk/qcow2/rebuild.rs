@@ -17,7 +17,7 @@ use super::entry::{Entry, OFFSET, Place, Shape};
 use super::header::{Header, MAX_ENTRIES};
 use super::io::Io;
 use super::map::read_table;
-use super::refcounts::{ClusterRole, RefcountError};
+use super::refcount_error::{ClusterRole, RefcountError};
 use paravane_store::Store;
 use std::io;
 use std::ops::Range;

@@ -3,7 +3,7 @@
 //! Nothing is checked but what reading takes: a disk is opened by [`super::header`].
 use super::header::{
     BACKING_FORMAT, BITMAPS, BITMAPS_EXTENSION, CLUSTER_BITS, COMPRESSION_TYPE, CORRUPT, DATA_FILE, DIRTY,
-    END, EXTENDED_L2, Header, KNOWN_LEN, MAGIC, MAX_NAME, V2_LEN, V3_LEN,
+    END, EXTENDED_L2, Header, KNOWN_LEN, MAGIC, MAX_NAME, V2_LEN, V3_LEN, long, word,
 };
 use paravane_store::Store;
 use std::io;
@@ -122,13 +122,4 @@ impl Layout {
         }
         Ok(found)
     }
-}
-
-/// A number in the order of the network; `at` and three bytes behind it exist.
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(std::array::from_fn(|n| bytes[at + n]))
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4))
 }

@@ -13,7 +13,7 @@ pub(super) struct Slices {
     /// Offsets in the order in which they may be dropped.
     order: VecDeque<u64>,
     /// Bytes of a slice.
-    slice: u64,
+    pub(super) slice: u64,
     /// Most slices.
     most: usize,
 }
@@ -30,11 +30,6 @@ impl Slices {
     pub(super) fn new(cluster: u64, limit: u64) -> Self {
         let slice = cluster.min(SLICE);
         Self { slots: HashMap::new(), order: VecDeque::new(), slice, most: (limit / slice).max(1) as usize }
-    }
-
-    /// Bytes of a slice.
-    pub(super) fn slice(&self) -> u64 {
-        self.slice
     }
 
     /// The slice that has `offset` of the file.

@@ -11,7 +11,7 @@
 //! yet shows zeroes, which is what was there before. A cluster is free again only when the removal of
 //! its mapping is durable.
 use super::counts::Counts;
-use super::entry::Shape;
+use super::entry::{Entry, Place, Shape};
 use super::map::Map;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -69,7 +69,8 @@ impl Tables {
 #[derive(Debug)]
 pub(super) struct Reserve {
     runs: VecDeque<Range<u64>>,
-    len: u64,
+    /// Number of clusters.
+    pub(super) len: u64,
     /// Clusters of the next one.
     next: u64,
     most: u64,
@@ -79,11 +80,6 @@ impl Reserve {
     fn new(cluster: u64, most: u64) -> Self {
         let most = (most / cluster).clamp(1, MOST_CLUSTERS);
         Self { runs: VecDeque::new(), len: 0, next: (FIRST_RESERVE / cluster).clamp(1, most), most }
-    }
-
-    /// Number of clusters.
-    pub(super) fn len(&self) -> u64 {
-        self.len
     }
 
     /// Number of clusters to add, for a request that needs `least`.
@@ -143,8 +139,19 @@ impl Pending {
         }
     }
 
+    /// Adds what an entry that is replaced refers to.
+    pub(super) fn push_entry(&mut self, old: Entry, cluster_bits: u32) {
+        match old {
+            Entry::Data(Place { host, .. }) | Entry::Zero { kept: Some(Place { host, .. }) } => {
+                self.push(host >> cluster_bits);
+            }
+            Entry::Compressed { offset, len } => self.push_bytes(offset..offset + len, cluster_bits),
+            Entry::Zero { kept: None } | Entry::Unallocated => {}
+        }
+    }
+
     /// Adds a use of each cluster that has some of these bytes of the file.
-    pub(super) fn push_bytes(&mut self, bytes: Range<u64>, cluster_bits: u32) {
+    fn push_bytes(&mut self, bytes: Range<u64>, cluster_bits: u32) {
         for cluster in bytes.start >> cluster_bits..=(bytes.end - 1) >> cluster_bits {
             *self.shared.entry(cluster).or_default() += 1;
         }
@@ -164,11 +171,11 @@ mod tests {
                 let next = reserve.next(1);
                 most = most.max(next);
                 reserve.add(std::iter::once(0..next).collect());
-                assert_eq!(reserve.len(), next);
+                assert_eq!(reserve.len, next);
                 for number in 0..next {
                     assert_eq!(reserve.take(), Some(number));
                 }
-                assert_eq!((reserve.take(), reserve.len()), (None, 0));
+                assert_eq!((reserve.take(), reserve.len), (None, 0));
             }
             assert_eq!(most, (MOST_RESERVE / cluster).min(MOST_CLUSTERS));
         }

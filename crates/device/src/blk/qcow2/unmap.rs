@@ -74,17 +74,7 @@ impl Core {
                 end += self.shape.cluster();
             }
             tables.map.set(&self.io, at, &vec![raw; olds.len()])?;
-            for old in olds {
-                match old {
-                    Entry::Data(Place { host, .. }) | Entry::Zero { kept: Some(Place { host, .. }) } => {
-                        tables.pending.push(host >> bits);
-                    }
-                    Entry::Compressed { offset, len } => {
-                        tables.pending.push_bytes(offset..offset + len, bits)
-                    }
-                    Entry::Zero { kept: None } | Entry::Unallocated => {}
-                }
-            }
+            olds.into_iter().for_each(|old| tables.pending.push_entry(old, bits));
             at = end;
         }
         Ok(())
@@ -114,7 +104,7 @@ impl Core {
             if matches!(tables.map.table(index)?, Some((_, true))) {
                 return Ok(tables);
             }
-            match tables.reserve.len() {
+            match tables.reserve.len {
                 0 => tables = self.fill(tables, 1)?,
                 _ => self.own_table(&mut tables, index)?,
             }
@@ -153,7 +143,7 @@ impl Core {
                 "the L1 table would be larger than 32 MiB",
             ));
         }
-        if entries > self.tables().map.tables() as u64 {
+        if entries > self.tables().map.l1_table().1 {
             self.grow_l1(entries)?;
         }
         let below = self.below.as_ref().map_or(Ok(0), super::layer::Below::size)?;

@@ -23,19 +23,4 @@ impl Qcow2 {
         let _unchanged = self.shared();
         self.core.read(into, offset)
     }
-
-    /// Writes `data` at `offset` of the disk.
-    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.write_data(data, offset)
-    }
-
-    /// Makes a range read as zeroes, whatever a backing file has there.
-    pub(crate) fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.zero_range(offset, len, true)
-    }
-
-    /// Makes all writes durable.
-    pub(crate) fn sync_all(&self) -> io::Result<()> {
-        self.sync()
-    }
 }

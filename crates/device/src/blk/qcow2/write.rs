@@ -95,7 +95,7 @@ impl Core {
             }
             let old = self.to_move(&mut tables, offset, len, most)?;
             let (new, missing) = self.needed(&tables, offset >> bits, &old)?;
-            if tables.reserve.len() >= new + missing {
+            if tables.reserve.len >= new + missing {
                 return Ok(WriteStep::Allocate(self.begin(&mut tables, offset >> bits, old)?));
             }
             match self.fill(tables, new + missing) {
@@ -222,15 +222,9 @@ impl Core {
         };
         if done.is_ok() {
             for (number, moved) in (first..).zip(&moves) {
-                match moved.old {
-                    Entry::Data(place) => tables.pending.push(place.host >> bits),
-                    Entry::Zero { kept: Some(place) } if moved.is_new => {
-                        tables.pending.push(place.host >> bits)
-                    }
-                    Entry::Compressed { offset, len } => {
-                        tables.pending.push_bytes(offset..offset + len, bits)
-                    }
-                    Entry::Zero { .. } | Entry::Unallocated => {}
+                // Clusters that are kept stay where they are.
+                if moved.is_new {
+                    tables.pending.push_entry(moved.old, bits);
                 }
                 entered(number << bits, moved.host << bits);
             }

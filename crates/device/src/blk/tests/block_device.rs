@@ -1,5 +1,5 @@
 //! A disk on a block device: a loop device over a file, where permitted.
-use super::super::{Geometry, OnFull, OpenError};
+use super::super::{Geometry, OnFull, OpenError, OpenReason};
 use super::*;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ fn a_block_device_is_a_disk() {
         let disk = Blk::open(config_at(&device.path, way)).unwrap();
         assert_eq!(disk.size(), DISK as u64);
         let again = Blk::open(BlkConfig::new(&device.path));
-        assert!(matches!(again, Err(OpenError::InUse { .. })), "{again:?}");
+        assert!(matches!(again, Err(OpenError { reason: OpenReason::InUse, .. })), "{again:?}");
 
         let mut rig = Rig::new(disk);
         let data = pattern(8192, 51);
@@ -76,7 +76,7 @@ fn a_block_device_that_the_host_uses_is_refused() {
     // What mounting does, too.
     let claim = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&device.path).unwrap();
     let opened = Blk::open(BlkConfig::new(&device.path));
-    assert!(matches!(opened, Err(OpenError::InUse { .. })), "{opened:?}");
+    assert!(matches!(opened, Err(OpenError { reason: OpenReason::InUse, .. })), "{opened:?}");
     drop(Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(&device.path) }).unwrap());
     drop(claim);
     Blk::open(BlkConfig::new(&device.path)).unwrap();
@@ -87,9 +87,9 @@ fn a_read_only_block_device_is_refused_for_writing() {
     let test = "a_read_only_block_device_is_refused_for_writing";
     let Some(device) = Loop::with(test, &pattern(DISK, 53), &["--read-only"]) else { return };
     let opened = Blk::open(BlkConfig::new(&device.path));
-    assert!(matches!(opened, Err(OpenError::ReadOnly { .. })), "{opened:?}");
+    assert!(matches!(opened, Err(OpenError { reason: OpenReason::ReadOnly, .. })), "{opened:?}");
     let told = BlkConfig::new(&device.path).geometry_of_device();
-    assert!(matches!(told, Err(OpenError::ReadOnly { .. })), "{told:?}");
+    assert!(matches!(told, Err(OpenError { reason: OpenReason::ReadOnly, .. })), "{told:?}");
     let disk = Blk::open(BlkConfig { read_only: true, ..BlkConfig::new(&device.path) }).unwrap();
     assert_eq!(Rig::new(disk).read(8, 512), pattern(DISK, 53)[4096..4608]);
 }
@@ -104,14 +104,14 @@ fn a_disk_may_have_smaller_blocks_than_its_device() {
         Ok(()) => engines.push(EngineChoice::IoUring),
         Err(why) => skipped(test, why.to_string()),
     }
-    let block = |disk: &Blk| disk.current.image().block();
+    let block = |disk: &Blk| disk.current.image().file.block;
     let own = BlkConfig { direct: true, ..BlkConfig::new(&device.path) };
     assert_eq!(block(&Blk::open(own.clone()).unwrap()), 4096, "what the device takes");
     assert_eq!(own.geometry_of_device().unwrap(), Geometry { size: DISK as u64, block: 4096 });
     for (number, engine) in (0..).zip(engines) {
         let config = BlkConfig { block_size: Some(512), engine, on_full: OnFull::Error, ..own.clone() };
         let disk = Blk::open(config).unwrap();
-        assert_eq!((block(&disk), disk.current.image().physical_block), (512, 4096));
+        assert_eq!((block(&disk), disk.current.image().file.physical_block), (512, 4096));
         let mut rig = Rig::new(disk);
         assert_eq!(rig.read(9, 512), before[9 * 512..10 * 512]);
         let sector = 16 + 64 * number;
@@ -158,7 +158,10 @@ fn a_block_device_is_overwritten() {
                 NewImage::Qcow2(_) => (Format::Qcow2, Content::Zeroes),
             };
             let to = Disk::overwrite(&place, &new).unwrap();
-            assert!(matches!(Disk::overwrite(&place, &new), Err(ImageError::Open(OpenError::InUse { .. }))));
+            assert!(matches!(
+                Disk::overwrite(&place, &new),
+                Err(ImageError::Open(OpenError { reason: OpenReason::InUse, .. }))
+            ));
             copy(&from, &to, before, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
             drop(to);
             let disk = Disk::open(&place, format, &[], Use::Read).unwrap();

@@ -4,7 +4,7 @@ use super::pattern;
 use super::qcow2::{check, create_on, done, folder, layer, text};
 use super::stores::{LIMITS, TestStore};
 use crate::blk::block_status::BlockStatus;
-use crate::blk::{Format, Layer, LayerSource, OpenError};
+use crate::blk::{Format, Layer, LayerSource, OpenError, OpenReason};
 use paravane_store::file::FileStore;
 use paravane_store::{Job, Pieces, Store, StoreExtent, StoreLimits, StoreQueue, StoreStatus};
 use proptest::prelude::*;
@@ -226,7 +226,7 @@ fn what_cannot_be_overwritten_stays_as_it_was() {
         [NewImage::Raw(MIB), NewImage::Qcow2(NewQcow2 { size: MIB, cluster_size: 65536, backing: None })]
     {
         let error = Disk::overwrite(&place, &new).unwrap_err();
-        assert!(matches!(error, ImageError::Open(OpenError::InUse { .. })), "{error}");
+        assert!(matches!(error, ImageError::Open(OpenError { reason: OpenReason::InUse, .. })), "{error}");
     }
     drop(reader);
     assert!(std::fs::read(path("old")).unwrap() == old);

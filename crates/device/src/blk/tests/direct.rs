@@ -1,5 +1,5 @@
 //! Direct I/O and registered buffers: what is refused, and that both work.
-use super::super::{Geometry, OpenError};
+use super::super::{Geometry, OpenError, OpenReason};
 use super::*;
 use crate::Device;
 use crate::rig::{BASE, SIZE};
@@ -153,7 +153,10 @@ fn the_operator_names_the_block() {
     }
     for block in [0, 256, 513, 8192] {
         let refused = open(block, plain());
-        assert!(matches!(refused, Err(OpenError::Block { least: 512, .. })), "{block}: {refused:?}");
+        assert!(
+            matches!(refused, Err(OpenError { reason: OpenReason::Block { least: 512, .. }, .. })),
+            "{block}: {refused:?}"
+        );
     }
     let mut unlocked = Blk::prepare(plain()).unwrap();
     assert_eq!(unlocked.geometry().unwrap(), Geometry { size: DISK as u64, block: 512 });
@@ -165,10 +168,13 @@ fn the_operator_names_the_block() {
     drop(disk);
     if DIRECT_BLOCK.is_ok() {
         let disk = open(512, BlkConfig { direct: true, ..plain() }).unwrap();
-        assert_eq!(disk.current.image().block(), 512);
+        assert_eq!(disk.current.image().file.block, 512);
     }
     file.as_file().set_len(DISK as u64 + 512).unwrap();
-    assert!(matches!(open(4096, plain()), Err(OpenError::Size { block: 4096, .. })));
+    assert!(matches!(
+        open(4096, plain()),
+        Err(OpenError { reason: OpenReason::Size { block: 4096, .. }, .. })
+    ));
 }
 
 #[test]
@@ -179,17 +185,23 @@ fn what_cannot_be_is_refused_when_it_is_opened() {
         Blk::open(BlkConfig { format, ..config(&file, way) })
     };
     let refused = asked(true, false, EngineChoice::Auto, crate::blk::Format::Qcow2);
-    assert!(matches!(refused, Err(OpenError::DirectOfFormat { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(OpenError { reason: OpenReason::DirectOfFormat, .. })), "{refused:?}");
     for (engine, name) in [(EngineChoice::Threads, "threads"), (EngineChoice::Immediate, "immediate")] {
         match asked(false, true, engine, crate::blk::Format::Raw) {
-            Err(OpenError::BuffersOfEngine { engine, .. }) => assert!(engine.starts_with(name), "{engine}"),
+            Err(OpenError { reason: OpenReason::BuffersOfEngine { engine, .. }, .. }) => {
+                assert!(engine.starts_with(name), "{engine}")
+            }
             other => panic!("{other:?}"),
         }
     }
     // procfs has files, and nothing that goes past a cache.
     let direct = BlkConfig { direct: true, read_only: true, lock: false, ..BlkConfig::new("/proc/kallsyms") };
     match Blk::open(direct) {
-        Err(OpenError::Direct { .. } | OpenError::Empty { .. } | OpenError::Os { .. }) => {}
+        Err(
+            OpenError { reason: OpenReason::Direct { .. }, .. }
+            | OpenError { reason: OpenReason::Empty, .. }
+            | OpenError { reason: OpenReason::Os { .. }, .. },
+        ) => {}
         other => panic!("{other:?}"),
     }
 }

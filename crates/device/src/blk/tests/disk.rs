@@ -114,12 +114,12 @@ fn the_engine_says_what_it_is() {
     let immediate = Blk::open(config(&file, EngineChoice::Immediate)).unwrap();
     assert_eq!(
         immediate.engine(),
-        if immediate.current.image().in_memory { "immediate, mapped" } else { "immediate" }
+        if immediate.current.image().file.in_memory { "immediate, mapped" } else { "immediate" }
     );
-    assert_eq!(immediate.may_block(), !immediate.current.image().in_memory);
+    assert_eq!(immediate.may_block(), !immediate.current.image().file.in_memory);
     drop(immediate);
     let auto = Blk::open(config(&file, EngineChoice::Auto)).unwrap();
-    match (auto.current.image().in_memory, io_uring_available()) {
+    match (auto.current.image().file.in_memory, io_uring_available()) {
         (true, _) => assert_eq!(auto.engine(), "immediate, mapped"),
         (false, Ok(())) => assert_eq!(auto.engine(), "io_uring"),
         (false, Err(_)) => assert!(auto.engine().starts_with("threads (io_uring: ")),

@@ -5,7 +5,7 @@ use super::super::images::{
 use super::qcow2::{check, create, create_on, disk, done, folder, layer, open, text};
 use super::stores::{LIMITS, TestStore};
 use super::{image, pattern};
-use crate::blk::{BlkConfig, Format, Layer, LayerSource, OVERLAY_MARK, OpenError};
+use crate::blk::{BlkConfig, Format, Layer, LayerSource, OVERLAY_MARK, OpenError, OpenReason};
 use crate::rig::skipped;
 use proptest::prelude::*;
 use std::fs::File;
@@ -305,8 +305,9 @@ fn an_image_in_use_is_refused() {
     let base = make(&folder, "base.raw", &NewImage::Raw(MIB));
     let path = create_on(&folder, "top.qcow2", &base, "raw", MIB);
     let served = open(BlkConfig { backing: vec![layer(&base, Format::Raw)], ..disk(&path) }).unwrap();
-    let in_use =
-        |error: Option<OpenError>| assert!(matches!(error, Some(OpenError::InUse { .. })), "{error:?}");
+    let in_use = |error: Option<OpenError>| {
+        assert!(matches!(error, Some(OpenError { reason: OpenReason::InUse, .. })), "{error:?}")
+    };
     in_use(Disk::open_alone(&place(&path)).err());
     in_use(Disk::open(&place(&base), Format::Raw, &[], Use::Write).err());
     in_use(images::info(&place(&path), None).err());
@@ -337,7 +338,10 @@ fn an_image_is_described_with_what_is_not_supported() {
     // Asked for as raw, it is bytes.
     let raw = info(&path, Some(Format::Raw));
     assert_eq!((raw.format, raw.size, raw.header), (Format::Raw, raw.file_size, None));
-    assert!(matches!(images::info(&place(&base), Some(Format::Qcow2)), Err(OpenError::Header { .. })));
+    assert!(matches!(
+        images::info(&place(&base), Some(Format::Qcow2)),
+        Err(OpenError { reason: OpenReason::Header { .. }, .. })
+    ));
 
     let old = header(&create(&folder, "old.qcow2", MIB, "compat=0.10,cluster_size=4k"));
     assert_eq!((old.version, old.features, old.layout.unwrap().cluster_size), (2, vec![], 4096));
@@ -378,7 +382,7 @@ fn a_frozen_base_takes_in_the_overlay_that_it_is_frozen_for() {
     disk.write(&[7; 512], 512).unwrap();
     drop(disk);
     let frozen = |disk: Result<Disk, OpenError>| match disk {
-        Err(OpenError::Frozen { overlay, .. }) => assert_eq!(overlay, top),
+        Err(OpenError { reason: OpenReason::Frozen { overlay, .. }, .. }) => assert_eq!(overlay, top),
         other => panic!("{other:?}"),
     };
     frozen(Disk::open(&place(&base), Format::Raw, &[], Use::Write));

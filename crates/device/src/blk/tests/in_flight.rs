@@ -218,7 +218,7 @@ pub(super) fn track(rig: &mut Rig<Blk>) {
     let bytes = paravane_ring::device::tracking_bytes(addresses.size, false);
     let tracking = handle.enter().map(BASE + SIZE - 65536, bytes, Access::WRITE).unwrap();
     let state = State::from_vring_base(0, features).unwrap();
-    *live = MappedQueue::resume_tracked(*addresses, 256, features, handle, state, tracking).unwrap();
+    *live = MappedQueue::resume(*addresses, 256, features, handle, Some(state), Some(tracking)).unwrap();
 }
 
 /// Requests that the host has not begun are cancelled; others are answered.

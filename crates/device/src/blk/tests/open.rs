@@ -1,5 +1,5 @@
 //! Opening an image: refusals, and that they change nothing.
-use super::super::OpenError;
+use super::super::{OpenError, OpenReason};
 use super::*;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -18,7 +18,9 @@ fn a_missing_file_is_refused_and_not_made() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("missing.img");
     match open(&path) {
-        Err(OpenError::Os { source, .. }) => assert_eq!(source.kind(), std::io::ErrorKind::NotFound),
+        Err(OpenError { reason: OpenReason::Os { source, .. }, .. }) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::NotFound)
+        }
         other => panic!("{other:?}"),
     }
     assert!(!path.exists());
@@ -27,8 +29,8 @@ fn a_missing_file_is_refused_and_not_made() {
 #[test]
 fn a_directory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(matches!(open(folder.path()), Err(OpenError::Directory { .. })));
-    assert!(matches!(open_read_only(folder.path()), Err(OpenError::Directory { .. })));
+    assert!(matches!(open(folder.path()), Err(OpenError { reason: OpenReason::Directory, .. })));
+    assert!(matches!(open_read_only(folder.path()), Err(OpenError { reason: OpenReason::Directory, .. })));
 }
 
 #[test]
@@ -39,8 +41,8 @@ fn what_is_no_file_is_refused_without_waiting() {
     let socket = folder.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     for path in [fifo.as_path(), socket.as_path(), Path::new("/dev/null")] {
-        assert!(matches!(open(path), Err(OpenError::Kind { .. })), "{path:?}");
-        assert!(matches!(open_read_only(path), Err(OpenError::Kind { .. })), "{path:?}");
+        assert!(matches!(open(path), Err(OpenError { reason: OpenReason::Kind, .. })), "{path:?}");
+        assert!(matches!(open_read_only(path), Err(OpenError { reason: OpenReason::Kind, .. })), "{path:?}");
     }
 }
 
@@ -49,7 +51,9 @@ fn half_a_sector_is_refused() {
     for size in [1, 511, 513, 1000] {
         let file = image(&vec![7; size]);
         match open(file.path()) {
-            Err(OpenError::Size { size: found, .. }) => assert_eq!(found, size as u64),
+            Err(OpenError { reason: OpenReason::Size { size: found, .. }, .. }) => {
+                assert_eq!(found, size as u64)
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(content(&file), vec![7; size]);
@@ -59,7 +63,7 @@ fn half_a_sector_is_refused() {
 #[test]
 fn an_empty_file_is_refused() {
     let file = image(&[]);
-    assert!(matches!(open(file.path()), Err(OpenError::Empty { .. })));
+    assert!(matches!(open(file.path()), Err(OpenError { reason: OpenReason::Empty, .. })));
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn no_permission_is_refused() {
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o400)).unwrap();
     let path = file.path().to_owned();
     let refused = |result: Result<Blk, OpenError>| match result {
-        Err(OpenError::Os { source, .. }) => {
+        Err(OpenError { reason: OpenReason::Os { source, .. }, .. }) => {
             assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
         }
         other => panic!("{other:?}"),
@@ -93,15 +97,15 @@ fn no_permission_is_refused() {
 fn a_second_writer_is_refused() {
     let file = image(&[0; 512]);
     let first = open(file.path()).unwrap();
-    assert!(matches!(open(file.path()), Err(OpenError::InUse { .. })));
-    assert!(matches!(open_read_only(file.path()), Err(OpenError::InUse { .. })));
+    assert!(matches!(open(file.path()), Err(OpenError { reason: OpenReason::InUse, .. })));
+    assert!(matches!(open_read_only(file.path()), Err(OpenError { reason: OpenReason::InUse, .. })));
     // A POSIX lock would be lost here: this process opens and closes the file.
     drop(content(&file));
-    assert!(matches!(open(file.path()), Err(OpenError::InUse { .. })));
+    assert!(matches!(open(file.path()), Err(OpenError { reason: OpenReason::InUse, .. })));
     let verifier = first.image().unwrap();
     drop(first);
     assert!(
-        matches!(open(file.path()), Err(OpenError::RequestsInFlight { .. })),
+        matches!(open(file.path()), Err(OpenError { reason: OpenReason::RequestsInFlight, .. })),
         "the second descriptor has the lock too, and seems to be a dead process's"
     );
     drop(verifier);
@@ -114,13 +118,13 @@ fn a_dead_process_may_seem_to_live_for_a_moment() {
     let first = open(file.path()).unwrap();
     let requests = first.image().unwrap();
     // As a child process has it between fork and exec.
-    let copy = first.current.image().guards.process().unwrap().try_clone().unwrap();
+    let copy = first.current.image().file.guards.process().unwrap().try_clone().unwrap();
     drop(first);
     let child = std::thread::spawn(|| {
         std::thread::sleep(Duration::from_millis(20));
         drop(copy);
     });
-    assert!(matches!(open(file.path()), Err(OpenError::RequestsInFlight { .. })));
+    assert!(matches!(open(file.path()), Err(OpenError { reason: OpenReason::RequestsInFlight, .. })));
     drop(requests);
     child.join().unwrap();
 }
@@ -130,7 +134,7 @@ fn readers_share() {
     let file = image(&[0; 512]);
     let _first = open_read_only(file.path()).unwrap();
     let _second = open_read_only(file.path()).unwrap();
-    assert!(matches!(open(file.path()), Err(OpenError::InUse { .. })));
+    assert!(matches!(open(file.path()), Err(OpenError { reason: OpenReason::InUse, .. })));
 }
 
 #[test]
@@ -149,7 +153,7 @@ fn another_process_is_refused() {
     const IMAGE: &str = "PARAVANE_TEST_LOCKED_IMAGE";
     if let Some(path) = std::env::var_os(IMAGE) {
         // This is the other process.
-        let refused = matches!(open(Path::new(&path)), Err(OpenError::InUse { .. }));
+        let refused = matches!(open(Path::new(&path)), Err(OpenError { reason: OpenReason::InUse, .. }));
         std::process::exit(if refused { 42 } else { 43 });
     }
     let file = image(&[0; 512]);

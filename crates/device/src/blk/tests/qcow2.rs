@@ -1,7 +1,9 @@
 //! Images in the format qcow2, checked by QEMU's own tool.
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
-use crate::blk::{ClusterRole, Features, Format, HeaderError, Layer, LayerSource, OpenError, RefcountError};
+use crate::blk::{
+    ClusterRole, Features, Format, HeaderError, Layer, LayerSource, OpenError, OpenReason, RefcountError,
+};
 use crate::rig::skipped;
 use paravane_test_support::qemu_img;
 use proptest::prelude::*;
@@ -227,7 +229,9 @@ fn a_name_in_an_image_opens_nothing() {
     for format in ["raw", "qcow2"] {
         let path = create_on(&folder, "thief.qcow2", &secret, format, 1 << 20);
         match open(disk(&path)) {
-            Err(OpenError::Backing { name, .. }) => assert_eq!(name, text(&secret)),
+            Err(OpenError { reason: OpenReason::Backing { name, .. }, .. }) => {
+                assert_eq!(name, text(&secret))
+            }
             other => panic!("{other:?}"),
         }
         // Not even beside what was named.
@@ -242,7 +246,7 @@ fn a_name_in_an_image_opens_nothing() {
     let path = folder.path().join("data.qcow2");
     let options = format!("data_file={},data_file_raw=on", text(&folder.path().join("elsewhere.raw")));
     done(&["create", "-q", "-f", "qcow2", "-o", &options, text(&path), "1M"]);
-    assert!(matches!(open(disk(&path)), Err(OpenError::DataFile { .. })));
+    assert!(matches!(open(disk(&path)), Err(OpenError { reason: OpenReason::DataFile, .. })));
     // A raw image that its driver has made look like another.
     let guise = create_on(&folder, "guise", &secret, "raw", 1 << 20);
     let mut bytes = std::fs::read(&guise).unwrap();
@@ -282,7 +286,7 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
     assert_eq!(rig.read(0, 1 << 20), expected);
     // No process may write to the base meanwhile; others may read it.
     let of_base = |read_only| Blk::open(BlkConfig { read_only, ..BlkConfig::new(&bottom) });
-    assert!(matches!(of_base(false), Err(OpenError::InUse { .. })));
+    assert!(matches!(of_base(false), Err(OpenError { reason: OpenReason::InUse, .. })));
     assert!(of_base(true).is_ok());
     drop(rig);
     assert_eq!(std::fs::read(&bottom).unwrap(), before);
@@ -297,19 +301,21 @@ fn an_image_is_based_on_what_was_named_and_that_is_only_read() {
     // Too few, too many, in the wrong format.
     let refused =
         |backing: Vec<Layer>| open(BlkConfig { backing, force_layers: true, ..disk(&top) }).unwrap_err();
-    assert!(matches!(refused(vec![layers[0].clone()]), OpenError::Backing { path, .. } if path == middle));
     assert!(
-        matches!(refused(vec![raw.clone(), raw.clone()]), OpenError::NoBacking { path } if path == bottom)
+        matches!(refused(vec![layers[0].clone()]), OpenError { reason: OpenReason::Backing { .. }, path } if path == middle)
     );
     assert!(
-        matches!(refused(vec![layer(&bottom, Format::Qcow2)]), OpenError::Header { path, .. } if path == bottom)
+        matches!(refused(vec![raw.clone(), raw.clone()]), OpenError { reason: OpenReason::NoBacking, path } if path == bottom)
     );
-    assert!(matches!(refused(vec![layer(&top, Format::Qcow2)]), OpenError::InUse { .. }));
+    assert!(
+        matches!(refused(vec![layer(&bottom, Format::Qcow2)]), OpenError { reason: OpenReason::Header { .. }, path } if path == bottom)
+    );
+    assert!(matches!(refused(vec![layer(&top, Format::Qcow2)]), OpenError { reason: OpenReason::InUse, .. }));
     let alone = create(&folder, "alone.qcow2", 1 << 20, "");
     let error = open(BlkConfig { backing: vec![raw.clone()], ..disk(&alone) }).unwrap_err();
-    assert!(matches!(error, OpenError::NoBacking { path } if path == alone));
+    assert!(matches!(error, OpenError { reason: OpenReason::NoBacking, path } if path == alone));
     let error = open(BlkConfig { backing: vec![raw], ..BlkConfig::new(&bottom) }).unwrap_err();
-    assert!(matches!(error, OpenError::NoBacking { .. }));
+    assert!(matches!(error, OpenError { reason: OpenReason::NoBacking, .. }));
 }
 
 #[test]
@@ -324,7 +330,7 @@ fn what_is_no_qcow2_image_is_refused() {
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     assert!(matches!(header_error(disk(&path)), HeaderError::NotQcow2));
     std::fs::write(&path, []).unwrap();
-    assert!(matches!(open(disk(&path)), Err(OpenError::Empty { .. })));
+    assert!(matches!(open(disk(&path)), Err(OpenError { reason: OpenReason::Empty, .. })));
 }
 
 #[test]
@@ -436,7 +442,7 @@ fn an_image_whose_tables_are_not_counted_is_not_written_to() {
         let mut rig = Rig::new(open(BlkConfig { read_only: true, ..disk(&broken.path) }).unwrap());
         assert_eq!(rig.read(0, 512), [7; 512]);
         match error {
-            OpenError::Refcounts { source, .. } => source,
+            OpenError { reason: OpenReason::Refcounts { source, .. }, .. } => source,
             other => panic!("{other}"),
         }
     };
@@ -617,7 +623,7 @@ fn layers_that_the_headers_contradict_are_refused() {
     ] {
         let config = BlkConfig { backing: named, ..disk(&top) };
         let is_wrong = |error: OpenError| match error {
-            OpenError::Layer { path, .. } => assert_eq!(path, *wrong),
+            OpenError { reason: OpenReason::Layer { .. }, path } => assert_eq!(path, *wrong),
             error => panic!("{error}"),
         };
         // Before the image is locked, which another daemon may have, and after.
@@ -632,7 +638,7 @@ fn layers_that_the_headers_contradict_are_refused() {
     std::fs::rename(&raw, &moved).unwrap();
     let config =
         BlkConfig { backing: layers(&[(&middle, Format::Qcow2), (&moved, Format::Raw)]), ..disk(&top) };
-    assert!(matches!(open(config.clone()), Err(OpenError::Layer { .. })));
+    assert!(matches!(open(config.clone()), Err(OpenError { reason: OpenReason::Layer { .. }, .. })));
     let mut rig = Rig::new(open(BlkConfig { force_layers: true, ..config }).unwrap());
     assert_eq!(rig.read(0, 512), [9; 512]);
 }
@@ -640,7 +646,7 @@ fn layers_that_the_headers_contradict_are_refused() {
 /// Why the header of an image is refused.
 fn header_error(config: BlkConfig) -> HeaderError {
     match open(config) {
-        Err(OpenError::Header { source, .. }) => *source,
+        Err(OpenError { reason: OpenReason::Header { source, .. }, .. }) => *source,
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@ use super::model::{DISK, Model, Op, op};
 use super::qcow2::{check, compare, create, create_on, disk, done, folder, layer, open, text};
 use super::*;
 use crate::Device;
-use crate::blk::{Format, OpenError, RefcountError};
+use crate::blk::{Format, OpenError, OpenReason, RefcountError};
 use proptest::prelude::*;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -239,7 +239,7 @@ fn an_image_that_was_not_closed_and_is_damaged_is_refused() {
         put(&path, l2_table + 8, &entry.to_be_bytes());
         put(&path, 72, &1_u64.to_be_bytes());
         match open(disk(&path)).unwrap_err() {
-            OpenError::Refcounts { source, .. } => source,
+            OpenError { reason: OpenReason::Refcounts { source, .. }, .. } => source,
             other => panic!("{other}"),
         }
     };

@@ -5,8 +5,8 @@ use crate::Device;
 use crate::blk::clear_overlay_mark;
 use crate::blk::tests::qcow2::{check, compare, done, folder, text};
 use crate::blk::{
-    FileId, Format, ImageId, Layer, LayerSource, OVERLAY_MARK, OpenError, Overlay, OverlayBase, Snapshot,
-    SnapshotError, Snapshots,
+    FileId, Format, ImageId, Layer, LayerSource, OVERLAY_MARK, OpenError, OpenReason, Overlay, OverlayBase,
+    Snapshot, SnapshotError, Snapshots,
 };
 use proptest::prelude::*;
 use std::os::fd::OwnedFd;
@@ -136,7 +136,7 @@ proptest! {
 
 fn frozen_by(path: &Path) -> Option<PathBuf> {
     match Blk::open(BlkConfig::new(path)) {
-        Err(OpenError::Frozen { overlay, .. }) => Some(overlay),
+        Err(OpenError { reason: OpenReason::Frozen { overlay, .. }, .. }) => Some(overlay),
         other => panic!("the image is not frozen: {other:?}"),
     }
 }
@@ -162,7 +162,10 @@ fn the_image_below_is_shared_and_marked() {
         backing: vec![layer(&base, Format::Raw)],
         ..BlkConfig::new(path)
     };
-    assert!(matches!(Blk::open(on_base(&other)), Err(OpenError::InUse { .. })), "its base is written to");
+    assert!(
+        matches!(Blk::open(on_base(&other)), Err(OpenError { reason: OpenReason::InUse, .. })),
+        "its base is written to"
+    );
     let snapshot = take(&mut rig, &snapshots, &one).unwrap();
     // A fork, by another guest.
     let mut fork = Rig::new(Blk::open(on_base(&other)).unwrap());
@@ -283,14 +286,17 @@ fn what_cannot_be_a_base_is_refused_and_so_is_a_wrong_overlay() {
     let raw = image(&[7; 4096]);
     let files = vec![OwnedFd::from(raw.reopen().unwrap())];
     let error = snapshots.take(Overlay::received(files, raw.path()).unwrap(), base.id, PATIENCE).unwrap_err();
-    assert!(matches!(error, SnapshotError::Overlay(OpenError::Header { .. })), "{error}");
+    assert!(
+        matches!(error, SnapshotError::Overlay(OpenError { reason: OpenReason::Header { .. }, .. })),
+        "{error}"
+    );
     assert!(Overlay::received(Vec::new(), raw.path()).is_err());
     // Not locked by us.
     let locked = folder.path().join("locked.qcow2");
     let _owner = Overlay::create(&locked, &base).unwrap();
     let stranger = std::fs::File::options().read(true).write(true).open(&locked).unwrap();
     let error = Overlay::received(vec![stranger.into()], &locked).unwrap_err();
-    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    assert!(matches!(error, OpenError { reason: OpenReason::InUse, .. }), "{error}");
     assert_eq!(snapshots.image(), file.path());
     let mut rig = Rig::new(disk);
     assert_eq!(rig.status(blk::T_OUT, 0, &[1; 512]), blk::S_OK);
@@ -345,7 +351,9 @@ fn an_image_that_was_frozen_before_its_lock_was_there_is_refused() {
     if !snapshot.is_marked {
         return skipped(TEST, "no extended attributes of users here");
     }
-    assert!(matches!(waiting.lock(), Err(OpenError::Frozen { overlay, .. }) if overlay == path));
+    assert!(
+        matches!(waiting.lock(), Err(OpenError { reason: OpenReason::Frozen { overlay, .. }, .. }) if overlay == path)
+    );
     assert!(matches!(shared.lock(), Ok(Ok(_))), "a backing file is read");
 }
 
@@ -359,8 +367,8 @@ fn an_image_that_was_replaced_before_its_lock_was_there_is_refused() {
     assert!(matches!(prepare().lock(), Ok(Ok(_))));
     let first = prepare();
     std::fs::rename(&other, &path).unwrap();
-    assert!(matches!(first.lock(), Err(OpenError::Replaced { .. })));
+    assert!(matches!(first.lock(), Err(OpenError { reason: OpenReason::Replaced, .. })));
     let second = prepare();
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(second.lock(), Err(OpenError::Deleted { .. })));
+    assert!(matches!(second.lock(), Err(OpenError { reason: OpenReason::Deleted, .. })));
 }

@@ -3,7 +3,7 @@ use super::fake_queue::{FakeHost, FakeQueue};
 use super::model::{DISK, Model, SECTORS, op};
 use super::*;
 use crate::blk::images::{Disk, Use};
-use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError};
+use crate::blk::{Format, Layer, LayerSource, OnFull, OpenError, OpenReason};
 use crate::{Device, blk::tests::qcow2 as qcow2_tests};
 use paravane_store::{Job, Pieces, Rest, Store, StoreLimits, StoreQueue, StoreStatus};
 use proptest::prelude::*;
@@ -44,14 +44,7 @@ impl Orders {
     }
 }
 
-pub(super) const LIMITS: StoreLimits = StoreLimits {
-    read_only: false,
-    block: 1,
-    physical_block: 4096,
-    discard_block: 4096,
-    discard: true,
-    zeroes: true,
-};
+pub(super) const LIMITS: StoreLimits = StoreLimits::FILE;
 
 impl TestStore {
     pub(super) fn new(file: &Path, limits: StoreLimits) -> Arc<Self> {
@@ -232,7 +225,7 @@ fn an_overlay_on_a_base_in_a_store_keeps_the_base() {
     let backing = vec![Layer { source: LayerSource::Store(store), format: Format::Raw }];
     let config = BlkConfig { backing, ..qcow2_tests::disk(&top) };
     // The header names the file below the store.
-    assert!(matches!(Blk::open(config.clone()), Err(OpenError::Layer { .. })));
+    assert!(matches!(Blk::open(config.clone()), Err(OpenError { reason: OpenReason::Layer { .. }, .. })));
     // As snapshots named it once.
     let early =
         qcow2_tests::create_on(&folder, "early.qcow2", "/run/test:/host/vm0".as_ref(), "raw", DISK as u64);
@@ -251,17 +244,26 @@ fn what_a_store_cannot_do_is_refused() {
     let file = image(&pattern(DISK, 1));
     let read_only = TestStore::new(file.path(), StoreLimits { read_only: true, ..LIMITS });
     let refused = |config| over(&read_only, config).unwrap_err();
-    assert!(matches!(refused(BlkConfig::new("")), OpenError::ReadOnly { .. }));
+    assert!(matches!(refused(BlkConfig::new("")), OpenError { reason: OpenReason::ReadOnly, .. }));
     let read = BlkConfig { read_only: true, ..BlkConfig::new("") };
     let engine = EngineChoice::Threads;
-    assert!(matches!(refused(BlkConfig { engine, ..read.clone() }), OpenError::EngineOfStore { .. }));
-    assert!(matches!(refused(BlkConfig { direct: true, ..read.clone() }), OpenError::Direct { .. }));
+    assert!(matches!(
+        refused(BlkConfig { engine, ..read.clone() }),
+        OpenError { reason: OpenReason::EngineOfStore, .. }
+    ));
+    assert!(matches!(
+        refused(BlkConfig { direct: true, ..read.clone() }),
+        OpenError { reason: OpenReason::Direct { .. }, .. }
+    ));
     let disk = over(&read_only, read).unwrap();
     assert_eq!((disk.engine().as_str(), disk.size()), ("queues of the store", DISK as u64));
     assert!(disk.image().is_err());
     let empty = image(&[]);
     let store = TestStore::new(empty.path(), LIMITS);
-    assert!(matches!(over(&store, BlkConfig::new("")).unwrap_err(), OpenError::Empty { .. }));
+    assert!(matches!(
+        over(&store, BlkConfig::new("")).unwrap_err(),
+        OpenError { reason: OpenReason::Empty, .. }
+    ));
 }
 
 #[test]
@@ -271,7 +273,7 @@ fn a_raw_image_that_ends_within_a_block_is_refused_everywhere() {
         let file = image(&pattern(len, 1));
         let store = TestStore::new(file.path(), StoreLimits { block, ..LIMITS });
         let is_odd = |error: OpenError| match error {
-            OpenError::StoreSize { size, block: told, .. } => {
+            OpenError { reason: OpenReason::StoreSize { size, block: told, .. }, .. } => {
                 assert_eq!((size, told), (len as u64, u64::from(block.max(512))));
             }
             other => panic!("{other:?}"),

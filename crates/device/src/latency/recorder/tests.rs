@@ -17,6 +17,15 @@ impl Fixture {
     }
 }
 
+impl LatencyRecorder {
+    /// Completes requests that were done at the last [`LatencyRecorder::reap`].
+    fn complete(&mut self, operation: &'static Operation, taken: Taken, count: u64) {
+        if let Some(on) = &mut self.on {
+            on.complete(operation, Times { taken, done: on.reaped }, count);
+        }
+    }
+}
+
 impl std::ops::Deref for Fixture {
     type Target = Watch;
 
@@ -232,8 +241,7 @@ fn an_observer_sees_each_request_while_it_looks() {
         f.recorder.finish();
         f.recorder.idle();
     }
-    let record =
-        RequestRecord { operation: WRITE, request: REQUEST, ring: 1, throttled: 0, host: 20, interrupt: 300 };
+    let record = RequestRecord { operation: WRITE, request: REQUEST, stages: [1, 0, 20, 300] };
     assert_eq!(*log.0.lock().unwrap(), [record; 2]);
     assert_eq!(f.operations(), [(WRITE, 6 * 321, 6)]);
 }

@@ -8,13 +8,12 @@
 //! The kernel leaves the descriptors open and unattached. They are attached again in place: handlers,
 //! epoll instances and copies in other processes stay as they are.
 use super::{
-    Queue, Shared, Tap, TapError, attach_to, configure, interface, is_loss, offloads, set_queue, set_value,
+    Queue, Shared, Tap, TapError, attach_to, configure, in_call, interface, is_loss, multi_queue_if,
+    offloads, set_queue, set_value,
 };
-use crate::HostSide;
 use crate::net::BackEnd;
+use crate::{HostSide, lock};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 impl Shared {
@@ -55,7 +54,7 @@ impl Tap {
     ///
     /// Never creates an interface: whoever makes it anew would find the name taken.
     pub(super) fn attach_again(&self) -> HostSide {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = lock(&self.changing);
         let error = match interface(&self.queues[0].fd) {
             Ok(_) if !self.shared.is_gone() => return HostSide::Present,
             Ok(_) => None,
@@ -88,31 +87,17 @@ impl Tap {
     }
 
     fn attach_all_again(&self) -> Result<(), TapError> {
-        let multi = if self.queues.len() > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
         for queue in self.queues.iter().filter(|queue| interface(&queue.fd).is_err()) {
-            self.attach_one_again(&queue.fd, multi)?;
+            multi_queue_if(self.queues.len() > 1, |multi| attach_to(&queue.fd, self.name(), multi))?;
+            configure(&queue.fd, self.name())?;
         }
-        let set =
-            |call| move |source: io::Error| TapError::Set { name: self.name().to_owned(), call, source };
-        // Relaxed, both: the lock orders.
         let features = self.features.load(Ordering::Relaxed);
         set_value(&self.queues[0].fd, libc::TUNSETOFFLOAD, offloads(features))
-            .map_err(set("TUNSETOFFLOAD"))?;
+            .map_err(in_call(self.name(), "TUNSETOFFLOAD"))?;
         let in_use = self.shared.in_use.load(Ordering::Relaxed);
         for queue in self.queues.iter().filter(|queue| queue.number >= in_use) {
-            set_queue(&queue.fd, libc::IFF_DETACH_QUEUE).map_err(set("TUNSETQUEUE"))?;
+            set_queue(&queue.fd, libc::IFF_DETACH_QUEUE).map_err(in_call(self.name(), "TUNSETQUEUE"))?;
         }
         Ok(())
-    }
-
-    fn attach_one_again(&self, fd: &OwnedFd, multi: libc::c_int) -> Result<(), TapError> {
-        let attached = attach_to(fd, self.name(), multi).or_else(|error| match &error {
-            // As in `Tap::open`.
-            TapError::Attach { source, .. } if source.raw_os_error() == Some(libc::EINVAL) && multi == 0 => {
-                attach_to(fd, self.name(), libc::IFF_MULTI_QUEUE).map_err(|_| error)
-            }
-            _ => Err(error),
-        });
-        attached.and_then(|()| configure(fd, self.name()))
     }
 }

@@ -36,7 +36,7 @@ fn next_process(card: &mut Card<LinkEnd>, tracking: &Tracking) {
     let (addresses, features) = (card.lanes[TX].addresses, card.features);
     let size = card.net.queue_sizes()[TX];
     let memory = card.memory.handle();
-    let live = MappedQueue::resume_tracked(addresses, size, features, memory, start, tracking.mapping());
+    let live = MappedQueue::resume(addresses, size, features, memory, Some(start), Some(tracking.mapping()));
     card.lanes[TX].live = live.unwrap();
     card.lanes[TX].handler = card.net.start_queue(TX as u16, features).unwrap();
 }

@@ -50,7 +50,7 @@ fn a_long_job_is_done_in_parts() {
     assert_eq!(sent, [(0, 0, 512, 8192), (0, 0, 8704, 8192), (0, 0, 16896, 4096)]);
     assert_eq!(result, 20_480);
     tasks.remove(index);
-    assert_eq!((tasks.count(), tasks.in_flight()), (0, 0));
+    assert_eq!((tasks.count(), tasks.in_flight), (0, 0));
     // The flush behind a durable write.
     let job = Job::Write { pieces: pieces(&mut list), offset: 0, durable: true };
     let index = tasks.add(0, 3, Work::Job(job));
@@ -92,10 +92,10 @@ fn a_lost_connection_keeps_the_order() {
     to_send.extend([list[5], list[2]]);
     tasks.answered(list[4], 0, &limits, false);
     tasks.remove(list[4]);
-    assert_eq!(tasks.in_flight(), 3);
+    assert_eq!(tasks.in_flight, 3);
     tasks.unsend(&mut to_send);
     assert_eq!(to_send, [list[3], list[1], list[0], list[5], list[2]]);
-    assert_eq!(tasks.in_flight(), 0);
+    assert_eq!(tasks.in_flight, 0);
     let cookie = tasks.get(list[3]).request.cookie;
     assert!(tasks.owed(cookie).is_none(), "a late reply is not taken");
 }

@@ -1,6 +1,5 @@
 use super::*;
 use crate::message::message;
-use crate::{KnownToDriver, RecordedSession};
 use paravane_export::Handover;
 use paravane_spec::vhost_user::flags;
 use proptest::prelude::*;
@@ -59,7 +58,7 @@ fn record(body: &[u8]) -> Vec<u8> {
 }
 
 fn known(record: Vec<u8>) -> Result<Option<KnownToDriver>, HandoverError> {
-    Handover { record, fds: Vec::new() }.known_to_driver()
+    KnownToDriver::recorded(&Handover { record, fds: Vec::new() })
 }
 
 /// Earlier versions read these bytes, and later ones have to.

@@ -52,7 +52,8 @@ impl QueueBackend for Borrower {
         let base = loan.parked.state().vring_base();
         let state = State::from_vring_base(base, loan.features).unwrap();
         assert_eq!(loan.memory.regions()[0].gpa(), RAM);
-        let live = MappedQueue::resume(loan.addresses, u16::MAX, loan.features, handle, state).unwrap();
+        let live = MappedQueue::resume(loan.addresses, u16::MAX, loan.features, handle, Some(state), None);
+        let live = live.unwrap();
         assert_eq!(loan.parked.areas().len(), 3);
         let stop = Arc::new(Notifier::new(false).unwrap());
         let work = Work {
