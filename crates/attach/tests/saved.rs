@@ -209,9 +209,9 @@ impl Disk {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "device", "--ignored", "--nocapture"]).stdout(Stdio::null());
         command.env(FOLDER, self.folder.path()).env(PLACE, format!("{:?}", self.place));
-        command.env(MEMORY, path(self.region.fd().as_raw_fd()));
+        command.env(MEMORY, path(self.region.fd().unwrap().as_raw_fd()));
         if let Some(in_flight) = &self.in_flight {
-            command.env(IN_FLIGHT, path(in_flight.file().as_raw_fd()));
+            command.env(IN_FLIGHT, path(in_flight.file().unwrap().as_raw_fd()));
         }
         let child = command.spawn().unwrap();
         let mut control = self.listener.accept().unwrap().0;

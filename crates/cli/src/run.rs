@@ -60,6 +60,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         accel: args.accel,
         memory: args.memory.0,
         hugepages: args.hugepages,
+        prefault: args.prefault,
         depth: args.depth,
         block,
         duration,

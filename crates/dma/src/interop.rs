@@ -33,7 +33,7 @@ pub struct View {
 #[derive(Debug)]
 pub struct ViewRegion {
     region: Arc<Region>,
-    file: FileOffset,
+    file: Option<FileOffset>,
     marks: Marks,
 }
 
@@ -64,7 +64,8 @@ impl View {
 
     fn over(regions: &[Arc<Region>], published: &Arc<Published>) -> std::io::Result<Self> {
         let regions = regions.iter().map(|region| {
-            let file = FileOffset::new(File::from(region.fd().try_clone_to_owned()?), region.offset());
+            let file = region.fd().map(|file| file.try_clone_to_owned()).transpose()?;
+            let file = file.map(|file| FileOffset::new(File::from(file), region.offset()));
             let marks = Marks { published: Arc::clone(published), gpa: region.gpa() };
             Ok(ViewRegion { region: Arc::clone(region), file, marks })
         });
@@ -123,7 +124,7 @@ impl GuestMemoryRegion for ViewRegion {
     }
 
     fn file_offset(&self) -> Option<&FileOffset> {
-        Some(&self.file)
+        self.file.as_ref()
     }
 
     fn get_slice(

@@ -122,7 +122,7 @@ impl DirtyLog {
     ///
     /// For vhost, send it by `VHOST_USER_SET_LOG_BASE`. It is sealed against changes of size.
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.words.fd()
     }
 

@@ -1,4 +1,4 @@
-//! Host memory that is shared by descriptor: a mapped memfd or client's file.
+//! Host memory: a mapped memfd or client's file, shared by descriptor, or private memory.
 #[cfg(miri)]
 pub(crate) use interpreted::Ram;
 #[cfg(not(miri))]
@@ -13,7 +13,7 @@ mod mapped {
         FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
         memfd_create,
     };
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::ptr::NonNull;
     use std::sync::Arc;
@@ -22,12 +22,13 @@ mod mapped {
     const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
 
-    /// Mapping of a file, or of a part of it. Unmapped on drop.
+    /// Mapping of a file, of a part of it, or of private memory. Unmapped on drop.
     #[derive(Debug)]
     pub(crate) struct Ram {
         host: NonNull<u8>,
-        _mapping: Mapped,
-        file: OwnedFd,
+        mapping: Mapped,
+        /// `None`: private memory.
+        file: Option<OwnedFd>,
         /// Offset of `host` in the file, in bytes.
         offset: u64,
         protection: Option<Protection>,
@@ -62,6 +63,9 @@ mod mapped {
             };
             let len = usize::try_from(size)
                 .map_err(|_| refused("address", std::io::ErrorKind::InvalidInput.into()))?;
+            if backing == Backing::Private {
+                return Self::whole(None, len, refused);
+            }
             let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             if huge {
                 flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -72,7 +76,7 @@ mod mapped {
             // accesses fault, so that is forbidden where the host supports seals; without them the
             // file works all the same.
             let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-            Self::map(file, 0, len, refused)
+            Self::whole(Some(file), len, refused)
         }
 
         /// Maps the file of another process.
@@ -91,7 +95,7 @@ mod mapped {
                     invalid("its file is not sealed against shrinking, or is too small"),
                 ));
             }
-            Self::map(file, 0, len, refused)
+            Self::whole(Some(file), len, refused)
         }
 
         /// Maps `size` bytes of a file that cannot shrink, from `offset` on.
@@ -99,21 +103,38 @@ mod mapped {
         pub(crate) fn part(file: OwnedFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
             let refused = |what, source: std::io::Error| MemoryError::Os { what, size, source };
             let len = usize::try_from(size).map_err(|_| refused("address", invalid("too large")))?;
-            Self::map(file, offset, len, refused)
-        }
-
-        fn map(
-            file: OwnedFd,
-            offset: u64,
-            len: usize,
-            refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
-        ) -> Result<Self, MemoryError> {
             let skip = offset % rustix::param::page_size() as u64;
             let mapping = Mapped::new(&file, offset - skip, len + skip as usize, true)
                 .map_err(|error| refused("map", error))?;
             // SAFETY: the mapping has `len` bytes more.
             let host = unsafe { mapping.start.add(skip as usize) };
-            Ok(Self { host, _mapping: mapping, file, offset, protection: None, _lease: None })
+            Ok(Self { host, mapping, file: Some(file), offset, protection: None, _lease: None })
+        }
+
+        fn whole(
+            file: Option<OwnedFd>,
+            len: usize,
+            refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
+        ) -> Result<Self, MemoryError> {
+            let mapping = Mapped::aligned(file.as_ref(), len).map_err(|error| refused("map", error))?;
+            mapping.advise(Advice::LinuxHugepage);
+            if file.is_none() {
+                // A child would share it until one of the two writes, page by page.
+                mapping.advise(Advice::LinuxDontFork);
+            }
+            Ok(Self { host: mapping.start, mapping, file, offset: 0, protection: None, _lease: None })
+        }
+
+        /// Allocates all pages now, and makes them huge pages where the host can.
+        pub(crate) fn populate(&self) -> std::io::Result<()> {
+            let Mapped { start, len } = self.mapping;
+            // SAFETY: the mapping that `new` made. No byte of it changes.
+            unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }?;
+            // A memfd's pages are small if the host's setting says so. This exchanges them all the same
+            // (Linux 6.1). Where it fails, memory is slower and as good.
+            // SAFETY: as above.
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_COLLAPSE) };
+            Ok(())
         }
 
         /// Maps `size` bytes of the file of another process from `offset` on.
@@ -167,23 +188,22 @@ mod mapped {
                 headroom(HEADROOM).map_err(|error| refused("map", error))?;
             }
             if wants_huge && page < HUGE && size >= HUGE {
-                // SAFETY: advice about the mapping that was just made. Refused where it does not
-                // apply.
-                let _ = unsafe { madvise(mapping.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+                mapping.advise(Advice::LinuxHugepage);
             }
             let protection = Protection::new(mapping.start, len, page_len, alarm)
                 .map_err(|error| refused("guard", error))?;
             // SAFETY: `size` bytes, not none, are mapped from there on.
             let host = unsafe { mapping.start.add(skipped) };
-            Ok(Self { host, _mapping: mapping, file, offset, protection: Some(protection), _lease: lease })
+            let file = Some(file);
+            Ok(Self { host, mapping, file, offset, protection: Some(protection), _lease: lease })
         }
 
         pub(crate) fn host(&self) -> NonNull<u8> {
             self.host
         }
 
-        pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
+        pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+            self.file.as_ref().map(OwnedFd::as_fd)
         }
 
         pub(crate) fn offset(&self) -> u64 {
@@ -206,6 +226,45 @@ mod mapped {
                 unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
             let start = NonNull::new(start.cast()).ok_or(std::io::ErrorKind::AddrNotAvailable)?;
             Ok(Self { start, len })
+        }
+
+        /// Maps `len` bytes of `file`, or of private memory, at a multiple of [`HUGE`].
+        fn aligned(file: Option<&OwnedFd>, len: usize) -> std::io::Result<Self> {
+            const ALIGN: usize = HUGE as usize;
+            let all = len.checked_add(ALIGN).ok_or(std::io::ErrorKind::InvalidInput)?;
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+            let found = unsafe { mmap_anonymous(std::ptr::null_mut(), all, ProtFlags::empty(), flags) }?;
+            let found = NonNull::new(found.cast::<u8>()).ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+            // Unmapped whole if an error follows.
+            let reserved = Self { start: found, len: all };
+            let before = found.as_ptr().align_offset(ALIGN);
+            // SAFETY: `before` is less than ALIGN, so `len` bytes of the reserved range follow.
+            let start = unsafe { found.add(before) };
+            let (at, access) = (start.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+            // SAFETY: these replace a part of the reserved range, which nobody has used.
+            unsafe {
+                match file {
+                    Some(file) => mmap(at, len, access, MapFlags::SHARED | MapFlags::FIXED, file, 0),
+                    None => mmap_anonymous(at, len, access, MapFlags::PRIVATE | MapFlags::FIXED),
+                }
+            }?;
+            std::mem::forget(reserved);
+            let after = ALIGN - before;
+            // SAFETY: the rest of the reserved range, around what was mapped. Nobody has used it.
+            unsafe {
+                if before > 0 {
+                    let _ = munmap(found.as_ptr().cast(), before);
+                }
+                let _ = munmap(start.add(len).as_ptr().cast(), after);
+            }
+            Ok(Self { start, len })
+        }
+
+        /// Gives advice to the host, which may ignore it.
+        fn advise(&self, advice: Advice) {
+            // SAFETY: none of the advice given here changes a byte of the mapping.
+            let _ = unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) };
         }
     }
 
@@ -296,8 +355,12 @@ mod interpreted {
             self.host
         }
 
-        pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
+        pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.file.as_fd())
+        }
+
+        pub(crate) fn populate(&self) -> std::io::Result<()> {
+            Ok(())
         }
 
         pub(crate) fn offset(&self) -> u64 {

@@ -45,9 +45,11 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a memfd and maps it shared.
+    /// Makes zeroed memory: a memfd that is mapped shared, or private memory ([`Backing`]).
     ///
-    /// The file is sealed against changes of size, where the host supports it.
+    /// It begins at a multiple of 2 MiB in this process. The memfd is sealed against changes of size,
+    /// where the host supports it. Pages are allocated at their first access, or by
+    /// [`Region::populate`].
     ///
     /// # Errors
     /// The configuration is misaligned, or the host lacks the memory (for huge pages the error says
@@ -129,9 +131,11 @@ impl Region {
         self.writable
     }
 
-    /// The memfd, or the client's file. The region begins at [`Region::offset`].
+    /// The memfd, or the client's file; `None` for private memory.
+    ///
+    /// The region begins at [`Region::offset`].
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.ram.fd()
     }
 
@@ -139,6 +143,17 @@ impl Region {
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.ram.offset()
+    }
+
+    /// Allocates all pages now, not at their first access, and in 2 MiB pages where the host can.
+    ///
+    /// Also pages of a memfd, whatever the host's setting for shared memory says (Linux 6.1). It may
+    /// take seconds.
+    ///
+    /// # Errors
+    /// The host lacks memory, or does not know the call (Linux 5.14).
+    pub fn populate(&self) -> std::io::Result<()> {
+        self.ram.populate()
     }
 
     /// Whether its file was truncated.

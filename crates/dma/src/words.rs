@@ -82,7 +82,7 @@ mod mapped {
             unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
         }
 
-        pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
             self.ram.fd()
         }
 
@@ -134,8 +134,8 @@ mod owned {
             &self.words
         }
 
-        pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-            self.file.as_fd()
+        pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.file.as_fd())
         }
 
         pub(crate) fn lost(&self) -> bool {

@@ -70,18 +70,36 @@ fn missing_huge_pages_are_refused_with_the_remedy() {
 #[test]
 #[cfg(not(miri))]
 fn the_file_is_the_memory_and_its_size_is_sealed() {
-    use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     let ram = region(0, PAGE, true);
     let mut handle = Memory::new(vec![Arc::clone(&ram)]).expect("a map").handle();
     let handle = handle.enter();
     handle.write(10, b"shared", WRITE).expect("RAM");
-    let file = std::fs::File::from(ram.fd().as_fd().try_clone_to_owned().expect("a descriptor"));
+    let file = std::fs::File::from(ram.fd().expect("a memfd").try_clone_to_owned().expect("a descriptor"));
     let mut seen = [0; 6];
     file.read_exact_at(&mut seen, 10).expect("the memfd");
     assert_eq!(&seen, b"shared");
     assert!(file.set_len(0).is_err(), "another process could pull the memory from under us");
     assert!(file.set_len(2 * PAGE).is_err());
+}
+
+#[test]
+#[cfg(not(miri))]
+fn memory_begins_at_a_huge_page_and_private_memory_has_no_file() {
+    const HUGE: u64 = 2 << 20;
+    for backing in [Backing::Pages, Backing::Private] {
+        let ram = Region::new(RegionConfig { gpa: HUGE, size: 2 * HUGE + PAGE, backing, writable: true });
+        let ram = ram.expect("guest RAM");
+        assert!((ram.host().as_ptr() as u64).is_multiple_of(HUGE), "{:p}", ram.host());
+        assert_eq!(ram.fd().is_none(), backing == Backing::Private);
+        let mut handle = Memory::new(vec![Arc::clone(&ram)]).expect("a map").handle();
+        let handle = handle.enter();
+        for at in [HUGE, 3 * HUGE + PAGE - 8] {
+            handle.write_obj(at, &at, WRITE).expect("RAM");
+            ram.populate().expect("memory");
+            assert_eq!(handle.read_obj(at, READ), Ok(at));
+        }
+    }
 }
 
 #[test]

@@ -79,9 +79,9 @@ impl InFlightMemory {
         Ok(Self { memory, region, stride: share - share % ALIGN, queues })
     }
 
-    /// The file of the memory, for the later process.
+    /// The file of the memory, for the later process; `None` if [`InFlightMemory::of`] took private memory.
     #[must_use]
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.region.fd()
     }
 
@@ -97,10 +97,11 @@ impl InFlightMemory {
     /// The host refuses.
     pub fn clear(&self, queue: u16) -> io::Result<()> {
         let at = self.region.offset() + self.stride * u64::from(queue);
+        let file = self.file().ok_or(io::ErrorKind::Unsupported)?;
         let zeroes = vec![0; self.stride as usize];
         let mut written = 0;
         while written < zeroes.len() {
-            written += rustix::io::pwrite(self.file(), &zeroes[written..], at + written as u64)?;
+            written += rustix::io::pwrite(file, &zeroes[written..], at + written as u64)?;
         }
         Ok(())
     }
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn each_queue_has_its_own_share() {
         let memory = InFlightMemory::new(&[16, 256]).unwrap();
-        let again = memory.file().try_clone_to_owned().unwrap();
+        let again = memory.file().unwrap().try_clone_to_owned().unwrap();
         let again = InFlightMemory::open(&[16, 256], again).unwrap();
         let [first, second] = [0, 1].map(|queue| memory.mapping(queue, 256, true).unwrap());
         assert!(second.host().as_ptr().addr() >= first.host().as_ptr().addr() + first.len());
@@ -137,6 +138,8 @@ mod tests {
         assert_eq!(memory.mapping(2, 16, false).unwrap_err(), InFlightError::TooSmall);
         assert_eq!(memory.mapping(0, 1024, false).unwrap_err(), InFlightError::TooSmall);
         memory.clear(1).unwrap();
-        assert!(InFlightMemory::open(&[1024; 40], again.file().try_clone_to_owned().unwrap()).is_err());
+        assert!(
+            InFlightMemory::open(&[1024; 40], again.file().unwrap().try_clone_to_owned().unwrap()).is_err()
+        );
     }
 }

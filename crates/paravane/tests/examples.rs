@@ -91,7 +91,7 @@ fn share(client: &mut Frontend, region: &Region, gpa: u64) {
         memory_size: region.size(),
         userspace_addr: region.host().as_ptr() as u64,
         mmap_offset: 0,
-        mmap_handle: region.fd().as_raw_fd(),
+        mmap_handle: region.fd().unwrap().as_raw_fd(),
     };
     client.set_mem_table(&[info]).unwrap();
 }

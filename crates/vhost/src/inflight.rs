@@ -68,7 +68,9 @@ fn make_file(
     let size = (each * u64::from(queues)).next_multiple_of(PAGE);
     let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
     let region = Region::new(config).map_err(crate::memory::TableError::Memory)?;
-    let file = region.fd().try_clone_to_owned().map_err(|source| SessionError::Fd { request, source })?;
+    let file = region.fd().ok_or_else(|| std::io::ErrorKind::Unsupported.into());
+    let file = file.and_then(|file| file.try_clone_to_owned());
+    let file = file.map_err(|source| SessionError::Fd { request, source })?;
     Ok((Inflight { size, offset: 0, queues, queue_size, padding: 0 }, file))
 }
 

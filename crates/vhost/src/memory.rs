@@ -295,7 +295,7 @@ impl ClientRegions {
     }
 
     /// All regions, each with its file and how often it was added.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (MemoryRegion, BorrowedFd<'_>, u32)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (MemoryRegion, Option<BorrowedFd<'_>>, u32)> {
         self.0.iter().map(|entry| (entry.layout, entry.region.fd(), entry.times))
     }
 

@@ -121,8 +121,10 @@ pub struct RunConfig {
     pub accel: AccelChoice,
     /// Guest RAM in bytes.
     pub memory: u64,
-    /// RAM from huge pages.
+    /// RAM from the host's pool of 2 MiB pages, not in transparent huge pages.
     pub hugepages: bool,
+    /// Allocate all RAM at the start.
+    pub prefault: bool,
     /// Requests in flight a disk.
     pub depth: u32,
     /// Size of a request in bytes.
@@ -196,6 +198,7 @@ impl Default for RunConfig {
             accel: AccelChoice::Auto,
             memory: 128 << 20,
             hugepages: false,
+            prefault: false,
             depth: 16,
             block: 4096,
             duration: Duration::from_secs(1),

@@ -11,7 +11,7 @@ pub use run::run;
 
 use crate::config::RunConfig;
 use crate::machine::console::Power;
-use crate::report::GuestFailure;
+use crate::report::{GuestFailure, MemoryFigures};
 use std::path::PathBuf;
 
 /// A run of a Linux guest.
@@ -71,6 +71,8 @@ pub struct LinuxReport {
     pub interrupts: u64,
     /// Of those, messages.
     pub messages: u64,
+    /// Its RAM at its last end.
+    pub memory: MemoryFigures,
     /// Seconds since the program started.
     pub wall_s: f64,
 }

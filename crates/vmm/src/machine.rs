@@ -25,6 +25,7 @@ mod measured;
 mod net_tests;
 #[cfg(test)]
 mod pci_tests;
+pub(crate) mod ram;
 mod rebalance;
 pub(crate) mod server;
 pub(crate) mod thread;
@@ -42,7 +43,7 @@ use devices::NamedDevice;
 use domain::domain;
 use paravane_attach::AttachedDevice;
 use paravane_device::lock;
-use paravane_dma::{Backing, Domain, Memory, Region, RegionConfig};
+use paravane_dma::{Domain, Memory};
 use paravane_io::{IoPool, IoThreadFigures, QueueBackend, Spread};
 use paravane_notify::LimitedIoEventFds;
 use paravane_transport::pci::root::Root;
@@ -54,21 +55,6 @@ use vhost_net::VhostNet;
 
 /// Most I/O threads unless more are asked for: more do not help one vCPU.
 const DEVICES_THREADS: usize = 4;
-
-/// The machine's RAM.
-///
-/// # Errors
-/// The host has not so much of the kind.
-pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError> {
-    let region = Region::new(RegionConfig {
-        gpa: 0,
-        size: config.memory,
-        backing: if config.hugepages { Backing::HugePages } else { Backing::Pages },
-        writable: true,
-    })?;
-    let memory = Memory::new(vec![Arc::clone(&region)])?;
-    Ok((region, memory))
-}
 
 /// The devices and what serves them. However a run ends, its drop stops them.
 pub(crate) struct Machine {

@@ -88,6 +88,22 @@ pub struct DirtyFigures {
     pub verified: Option<bool>,
 }
 
+/// Guest RAM, and what the host gave of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryFigures {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Whether it is a file that another process can map.
+    #[serde(rename = "shared")]
+    pub is_shared: bool,
+    /// Bytes that the guest and its devices have touched, or that were allocated at the start.
+    #[serde(rename = "resident_bytes")]
+    pub resident: u64,
+    /// Of those, bytes in pages of 2 MiB or more.
+    #[serde(rename = "huge_bytes")]
+    pub huge: u64,
+}
+
 /// Exits to user space, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ExitFigures {
@@ -249,6 +265,8 @@ pub struct Report {
     pub boot_ms: f64,
     /// Wall-clock time of the run in seconds.
     pub wall_s: f64,
+    /// Guest RAM.
+    pub memory: MemoryFigures,
     /// Resident memory beyond guest RAM at the end, in bytes.
     #[serde(rename = "resident_overhead_bytes")]
     pub resident_overhead: u64,

@@ -73,7 +73,7 @@ fn attach(
 }
 
 fn again(memory: &InFlightMemory) -> InFlightMemory {
-    InFlightMemory::open(&[4], memory.file().try_clone_to_owned().unwrap()).unwrap()
+    InFlightMemory::open(&[4], memory.file().unwrap().try_clone_to_owned().unwrap()).unwrap()
 }
 
 #[test]

@@ -50,8 +50,9 @@ fn failed(error: impl Display) -> BenchError {
 /// The regions in the form that the crate takes.
 fn ranges(regions: &[Arc<Region>]) -> Result<Vec<(GuestAddress, usize, Option<FileOffset>)>, BenchError> {
     let range = |region: &Arc<Region>| {
-        let file = std::fs::File::from(region.fd().try_clone_to_owned().map_err(failed)?);
-        Ok((GuestAddress(region.gpa()), region.size() as usize, Some(FileOffset::new(file, 0))))
+        let file = region.fd().map(|file| file.try_clone_to_owned()).transpose().map_err(failed)?;
+        let file = file.map(|file| FileOffset::new(file.into(), 0));
+        Ok((GuestAddress(region.gpa()), region.size() as usize, file))
     };
     regions.iter().map(range).collect()
 }

@@ -160,7 +160,8 @@ impl QueueBackend for Queue {
             base: loan.parked.state().vring_base(),
             ..Request::of(kind::START)
         };
-        self.end.tell(&Request::of(kind::MEMORY), region.fd())?;
+        let Some(file) = region.fd() else { return Err(io::Error::other("guest memory cannot be shared")) };
+        self.end.tell(&Request::of(kind::MEMORY), file)?;
         self.end.tell(&Request::of(kind::KICK), loan.kick.as_fd())?;
         self.end.ask(&request, Some(message.as_fd()))?;
         self.end.started.fetch_add(1, Ordering::Relaxed);

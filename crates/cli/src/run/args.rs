@@ -113,9 +113,14 @@ pub(crate) struct RunArgs {
     /// Guest memory; k, M, G and T are powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub(crate) memory: Size,
-    /// Back guest memory by 2 MiB huge pages (vm.nr_hugepages)
+    /// Take guest memory from the pool of 2 MiB huge pages (vm.nr_hugepages)
+    ///
+    /// Without it, guest memory is in transparent huge pages where the host has them.
     #[arg(long)]
     pub(crate) hugepages: bool,
+    /// Allocate all guest memory at the start
+    #[arg(long)]
+    pub(crate) prefault: bool,
     /// Requests in flight on each disk, frames in flight on each pair of network queues
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) depth: u32,

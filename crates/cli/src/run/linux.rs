@@ -1,5 +1,6 @@
 //! `paravane run --kernel`.
 use super::progress;
+use super::render::guest_memory;
 use crate::failure::Failure;
 use paravane_command_line::output;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
@@ -44,14 +45,16 @@ fn lines(report: &LinuxReport) -> Vec<String> {
         "paravane: the guest {how} after {wall_s:.1} s{restarts}: {exits} exits, {kicks} kicks, \
          {interrupts} interrupts ({messages} by MSI)"
     );
+    let memory = format!("  guest RAM: {}", guest_memory(&report.memory));
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));
-    std::iter::once(sum).chain(registers).chain(faults).collect()
+    [sum, memory].into_iter().chain(registers).chain(faults).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paravane_vmm::MemoryFigures;
 
     #[test]
     fn the_line_says_how_it_ended_and_what_failed() {
@@ -63,6 +66,7 @@ mod tests {
             kicks: 2,
             interrupts: 1,
             messages: 0,
+            memory: MemoryFigures { bytes: 1 << 30, resident: 96 << 20, huge: 64 << 20, is_shared: false },
             wall_s: 1.25,
         };
         let lines = lines(&report);
@@ -71,6 +75,7 @@ mod tests {
                 .starts_with("paravane: the guest powered off after 1.2 s and 2 restarts: 3 exits, 2 kicks"),
             "{lines:?}"
         );
-        assert_eq!(lines[1], "  device 0: torn");
+        assert_eq!(lines[1], "  guest RAM: 1.0 GiB private, 96.0 MiB used, 64.0 MiB of it in huge pages");
+        assert_eq!(lines[2], "  device 0: torn");
     }
 }

@@ -3,7 +3,7 @@ use super::queues;
 use crate::mac;
 use crate::size::bytes;
 use paravane_command_line::wrap;
-use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, NetResult, Outcome, Report};
+use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, MemoryFigures, NetResult, Outcome, Report};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -114,8 +114,16 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
         row("entropy", format!("{} read by the guest", bytes(report.entropy_bytes)))?;
     }
     row("host CPU", format!("{:.2} s, {:.0} MB per CPU second", report.host_cpu_s, report.mb_per_cpu_s))?;
+    row("guest RAM", guest_memory(&report.memory))?;
     row("memory", format!("{} beyond guest RAM", bytes(report.resident_overhead)))?;
     row("wall time", format!("{:.2} s", report.wall_s))
+}
+
+/// What the host gave of guest RAM, in one line.
+pub(super) fn guest_memory(memory: &MemoryFigures) -> String {
+    let MemoryFigures { bytes: size, is_shared, resident, huge } = *memory;
+    let kind = if is_shared { "shared" } else { "private" };
+    format!("{} {kind}, {} used, {} of it in huge pages", bytes(size), bytes(resident), bytes(huge))
 }
 
 fn dirty_log(dirty: &DirtyFigures) -> String {
@@ -238,6 +246,7 @@ mod tests {
             mb_per_cpu_s: 10.0,
             boot_ms: 1.5,
             wall_s: 2.0,
+            memory: MemoryFigures { bytes: 128 << 20, resident: 64 << 20, ..MemoryFigures::default() },
             resident_overhead: 5 << 20,
         }
     }
@@ -252,6 +261,7 @@ mod tests {
             assert!(!value[key].is_null(), "{key}");
         }
         assert_eq!(value["violations"], 0);
+        assert_eq!(value["memory"]["resident_bytes"], 64 << 20);
         let measured = &value["measured"];
         assert_eq!((&measured["kicks"], &measured["cpu_s"]), (&1.into(), &0.25.into()));
         assert_eq!((&measured["interrupts"], &measured["exits_by_kind"]["notify"]), (&0.into(), &0.into()));

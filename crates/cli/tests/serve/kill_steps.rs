@@ -242,12 +242,16 @@ impl Client {
             "SET_VRING_BASE" => (request::SET_VRING_BASE, state(self.base), vec![]),
             "SET_MEM_TABLE" => {
                 let table = [&[1_u8, 0, 0, 0, 0, 0, 0, 0][..], self.machine.region().as_bytes()].concat();
-                (request::SET_MEM_TABLE, table, vec![self.machine.memory.fd().try_clone_to_owned().unwrap()])
+                (
+                    request::SET_MEM_TABLE,
+                    table,
+                    vec![self.machine.memory.fd().unwrap().try_clone_to_owned().unwrap()],
+                )
             }
             "ADD_MEM_REG" => (
                 request::ADD_MEM_REG,
                 region(&self.second).as_bytes().to_vec(),
-                vec![self.second.memory.fd().try_clone_to_owned().unwrap()],
+                vec![self.second.memory.fd().unwrap().try_clone_to_owned().unwrap()],
             ),
             "REM_MEM_REG" => (request::REM_MEM_REG, region(&self.second).as_bytes().to_vec(), vec![]),
             other => panic!("no message {other}"),

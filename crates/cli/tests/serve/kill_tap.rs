@@ -122,7 +122,7 @@ impl Guest {
         raw.begin(self.features);
         let region = MemoryRegion { gpa: GPA, size: MEMORY, user: USER, offset: 0 };
         let table = [MemoryTable { regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat();
-        raw.say(request::SET_MEM_TABLE, &*table, &[self.memory.fd()]);
+        raw.say(request::SET_MEM_TABLE, &*table, &[self.memory.fd().unwrap()]);
         for (index, lane) in (0..).zip(&self.lanes) {
             let state = |num: u32| VringState { index, num };
             let QueueAddresses { desc, driver, device, .. } = lane.addresses;

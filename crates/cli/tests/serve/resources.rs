@@ -266,7 +266,7 @@ fn a_client_replaces_its_memory_within_its_share() {
     for _ in 0..5 {
         let file = memfd(size);
         let table = table(&[machine.region(), more]);
-        raw.say(request::SET_MEM_TABLE, &*table, &[machine.memory.fd(), file.as_fd()]);
+        raw.say(request::SET_MEM_TABLE, &*table, &[machine.memory.fd().unwrap(), file.as_fd()]);
         machine.fill(DISK, &mut random);
         machine.finish(&mut model);
     }

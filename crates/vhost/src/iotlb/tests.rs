@@ -20,7 +20,7 @@ const BASE: u64 = u64::MAX - (PAGES * PAGE - 1);
 fn shared(gpa: u64, user: u64, pages: u64) -> SharedRegion {
     let size = pages * PAGE;
     let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
-    let file = Region::new(config).unwrap().fd().try_clone_to_owned().unwrap();
+    let file = Region::new(config).unwrap().fd().unwrap().try_clone_to_owned().unwrap();
     SharedRegion { region: MemoryRegion { gpa, size, user, offset: 0 }, file }
 }
 

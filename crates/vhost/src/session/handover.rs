@@ -88,8 +88,9 @@ impl VhostSession {
         self.push_all(successor, &mut Messages(into))?;
         self.push_queues(&mut Messages(into))?;
         facts.write(into)?;
-        match self.own_inflight.as_ref().filter(|_| successor != Successor::Present) {
-            Some(own) => saved::write_own_inflight(into, own.layout, own.memory.file()),
+        let own = self.own_inflight.as_ref().filter(|_| successor != Successor::Present);
+        match own.and_then(|own| Some((own.layout, own.memory.file()?))) {
+            Some((layout, file)) => saved::write_own_inflight(into, layout, file),
             None => Ok(()),
         }
     }
@@ -108,13 +109,13 @@ impl VhostSession {
         }
         for (region, file, _) in self.memory.regions().iter() {
             let region = SingleRegion { padding: 0, region };
-            messages.push(request::ADD_MEM_REG, &region, Some(file))?;
+            messages.push(request::ADD_MEM_REG, &region, file)?;
         }
         if let Some((area, log)) = &self.log {
-            messages.push(request::SET_LOG_BASE, area, Some(log.fd()))?;
+            messages.push(request::SET_LOG_BASE, area, log.fd())?;
         }
         if let Some(inflight) = &self.inflight {
-            messages.push(request::SET_INFLIGHT_FD, &inflight.layout, Some(inflight.memory.file()))?;
+            messages.push(request::SET_INFLIGHT_FD, &inflight.layout, inflight.memory.file())?;
         }
         if successor != Successor::Later {
             for update in self.translations.iter().flat_map(|translations| translations.updates()) {

@@ -79,7 +79,7 @@ impl Driver {
         let config = RegionConfig { gpa: 0, size, backing: Backing::Pages, writable: true };
         let buffers = Region::new(config).unwrap();
         let at = buffers.host().as_ptr().addr();
-        transport.map_mem_region(at, size as usize, buffers.fd().as_raw_fd(), 0)?;
+        transport.map_mem_region(at, size as usize, buffers.fd().unwrap().as_raw_fd(), 0)?;
         Ok(Self { queues, transport, buffers, wish, waits_for_store: false })
     }
 

@@ -61,7 +61,7 @@ fn the_crate_vhost_finds_all_that_it_asks_for() {
         memory_size: MEMORY,
         userspace_addr: USER,
         mmap_offset: 0,
-        mmap_handle: machine.memory.fd().as_raw_fd(),
+        mmap_handle: machine.memory.fd().unwrap().as_raw_fd(),
     };
     client.set_mem_table(&[region]).unwrap();
     let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();

@@ -36,7 +36,7 @@ fn rings_are_found_by_their_guest_physical_addresses() {
         // The region leaves and returns; the queue continues.
         let region = SingleRegion { padding: 0, region: machine.region() };
         raw.say(request::REM_MEM_REG, &region, &[]);
-        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd().unwrap()]);
         machine.fill(DISK, &mut random);
         machine.finish(&mut model);
         let status = rig.status();
@@ -82,7 +82,7 @@ fn a_region_with_another_user_address_ends_the_session() {
             request::ADD_MEM_REG => SingleRegion { padding: 0, region }.as_bytes().to_vec(),
             _ => [MemoryTable { regions: 1, padding: 0 }.as_bytes(), region.as_bytes()].concat(),
         };
-        raw.send(request, &payload, &[machine.memory.fd()]).unwrap();
+        raw.send(request, &payload, &[machine.memory.fd().unwrap()]).unwrap();
         ends_with(&rig, &raw, "need the same with GPA_ADDRESSES");
     }
 }

@@ -107,7 +107,7 @@ fn config(endpoint: Endpoint) -> ExportConfig {
 fn add(raw: &Raw, features: u64) -> Machine {
     let second = Machine::with_index(1, features, 64, 16);
     let region = SingleRegion { padding: 0, region: second.region() };
-    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd()]);
+    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd().unwrap()]);
     second.start(raw, second.first_base());
     second
 }
@@ -299,7 +299,7 @@ fn a_session_goes_along_at_every_step_of_its_setup() {
         machine.share(&raw);
         // Added twice, so that it must be removed twice.
         let region = SingleRegion { padding: 0, region: machine.region() };
-        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd().unwrap()]);
         next(&mut relay);
         raw.say(request::REM_MEM_REG, &region, &[]);
         let state = |num| VringState { index: 0, num };
@@ -439,7 +439,7 @@ fn a_failed_queue_stays_failed() {
     second = Machine::with_index(1, 0, 64, 4);
     let region = SingleRegion { padding: 0, region: second.region() };
     raw.say(request::REM_MEM_REG, &region, &[]);
-    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd()]);
+    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd().unwrap()]);
     second.start(&raw, 0);
     second.fill(DISK, &mut random);
     second.finish(&mut model);

@@ -261,7 +261,7 @@ fn a_queue_that_is_never_answered_stops_alone_and_where_it_stands() {
         let mut machine = Machine::new(features, 64, 16);
         let iommu = begin(&raw, &mut machine, false);
         let region = SingleRegion { padding: 0, region: stuck.region() };
-        raw.say(request::ADD_MEM_REG, &region, &[stuck.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &region, &[stuck.memory.fd().unwrap()]);
         stuck.start(&raw, stuck.first_base());
         // Its ring is translated, and nothing else.
         let mut random = Random::new(9);
@@ -342,7 +342,7 @@ fn what_is_forbidden_is_said_to_be_and_stops_its_queue() {
         let mut again = Machine::new(layout | ACCESS_PLATFORM, 64, 4);
         let old = SingleRegion { padding: 0, region: machine.region() };
         raw.say(request::REM_MEM_REG, &old, &[]);
-        raw.say(request::ADD_MEM_REG, &old, &[again.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &old, &[again.memory.fd().unwrap()]);
         again.start(&raw, again.first_base());
         again.ask(0, Ask::Write(9), 0, 512);
         again.kick();
@@ -419,7 +419,7 @@ fn memory_that_is_taken_away_takes_its_translations_along() {
     raw.say(request::REM_MEM_REG, &region, &[]);
     assert!(!rig.status().queues[0].live);
     // The region returns, and its translations are requested again.
-    raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+    raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd().unwrap()]);
     machine.ask(0, Ask::Read, 512, 512);
     machine.kick();
     iommu.finish(&mut machine, &mut model);

@@ -407,7 +407,7 @@ fn a_queue_that_cannot_be_ends_the_session() {
         if let Some((said, file)) = &machine.inflight {
             raw.say(request::SET_INFLIGHT_FD, said, &[file.as_fd()]);
         }
-        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd()]);
+        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd().unwrap()]);
         let state = |num| VringState { index: 0, num };
         raw.say(request::SET_VRING_NUM, &state(size), &[]);
         raw.say(request::SET_VRING_BASE, &state(base), &[]);
@@ -435,7 +435,7 @@ fn a_ring_over_two_regions_ends_the_session() {
     let first = MemoryRegion { size: 4096, ..machine.region() };
     let MemoryRegion { gpa, user, size, .. } = machine.region();
     let second = MemoryRegion { gpa: gpa + 4096, user: user + 4096, size: size - 4096, offset: 4096 };
-    let fds = [machine.memory.fd(), machine.memory.fd()];
+    let fds = [machine.memory.fd().unwrap(), machine.memory.fd().unwrap()];
     raw.say(request::SET_MEM_TABLE, &*table(&[first, second]), &fds);
     let state = |num| VringState { index: 0, num };
     raw.say(request::SET_VRING_NUM, &state(64), &[]);
@@ -605,7 +605,7 @@ fn descriptors_in_floods_are_let_go() {
         raw.say(request::SET_INFLIGHT_FD, &said, &[inflight.as_fd()]);
         let other = MemoryRegion { gpa: 0, size: MEMORY, user: 0x1000, offset: 0 };
         let regions = table(&[other, machine.region()]);
-        raw.say(request::SET_MEM_TABLE, &*regions, &[memory.as_fd(), machine.memory.fd()]);
+        raw.say(request::SET_MEM_TABLE, &*regions, &[memory.as_fd(), machine.memory.fd().unwrap()]);
     }
     let open = rig.open_files("flood");
     assert!(open <= 8, "{open} of {FLOOD} are left");
@@ -643,21 +643,21 @@ fn a_queue_rests_while_its_memory_is_away() {
         let region = SingleRegion { padding: 0, region: machine.region() };
         raw.say(request::REM_MEM_REG, &region, &[]);
         assert!(!rig.status().queues[0].live);
-        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd().unwrap()]);
         assert!(rig.status().queues[0].live);
         // A region that is added twice must be removed twice.
-        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd()]);
+        raw.say(request::ADD_MEM_REG, &region, &[machine.memory.fd().unwrap()]);
         raw.say(request::REM_MEM_REG, &region, &[]);
         assert!(rig.status().queues[0].live);
         machine.finish(&mut model);
         // The same table again changes nothing, nor does a second region.
-        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd()]);
+        raw.say(request::SET_MEM_TABLE, &*table(&[machine.region()]), &[machine.memory.fd().unwrap()]);
         let other = MemoryRegion { gpa: 0, size: MEMORY, user: 0x1000, offset: 0 };
         let regions = table(&[other, machine.region()]);
         raw.say(
             request::SET_MEM_TABLE,
             &*regions,
-            &[named("of a queue", MEMORY).as_fd(), machine.memory.fd()],
+            &[named("of a queue", MEMORY).as_fd(), machine.memory.fd().unwrap()],
         );
         machine.fill(DISK, &mut random);
         // A table without the memory of the ring.

@@ -317,7 +317,7 @@ impl Machine {
 
     /// Shares its memory, and no other.
     pub(crate) fn share(&self, raw: &Raw) {
-        self.share_as(raw, self.memory.fd());
+        self.share_as(raw, self.memory.fd().unwrap());
     }
 
     /// Shares its memory in another file.

@@ -367,7 +367,7 @@ fn what_is_odd_and_allowed_is_served() {
     // More memory directly behind, in another file, at another user address.
     let second = Machine::new(0, SIZE, 1);
     let region = MemoryRegion { gpa: GPA + MEMORY, user: USER + 8 * MEMORY, ..second.region() };
-    raw.say(request::ADD_MEM_REG, &SingleRegion { padding: 0, region }, &[second.memory.fd()]);
+    raw.say(request::ADD_MEM_REG, &SingleRegion { padding: 0, region }, &[second.memory.fd().unwrap()]);
 
     let (at, mut used) = (GPA + Machine::slot(0), 0);
     let mut serve = |machine: &Machine, descs: &[Desc]| {
@@ -594,7 +594,7 @@ fn a_storm_of_kicks_disturbs_no_other_queue() {
     let (mut machine, mut second) = (Machine::new(0, SIZE, 8), Machine::with_index(1, 0, SIZE, 4));
     machine.attach(&raw, 0, false);
     let region = SingleRegion { padding: 0, region: second.region() };
-    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd()]);
+    raw.say(request::ADD_MEM_REG, &region, &[second.memory.fd().unwrap()]);
     second.start(&raw, 0);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -17,11 +17,13 @@ use crate::machine::console::Power;
 use crate::machine::counters::RunCounters;
 use crate::machine::devices::NamedDevice;
 use crate::machine::kvm::KvmMachine;
-use crate::machine::{Machine, PERIOD, ram};
-use crate::report::GuestFailure;
+use crate::machine::ram::{self, ram};
+use crate::machine::{Machine, PERIOD};
+use crate::report::{GuestFailure, MemoryFigures};
 use crate::run::Progress;
 use paravane_attach::AttachedDevice;
 use paravane_device::lock;
+use paravane_dma::Region;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -43,9 +45,11 @@ pub fn run(
     let counters = Arc::new(RunCounters::default());
     let screen = Screen(Arc::new(Mutex::new(console)));
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
+    let mut memory;
     let end = loop {
         let life = Life::new(config, screen.clone(), &counters, devices)?;
-        let (end, machine) = life.live(progress)?;
+        let (end, machine, used) = life.live(progress)?;
+        memory = used;
         devices = machine.stop();
         interrupts += machine.bus.devices().iter().map(AttachedDevice::interrupts).sum::<u64>();
         messages += machine.bus.devices().iter().map(AttachedDevice::messages).sum::<u64>();
@@ -73,6 +77,7 @@ pub fn run(
         kicks: counters.kicks(),
         interrupts,
         messages,
+        memory,
         wall_s: started.elapsed().as_secs_f64(),
     })
 }
@@ -95,6 +100,7 @@ impl Write for Screen {
 struct Life {
     machine: Machine,
     kvm: KvmMachine,
+    region: Arc<Region>,
 }
 
 impl Life {
@@ -117,15 +123,15 @@ impl Life {
         let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, Some(system))?;
         let boot = Boot { initrd: config.initrd.as_deref(), cmdline: &config.cmdline, devices: &attached };
         linux::start(kernel, &boot, &memory, kvm.parts())?;
-        Ok(Self { machine, kvm })
+        Ok(Self { machine, kvm, region })
     }
 
     /// Runs the vCPU to its end.
-    fn live(self, progress: &Progress) -> Result<(Ended, Machine), RunError> {
+    fn live(self, progress: &Progress) -> Result<(Ended, Machine, MemoryFigures), RunError> {
         let (sender, ended) = channel();
         let running = Box::new(self.kvm).start(Arc::clone(&self.machine.bus), sender)?;
         let end = wait(running, &ended, progress, &self.machine)?;
-        Ok((end, self.machine))
+        Ok((end, self.machine, ram::figures(&self.region)))
     }
 }
 

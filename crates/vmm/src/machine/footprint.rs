@@ -1,6 +1,7 @@
 //! Cost of a run for the host: CPU time and memory.
 use paravane_dma::Region;
 use rustix::time::{ClockId, clock_gettime};
+use std::ops::Range;
 
 /// CPU time of all threads in seconds: user (with guest) and system.
 pub(crate) fn cpu_seconds() -> f64 {
@@ -10,20 +11,35 @@ pub(crate) fn cpu_seconds() -> f64 {
 
 /// Resident memory in bytes without guest RAM; 0 if the kernel hides it.
 pub(crate) fn resident_beyond(region: &Region) -> u64 {
-    let start = region.host().as_ptr() as u64;
-    std::fs::read_to_string("/proc/self/smaps")
-        .map(|smaps| resident_outside(&smaps, start, start + region.size()))
-        .unwrap_or(0)
+    sum_of(region, false, &["Rss"])
 }
 
-fn resident_outside(smaps: &str, start: u64, end: u64) -> u64 {
-    let mut counted = true;
+/// Resident bytes of guest RAM, and bytes of it in huge pages; 0 if the kernel hides them.
+pub(crate) fn guest_memory(region: &Region) -> (u64, u64) {
+    const POOL: [&str; 2] = ["Shared_Hugetlb", "Private_Hugetlb"];
+    let pool = sum_of(region, true, &POOL);
+    let huge = sum_of(region, true, &["AnonHugePages", "ShmemPmdMapped"]);
+    (sum_of(region, true, &["Rss"]) + pool, huge + pool)
+}
+
+/// Sums fields of the process's mappings, of those in guest RAM or of all others, in bytes.
+fn sum_of(region: &Region, inside: bool, fields: &[&str]) -> u64 {
+    let start = region.host().as_ptr() as u64;
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    sum(&smaps, start..start + region.size(), inside, fields)
+}
+
+fn sum(smaps: &str, ram: Range<u64>, inside: bool, fields: &[&str]) -> u64 {
+    let mut counted = !inside;
     let mut sum = 0;
     for line in smaps.lines() {
         if let Some((first, last)) = mapping(line) {
-            counted = first < start || last > end;
-        } else if counted && let Some(rss) = line.strip_prefix("Rss:") {
-            let kib = rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
+            counted = inside == (first >= ram.start && last <= ram.end);
+        } else if counted
+            && let Some((name, value)) = line.split_once(':')
+            && fields.contains(&name)
+        {
+            let kib = value.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0);
             sum += kib * 1024;
         }
     }
@@ -41,11 +57,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_memory_is_left_out() {
+    fn guest_memory_is_told_from_the_rest() {
         let smaps = "1000-2000 r-xp 0 00:00 1 /bin/a\nSize: 4 kB\nRss:                4 kB\n\
                      10000-20000 rw-s 0 00:00 1 /memfd:ram\nRss:               64 kB\n\
+                     AnonHugePages:     32 kB\nShmemPmdMapped:     8 kB\n\
                      20000-21000 rw-p 0 00:00 0 [heap]\nRss:                8 kB\nVmFlags: rd wr\n";
-        assert_eq!(resident_outside(smaps, 0x10000, 0x20000), 12 << 10);
+        let sum = |inside, fields: &[&str]| sum(smaps, 0x10000..0x20000, inside, fields) >> 10;
+        assert_eq!(sum(false, &["Rss"]), 12);
+        assert_eq!(sum(true, &["Rss"]), 64);
+        assert_eq!(sum(true, &["AnonHugePages", "ShmemPmdMapped"]), 40);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::work::Work;
 use crate::config::{RingLayout, RunConfig};
 use crate::machine::counters::RunCounters;
 use crate::machine::devices::NamedDevice;
-use crate::machine::{Machine, footprint};
+use crate::machine::{Machine, footprint, ram};
 use crate::report::{DirtyFigures, Outcome, PhaseFigures, QueueResult, Report};
 use paravane_attach::{AttachedDevice, QueueStatus};
 use paravane_dma::Region;
@@ -96,6 +96,7 @@ impl Over<'_> {
             mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
             boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),
             wall_s: self.started.elapsed().as_secs_f64(),
+            memory: ram::figures(self.region),
             resident_overhead: footprint::resident_beyond(self.region),
         }
     }

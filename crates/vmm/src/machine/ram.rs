@@ -1,0 +1,97 @@
+//! Guest RAM: the kind of its pages, their allocation, and what the host gave.
+use super::footprint;
+use crate::config::RunConfig;
+use crate::error::RunError;
+use crate::report::MemoryFigures;
+use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use std::sync::Arc;
+
+/// Makes the machine's RAM.
+///
+/// It is private memory with transparent huge pages, unless another process serves queues in it.
+///
+/// # Errors
+/// The host does not have so much, or not of that kind.
+pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError> {
+    let host = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    if let Some(refusal) = refusal(config, &host) {
+        return Err(RunError::Config(refusal));
+    }
+    let backing = match &config.server {
+        _ if config.hugepages => Backing::HugePages,
+        Some(_) => Backing::Pages,
+        None => Backing::Private,
+    };
+    let region = Region::new(RegionConfig { gpa: 0, size: config.memory, backing, writable: true })?;
+    if config.prefault {
+        region.populate().map_err(|source| RunError::Os { what: "allocate guest memory", source })?;
+    }
+    let memory = Memory::new(vec![Arc::clone(&region)])?;
+    Ok((region, memory))
+}
+
+/// Why the host cannot give the memory; `None`: it may be able to.
+fn refusal(config: &RunConfig, meminfo: &str) -> Option<String> {
+    if config.hugepages {
+        // Of another pool, which says so itself.
+        return None;
+    }
+    let field = |name: &str| -> Option<u64> {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix(" kB")?.parse().ok()
+    };
+    let (name, what) = if config.prefault { ("MemAvailable", "available") } else { ("MemTotal", "in all") };
+    let has = field(name)?;
+    let wanted = config.memory >> 10;
+    (wanted > has).then(|| {
+        let (wanted, has) = (wanted >> 10, has >> 10);
+        let advice = if config.prefault { ", or do not allocate it at the start" } else { "" };
+        format!("guest memory of {wanted} MiB: the host has {has} MiB {what}; give the guest less{advice}")
+    })
+}
+
+/// What the host gave the guest until now.
+pub(crate) fn figures(region: &Region) -> MemoryFigures {
+    let (resident, huge) = footprint::guest_memory(region);
+    MemoryFigures { bytes: region.size(), is_shared: region.fd().is_some(), resident, huge }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_the_host_lacks_is_refused() {
+        let meminfo =
+            "MemTotal:         102400 kB\nMemFree:            1024 kB\nMemAvailable:      51200 kB\n";
+        let config = |mib: u64, prefault, hugepages| RunConfig {
+            memory: mib << 20,
+            prefault,
+            hugepages,
+            ..RunConfig::default()
+        };
+        assert_eq!(refusal(&config(100, false, false), meminfo), None);
+        assert_eq!(refusal(&config(50, true, false), meminfo), None);
+        assert_eq!(refusal(&config(500, true, true), meminfo), None);
+        assert_eq!(refusal(&config(500, true, false), ""), None);
+        let most = refusal(&config(101, false, false), meminfo).unwrap();
+        assert_eq!(most, "guest memory of 101 MiB: the host has 100 MiB in all; give the guest less");
+        let now = refusal(&config(51, true, false), meminfo).unwrap();
+        assert!(
+            now.contains("has 50 MiB available") && now.ends_with("do not allocate it at the start"),
+            "{now}"
+        );
+    }
+
+    #[test]
+    fn prefault_takes_all_pages_in_any_kind_of_memory() {
+        let config = RunConfig { memory: 16 << 20, prefault: true, ..RunConfig::default() };
+        let (region, _memory) = ram(&config).unwrap();
+        let MemoryFigures { bytes, is_shared, resident, huge } = figures(&region);
+        assert_eq!((bytes, is_shared, resident), (16 << 20, false, 16 << 20));
+        assert!(huge <= resident && huge.is_multiple_of(2 << 20), "{huge}");
+        let lazy = RunConfig { prefault: false, ..config };
+        let (region, _memory) = ram(&lazy).unwrap();
+        assert_eq!(figures(&region).resident, 0);
+    }
+}
