@@ -58,6 +58,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
     let block = u32::try_from(args.block.0).context("--block: size exceeds 4 GiB")?;
     Ok(RunConfig {
         accel: args.accel,
+        cpus: args.cpus,
         memory: args.memory.0,
         hugepages: args.hugepages,
         prefault: args.prefault,

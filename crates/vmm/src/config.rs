@@ -119,6 +119,8 @@ pub enum BlockOrder {
 pub struct RunConfig {
     /// Accelerator.
     pub accel: AccelChoice,
+    /// Number of vCPUs, 1 to 64.
+    pub cpus: u16,
     /// Guest RAM in bytes.
     pub memory: u64,
     /// RAM from the host's pool of 2 MiB pages, not in transparent huge pages.
@@ -196,6 +198,7 @@ impl Default for RunConfig {
     fn default() -> Self {
         Self {
             accel: AccelChoice::Auto,
+            cpus: 1,
             memory: 128 << 20,
             hugepages: false,
             prefault: false,

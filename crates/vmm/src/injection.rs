@@ -64,15 +64,15 @@ pub fn measure(
         Region::new(RegionConfig { gpa: 0, size: 4 << 20, backing: Backing::Pages, writable: true })?;
     let memory = Memory::new(vec![Arc::clone(&region)])?;
     let machine =
-        KvmMachine::new(Arc::clone(&region), false, MsiDelivery::default()).map_err(RunError::NoKvm)?;
-    arch::start_counter(&region, machine.parts().1, state == GuestState::Halted)?;
+        KvmMachine::new(Arc::clone(&region), false, MsiDelivery::default(), 1).map_err(RunError::NoKvm)?;
+    arch::start_counter(&region, &machine.vcpus()[0], state == GuestState::Halted)?;
     // Each has its number, as the messages of different devices have.
     let [one, other] = deliveries;
     let sinks = [sink(&machine, one, 0)?, sink(&machine, other, 1)?];
     if state == GuestState::Stopped {
         return Ok(call_only(&sinks, samples));
     }
-    let bus = Arc::new(Bus::new(Vec::new(), None, Console::new(&memory, Arc::new(RunCounters::default()))));
+    let bus = Arc::new(Bus::new(Vec::new(), None, Console::new(&memory, Arc::new(RunCounters::new(1)))));
     let (sender, ended) = channel();
     let running = on_cpu(vcpu_cpu, || Box::new(machine).start(bus, sender))??;
     let measured = interrupt(&mut memory.handle(), &sinks, samples);

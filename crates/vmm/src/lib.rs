@@ -41,7 +41,7 @@ pub use machine::server::{QueueServer, ServerFigures};
 pub use paravane_attach::KickPath;
 pub use paravane_io::IoThreadFigures;
 pub use report::{
-    DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, MemoryFigures, NetResult, Outcome,
-    PhaseFigures, QueueResult, Report,
+    CpuFigures, DirtyFigures, DiskResult, ExitFigures, GuestFailure, KickFigures, MemoryFigures, NetResult,
+    Outcome, PhaseFigures, QueueResult, Report,
 };
 pub use run::{Phase, Progress, run};

@@ -11,7 +11,7 @@ pub use run::run;
 
 use crate::config::RunConfig;
 use crate::machine::console::Power;
-use crate::report::{GuestFailure, MemoryFigures};
+use crate::report::{CpuFigures, GuestFailure, MemoryFigures};
 use std::path::PathBuf;
 
 /// A run of a Linux guest.
@@ -65,6 +65,8 @@ pub struct LinuxReport {
     pub faults: Vec<String>,
     /// Exits to user space.
     pub exits: u64,
+    /// Each vCPU.
+    pub cpus: Vec<CpuFigures>,
     /// Kicks that the I/O threads took.
     pub kicks: u64,
     /// Interrupts that devices raised.

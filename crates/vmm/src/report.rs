@@ -88,6 +88,15 @@ pub struct DirtyFigures {
     pub verified: Option<bool>,
 }
 
+/// Figures of one vCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct CpuFigures {
+    /// Exits to user space.
+    pub exits: u64,
+    /// CPU time of its thread in seconds: guest code, exits, and the kernel.
+    pub cpu_s: f64,
+}
+
 /// Guest RAM, and what the host gave of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryFigures {

@@ -59,7 +59,7 @@ pub fn run(
     let accel = accelerator.name();
     tracing::debug!(accel, "accelerator: {accel_reason}");
 
-    let counters = Arc::new(RunCounters::default());
+    let counters = Arc::new(RunCounters::new(config.cpus));
     let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, None)?;
     put_boot_info(&memory, &plan::boot_info(config, &work.entries, accelerator.clock_khz()))?;
 

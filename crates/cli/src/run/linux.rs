@@ -3,7 +3,7 @@ use super::progress;
 use super::render::guest_memory;
 use crate::failure::Failure;
 use paravane_command_line::output;
-use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
+use paravane_vmm::{CpuFigures, LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,9 +46,13 @@ fn lines(report: &LinuxReport) -> Vec<String> {
          {interrupts} interrupts ({messages} by MSI)"
     );
     let memory = format!("  guest RAM: {}", guest_memory(&report.memory));
+    let cpus = report.cpus.iter().enumerate().filter(|_| report.cpus.len() > 1);
+    let cpus = cpus.map(|(number, CpuFigures { exits, cpu_s })| {
+        format!("  CPU {number}: {exits} exits, {cpu_s:.2} s of CPU time")
+    });
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));
-    [sum, memory].into_iter().chain(registers).chain(faults).collect()
+    [sum, memory].into_iter().chain(cpus).chain(registers).chain(faults).collect()
 }
 
 #[cfg(test)]
@@ -63,6 +67,7 @@ mod tests {
             restarts: 2,
             faults: vec!["device 0: torn".into()],
             exits: 3,
+            cpus: [(1, 0.25), (2, 0.5)].map(|(exits, cpu_s)| CpuFigures { exits, cpu_s }).to_vec(),
             kicks: 2,
             interrupts: 1,
             messages: 0,
@@ -76,6 +81,7 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(lines[1], "  guest RAM: 1.0 GiB private, 96.0 MiB used, 64.0 MiB of it in huge pages");
-        assert_eq!(lines[2], "  device 0: torn");
+        assert_eq!(lines[3], "  CPU 1: 2 exits, 0.50 s of CPU time");
+        assert_eq!(lines[4], "  device 0: torn");
     }
 }

@@ -1,7 +1,7 @@
 //! x86-64: a local APIC and an I/O APIC, I/O ports, ACPI, Linux's 64-bit boot protocol.
 //!
 //! ```text
-//! vm          interrupt controller, CPUID, time-stamp counter
+//! vm          interrupt controller, vCPUs (cpuid), time-stamp counter
 //! start       page and descriptor tables, registers: guests in ring 3, and the built-in one (image)
 //! bare        guests of a few instructions, for measurements
 //! exits       exits of this architecture; ports: a Linux guest's console and power controls
@@ -9,6 +9,7 @@
 //! linux       a stock kernel: loaded, described to (ACPI), entered
 //! ```
 mod bare;
+mod cpuid;
 mod exits;
 mod image;
 pub(crate) mod linux;
@@ -19,6 +20,7 @@ mod start;
 mod vm;
 
 pub(crate) use bare::{INTERRUPT_COUNT, Loop, start_counter, start_loop};
+pub(crate) use cpuid::Place;
 pub(crate) use exits::{ArchExit, exit};
 pub(crate) use image::builtin as builtin_image;
 pub(crate) use messages::{interrupt_number, is_interrupt, message};

@@ -13,6 +13,8 @@ const MAX_MEMORY: u64 = 3 << 30;
 const MAX_DEPTH: u32 = 256;
 /// Most bytes a request.
 const MAX_BLOCK: u32 = 16 << 20;
+/// Most vCPUs.
+pub(crate) const MAX_CPUS: u16 = 64;
 /// Most I/O threads.
 pub(crate) const MAX_IO_THREADS: u16 = 64;
 /// Longest poll. A longer one keeps a core busy.
@@ -48,6 +50,9 @@ pub(crate) fn check(config: &RunConfig, devices: usize) -> Result<(), RunError> 
     }
     if config.read_percent > 100 {
         return refuse(format!("{} percent of reads: must be 0 to 100", config.read_percent));
+    }
+    if !(1..=MAX_CPUS).contains(&config.cpus) {
+        return refuse(format!("{} CPUs: must be 1 to {MAX_CPUS}", config.cpus));
     }
     if config.memory < MIN_MEMORY || config.memory > MAX_MEMORY {
         return refuse(format!(
@@ -93,12 +98,14 @@ mod tests {
 
     #[test]
     fn each_impossible_configuration_is_refused_by_name() {
-        let configurations: [(&str, Spoil); 11] = [
+        let configurations: [(&str, Spoil); 13] = [
             ("depth of 0", |c| c.depth = 0),
             ("depth of 257", |c| c.depth = 257),
             ("block of 0", |c| c.block = 0),
             ("block of 1000", |c| c.block = 1000),
             ("101 percent", |c| c.read_percent = 101),
+            ("0 CPUs: must be 1 to 64", |c| c.cpus = 0),
+            ("65 CPUs", |c| c.cpus = 65),
             ("from 16 MiB", |c| c.memory = 1 << 20),
             ("multiple of 4096", |c| c.memory += 512),
             ("0 I/O threads", |c| c.io_threads = Some(0)),

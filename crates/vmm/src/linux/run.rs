@@ -42,7 +42,7 @@ pub fn run(
     started: Instant,
 ) -> Result<LinuxReport, RunError> {
     check(&config.machine, devices.len())?;
-    let counters = Arc::new(RunCounters::default());
+    let counters = Arc::new(RunCounters::new(config.machine.cpus));
     let screen = Screen(Arc::new(Mutex::new(console)));
     let (mut restarts, mut interrupts, mut messages) = (0, 0, 0);
     let mut memory;
@@ -74,6 +74,7 @@ pub fn run(
         restarts,
         faults: faults.collect(),
         exits: counters.exits(),
+        cpus: counters.cpus(),
         kicks: counters.kicks(),
         interrupts,
         messages,
@@ -116,13 +117,19 @@ impl Life {
         let machine_config = &config.machine;
         let (region, memory) = ram(machine_config)?;
         let kernel = linux::load(&memory, region.size(), &config.kernel)?;
-        let kvm = KvmMachine::new(Arc::clone(&region), false, machine_config.msi_delivery)
+        let &RunConfig { msi_delivery, cpus, .. } = machine_config;
+        let kvm = KvmMachine::new(Arc::clone(&region), false, msi_delivery, cpus)
             .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
         let attached = attached(machine_config.transport, devices.len());
         let system = SystemDevices::new(kvm.sink(CONSOLE_GSI)?, Box::new(screen));
         let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, Some(system))?;
-        let boot = Boot { initrd: config.initrd.as_deref(), cmdline: &config.cmdline, devices: &attached };
-        linux::start(kernel, &boot, &memory, kvm.parts())?;
+        let boot = Boot {
+            initrd: config.initrd.as_deref(),
+            cmdline: &config.cmdline,
+            devices: &attached,
+            cpus: kvm.vcpus().len() as u16,
+        };
+        linux::start(kernel, &boot, &memory, &kvm.vcpus()[0])?;
         Ok(Self { machine, kvm, region })
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn choose(
     }
     let machine = builtin_image()
         .map_err(|error| error.to_string())
-        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery));
+        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery, 1));
     match (machine, choice) {
         (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
         (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),

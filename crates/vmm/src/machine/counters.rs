@@ -1,5 +1,6 @@
 //! Counters and milestones of a run.
-use crate::report::ExitFigures;
+use crate::machine::footprint;
+use crate::report::{CpuFigures, ExitFigures};
 use paravane_attach::{AccessCounts, Counters};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,23 +10,58 @@ use std::time::Instant;
 ///
 /// All counters are relaxed: they order nothing, and are read when the threads that count have been
 /// joined.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RunCounters {
     /// Of all devices.
     pub(crate) devices: Arc<Counters>,
-    exits: AtomicU64,
+    /// Of each vCPU.
+    cpus: Vec<CpuCounters>,
     first_io: OnceLock<Instant>,
 }
 
+/// Counters of one vCPU, in cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct CpuCounters {
+    exits: AtomicU64,
+    /// CPU time of its ended threads in nanoseconds.
+    time: AtomicU64,
+}
+
 impl RunCounters {
-    /// Counts one exit to user space.
-    pub(crate) fn exit(&self) {
-        self.exits.fetch_add(1, Ordering::Relaxed);
+    /// For this number of vCPUs.
+    pub(crate) fn new(cpus: u16) -> Self {
+        let cpus = (0..cpus.max(1)).map(|_| CpuCounters::default()).collect();
+        Self { devices: Arc::default(), cpus, first_io: OnceLock::new() }
+    }
+
+    /// Counts one exit to user space of a vCPU.
+    pub(crate) fn exit(&self, cpu: usize) {
+        if let Some(cpu) = self.cpus.get(cpu) {
+            // Nobody else writes it.
+            cpu.exits.store(cpu.exits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The calling thread, which was this vCPU, ends.
+    pub(crate) fn ends(&self, cpu: usize) {
+        if let Some(cpu) = self.cpus.get(cpu) {
+            cpu.time.fetch_add(footprint::thread_ns(), Ordering::Relaxed);
+        }
     }
 
     /// Exits so far.
     pub(crate) fn exits(&self) -> u64 {
-        self.exits.load(Ordering::Relaxed)
+        self.cpus.iter().map(|cpu| cpu.exits.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The vCPUs, whose threads have ended.
+    pub(crate) fn cpus(&self) -> Vec<CpuFigures> {
+        let figures = |cpu: &CpuCounters| CpuFigures {
+            exits: cpu.exits.load(Ordering::Relaxed),
+            cpu_s: cpu.time.load(Ordering::Relaxed) as f64 * 1e-9,
+        };
+        self.cpus.iter().map(figures).collect()
     }
 
     /// Exits so far, by cause.

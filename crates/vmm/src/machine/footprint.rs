@@ -9,6 +9,12 @@ pub(crate) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
+/// CPU time of the calling thread in nanoseconds: user (with guest) and system.
+pub(crate) fn thread_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
 /// Resident memory in bytes without guest RAM; 0 if the kernel hides it.
 pub(crate) fn resident_beyond(region: &Region) -> u64 {
     sum_of(region, false, &["Rss"])

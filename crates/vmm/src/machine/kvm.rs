@@ -1,7 +1,7 @@
-//! The KVM machine: a VM with one vCPU.
+//! The KVM machine: a VM and its vCPUs.
 mod vcpu;
 
-use crate::arch;
+use crate::arch::{self, Place};
 use crate::config::MsiDelivery;
 use crate::error::RunError;
 use crate::machine::accel::{Accelerator, Ended, Running};
@@ -50,14 +50,26 @@ pub(crate) fn open() -> Result<Kvm, String> {
     }
 }
 
+/// How many vCPUs a machine has that is to have `wanted`, at least one.
+fn vcpus(wanted: u16, kvm: &Kvm) -> u16 {
+    let most = u16::try_from(kvm.get_max_vcpus()).unwrap_or(u16::MAX).max(1);
+    let host = std::thread::available_parallelism().map_or(1, usize::from);
+    if wanted > most {
+        tracing::warn!("KVM gives a VM at most {most} CPUs: the guest has {most}, not {wanted}");
+    } else if usize::from(wanted) > host {
+        tracing::warn!("the guest has {wanted} CPUs and takes turns on {host} of the host");
+    }
+    wanted.clamp(1, most)
+}
+
 /// The machine before its start.
 pub(crate) struct KvmMachine {
     region: Arc<Region>,
     vm: Arc<VmFd>,
     routes: Arc<KvmRoutes>,
     delivery: MsiDelivery,
-    vcpu: VcpuFd,
-    /// Whether KVM logs what the vCPU writes.
+    vcpus: Vec<VcpuFd>,
+    /// Whether KVM logs what the vCPUs write.
     log: bool,
 }
 
@@ -80,11 +92,17 @@ impl VcpuLog for SlotLog {
 impl KvmMachine {
     /// Makes a machine with `region` as RAM.
     ///
-    /// With `log`, KVM logs the writes of the vCPU. Messages are delivered by `delivery`.
+    /// With `log`, KVM logs the writes of the vCPUs. Messages are delivered by `delivery`. Of `cpus`
+    /// vCPUs it has as many as KVM can give.
     ///
     /// # Errors
     /// KVM is not usable here; in words, for the report.
-    pub(crate) fn new(region: Arc<Region>, log: bool, delivery: MsiDelivery) -> Result<Self, String> {
+    pub(crate) fn new(
+        region: Arc<Region>,
+        log: bool,
+        delivery: MsiDelivery,
+        cpus: u16,
+    ) -> Result<Self, String> {
         let kvm = open()?;
         let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
         let vm = kvm.create_vm().map_err(failed("make a VM"))?;
@@ -99,16 +117,18 @@ impl KvmMachine {
         // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest
         // runs: the machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
         unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
-        let vcpu = arch::new_vcpu(&kvm, &vm)?;
+        let count = vcpus(cpus, &kvm);
+        let vcpus = (0..count).map(|number| arch::new_vcpu(&kvm, &vm, Place { number, count }));
+        let vcpus = vcpus.collect::<Result<_, _>>()?;
         let vm = Arc::new(vm);
         let routes = KvmRoutes::new(Arc::clone(&vm), arch::wired_routes(), arch::is_interrupt)
             .map_err(|error| error.to_string())?;
-        Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpu, log })
+        Ok(Self { region, vm, routes: Arc::new(routes), delivery, vcpus, log })
     }
 
-    /// VM and vCPU, for a guest with its own entry.
-    pub(crate) fn parts(&self) -> (&VmFd, &VcpuFd) {
-        (&self.vm, &self.vcpu)
+    /// The vCPUs; the first one starts a guest.
+    pub(crate) fn vcpus(&self) -> &[VcpuFd] {
+        &self.vcpus
     }
 
     /// Message controller of the chosen delivery.
@@ -121,8 +141,8 @@ impl KvmMachine {
     }
 
     /// The parts, for a bare guest (see `doctor`).
-    pub(crate) fn into_parts(self) -> (Arc<VmFd>, VcpuFd, Arc<Region>) {
-        (self.vm, self.vcpu, self.region)
+    pub(crate) fn into_parts(self) -> (Arc<VmFd>, Vec<VcpuFd>, Arc<Region>) {
+        (self.vm, self.vcpus, self.region)
     }
 }
 
@@ -144,11 +164,11 @@ impl Accelerator for KvmMachine {
     }
 
     fn clock_khz(&self) -> u64 {
-        arch::clock_khz(&self.vcpu)
+        arch::clock_khz(&self.vcpus[0])
     }
 
     fn prepare(&mut self) -> Result<(), RunError> {
-        arch::start_builtin(&self.region, &self.vcpu)
+        arch::start_builtin(&self.region, &self.vcpus[0])
     }
 
     fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {
@@ -157,7 +177,7 @@ impl Accelerator for KvmMachine {
     }
 
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
-        let (vm, vcpu, region) = self.into_parts();
-        Ok(Box::new(vcpu::RunningVcpu::spawn(vm, vcpu, region, bus, ended)?))
+        let (vm, vcpus, region) = self.into_parts();
+        Ok(Box::new(vcpu::RunningVcpus::spawn(&vm, vcpus, region, bus, ended)?))
     }
 }

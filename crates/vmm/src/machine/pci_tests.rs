@@ -66,7 +66,7 @@ impl Guest {
             .ioeventfds(Arc::clone(&fds) as Arc<dyn IoEventFds>)
             .pci(PciPlace { bar: HOME, requester: 8, interrupt_line: 5 }, InterruptFn::new(|| ()), None)
             .unwrap();
-        let console = Console::new(&memory, Arc::new(RunCounters::default()));
+        let console = Console::new(&memory, Arc::new(RunCounters::new(1)));
         let bus = Arc::new(Bus::new(vec![device], Some(Root::new()), console));
         let machine = Machine(Addresses { bus, fds });
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! files --load--> RAM (layout)      acpi: what is where, for the guest
-//!                  '----- cpu: CPUID, long mode ---> the vCPU's first instruction
+//!                  '----- cpu: long mode ----------> the vCPU's first instruction
 //! ```
 mod acpi;
 mod cpu;
@@ -17,7 +17,7 @@ pub(crate) use load::{Kernel, kernel as load};
 
 use crate::error::RunError;
 use crate::machine::attach::Attached;
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::VcpuFd;
 use load::Extras;
 use paravane_dma::Memory;
 use paravane_spec::builtin::PCI_ECAM;
@@ -29,32 +29,29 @@ pub(crate) struct Boot<'a> {
     pub(crate) initrd: Option<&'a Path>,
     pub(crate) cmdline: &'a str,
     pub(crate) devices: &'a Attached,
+    /// Number of vCPUs.
+    pub(crate) cpus: u16,
 }
 
-/// Makes `vcpu` start with `kernel`, which `memory` holds.
+/// Makes the first vCPU start with `kernel`, which `memory` holds. The kernel starts the others.
 ///
 /// # Errors
 /// Something does not fit into RAM, or KVM refuses a register.
-pub(crate) fn start(
-    kernel: Kernel,
-    boot: &Boot<'_>,
-    memory: &Memory,
-    (vm, vcpu): (&VmFd, &VcpuFd),
-) -> Result<(), RunError> {
+pub(crate) fn start(kernel: Kernel, boot: &Boot<'_>, memory: &Memory, vcpu: &VcpuFd) -> Result<(), RunError> {
     let ram = memory.regions().iter().map(|region| region.size()).sum();
     let entry = kernel.entry;
     let spaces = [(PCI_ECAM, ecam::BUS)];
     let extras = Extras {
         initrd: boot.initrd,
         cmdline: boot.cmdline,
-        tables: &acpi::tables(layout::ACPI, boot.devices),
+        tables: &acpi::tables(layout::ACPI, boot.devices, boot.cpus),
         reserved: if matches!(boot.devices, Attached::Pci(_)) { &spaces } else { &[] },
     };
     let mut handle = memory.handle().named("the loader");
     let guard = handle.enter();
     cpu::put_tables(&guard).map_err(LoadError::Memory)?;
     kernel.finish(&guard, ram, &extras)?;
-    cpu::set_up(vm, vcpu, entry).map_err(|error| RunError::Os {
+    cpu::set_up(vcpu, entry).map_err(|error| RunError::Os {
         what: "set the vCPU's registers",
         source: std::io::Error::from_raw_os_error(error.errno()),
     })

@@ -1,8 +1,9 @@
 //! The VM's interrupt controller, processor and clock.
+use super::cpuid::{self, Place};
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQCHIP_IOAPIC, KVM_MAX_CPUID_ENTRIES, kvm_irq_routing_entry,
 };
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 /// Pins of the I/O APIC.
 const IOAPIC_PINS: u32 = 24;
@@ -28,13 +29,15 @@ pub(crate) fn set_up(vm: &VmFd) -> Result<(), String> {
     vm.create_irq_chip().map_err(failed("make an interrupt controller"))
 }
 
-/// Makes the vCPU, with all features that KVM supports.
+/// Makes a vCPU, with all features that KVM supports.
 ///
 /// # Errors
 /// As [`set_up`].
-pub(crate) fn new_vcpu(kvm: &Kvm, vm: &VmFd) -> Result<VcpuFd, String> {
-    let vcpu = vm.create_vcpu(0).map_err(failed("make a vCPU"))?;
-    let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("list CPU features"))?;
+pub(crate) fn new_vcpu(kvm: &Kvm, vm: &VmFd, place: Place) -> Result<VcpuFd, String> {
+    let vcpu = vm.create_vcpu(place.number.into()).map_err(failed("make a vCPU"))?;
+    let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("list CPU features"))?;
+    let cpuid = cpuid::of_vcpu(&supported, place, vm.check_extension(Cap::TscDeadlineTimer))
+        .ok_or("KVM lists more CPU features than it takes")?;
     vcpu.set_cpuid2(&cpuid).map_err(failed("set CPU features"))?;
     Ok(vcpu)
 }

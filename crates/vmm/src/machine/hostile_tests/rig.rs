@@ -140,7 +140,7 @@ impl Host {
         let config = RegionConfig { gpa: 0, size: RAM_SIZE, backing: Backing::Pages, writable: true };
         let region = Region::new(config).unwrap();
         let memory = Memory::new(vec![Arc::clone(&region)]).unwrap();
-        let (counters, fds) = (Arc::new(RunCounters::default()), Arc::new(LocalIoEventFds::default()));
+        let (counters, fds) = (Arc::new(RunCounters::new(1)), Arc::new(LocalIoEventFds::default()));
         let config =
             RunConfig { transport, ioeventfd, longest_poll, io_threads: Some(1), ..RunConfig::default() };
         let device = |number| NamedDevice::new(&format!("rng {number}"), Box::new(Source::new()));

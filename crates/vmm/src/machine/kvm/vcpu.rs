@@ -1,11 +1,11 @@
-//! The vCPU's thread: runs guest code and serves its exits.
+//! The vCPUs' threads: each runs guest code and serves its exits.
 //!
 //! A stop takes the thread out of the guest without a race. It first sets `immediate_exit` in the
 //! shared run structure, which makes the next entry fail. Then it sends a signal, which ends the
 //! current one.
 use crate::arch::{self, ArchExit};
 use crate::error::RunError;
-use crate::machine::accel::{Ended, Running};
+use crate::machine::accel::{Ended, Running, lost};
 use crate::machine::bus::Bus;
 use crate::machine::console::GuestEnd;
 use crate::report::GuestFailure;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread::JoinHandle;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
-/// Stack of the vCPU's thread in bytes, for exits and for device start and stop.
+/// Stack of a vCPU's thread in bytes, for exits and for device start and stop.
 const STACK: usize = 512 << 10;
 
 /// Result of an exit: the guest continues, or has ended.
@@ -35,7 +35,6 @@ struct ImmediateExit(NonNull<AtomicU8>);
 // threads, and the mutex around it is emptied before the mapping goes.
 unsafe impl Send for ImmediateExit {}
 
-#[derive(Default)]
 struct Kickout {
     requested: AtomicBool,
     target: Mutex<Option<ImmediateExit>>,
@@ -54,19 +53,76 @@ impl Kickout {
     }
 }
 
-/// Clears the stop target when the vCPU's thread ends, also by a panic.
-struct Disarm<'a>(&'a Kickout);
+/// What the vCPUs' threads share.
+struct Shared {
+    region: Arc<Region>,
+    bus: Arc<Bus>,
+    kickouts: Vec<Kickout>,
+    ends: Mutex<Ends>,
+}
 
-impl Drop for Disarm<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.target) = None;
+/// Ends of the vCPUs until now.
+struct Ends {
+    /// Number of vCPUs that still run.
+    left: usize,
+    /// Registers of those that were stopped.
+    stopped: Vec<(usize, Vec<String>)>,
+    /// `None`: the guest's end was sent.
+    sender: Option<Sender<Ended>>,
+}
+
+impl Shared {
+    /// A vCPU has ended.
+    ///
+    /// The first end that is no stop is the guest's. Without one, the guest is stopped when all
+    /// vCPUs are.
+    fn ended(&self, cpu: usize, end: Ended) {
+        let mut ends = lock(&self.ends);
+        ends.left = ends.left.saturating_sub(1);
+        let end = match end {
+            Ended::Stopped(registers) => {
+                ends.stopped.push((cpu, registers));
+                if ends.left > 0 {
+                    return;
+                }
+                Ended::Stopped(self.registers(std::mem::take(&mut ends.stopped)))
+            }
+            other => other,
+        };
+        if let Some(sender) = ends.sender.take() {
+            // The receiver waits for this message for as long as it lives.
+            let _ = sender.send(end);
+        }
+    }
+
+    /// The registers of all vCPUs, by number.
+    fn registers(&self, mut stopped: Vec<(usize, Vec<String>)>) -> Vec<String> {
+        stopped.sort_unstable_by_key(|(cpu, _)| *cpu);
+        let several = self.kickouts.len() > 1;
+        let lines = stopped
+            .into_iter()
+            .flat_map(|(cpu, registers)| several.then(|| format!("CPU {cpu}:")).into_iter().chain(registers));
+        lines.collect()
     }
 }
 
-/// A running vCPU.
-pub(super) struct RunningVcpu {
-    kickout: Arc<Kickout>,
-    thread: JoinHandle<()>,
+/// Clears the stop target when a vCPU's thread ends, and reports its end if it panics.
+struct Disarm<'a>(&'a Shared, usize);
+
+impl Drop for Disarm<'_> {
+    fn drop(&mut self) {
+        let Self(shared, cpu) = *self;
+        *lock(&shared.kickouts[cpu].target) = None;
+        if std::thread::panicking() {
+            shared.ended(cpu, Ended::Host(lost()));
+        }
+    }
+}
+
+/// The running vCPUs.
+pub(super) struct RunningVcpus {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
@@ -86,62 +142,88 @@ fn register_signal() -> Result<(), RunError> {
     result
 }
 
-impl RunningVcpu {
-    /// Starts a thread that runs `vcpu`, and keeps `vm` open.
+impl RunningVcpus {
+    /// Starts a thread for each vCPU. They keep `vm` open.
     ///
     /// The kernel drops a VM's irqfds when its descriptor is closed.
     pub(super) fn spawn(
-        vm: Arc<VmFd>,
-        mut vcpu: VcpuFd,
+        vm: &Arc<VmFd>,
+        mut vcpus: Vec<VcpuFd>,
         region: Arc<Region>,
         bus: Arc<Bus>,
         ended: Sender<Ended>,
     ) -> Result<Self, RunError> {
         register_signal()?;
-        let run = NonNull::from(&mut vcpu.get_kvm_run().immediate_exit);
-        let kickout = Arc::new(Kickout::default());
-        *lock(&kickout.target) = Some(ImmediateExit(run.cast()));
-        let shared = Arc::clone(&kickout);
-        let thread = std::thread::Builder::new()
-            .name("vcpu0".into())
-            .stack_size(STACK)
-            .spawn(move || {
-                // Dropped in the opposite order: target, vCPU, VM, region.
-                let guest = Guest { region, bus };
-                let _vm = vm;
-                let mut vcpu = vcpu;
-                let _disarm = Disarm(&shared);
-                let end = guest.run(&mut vcpu, &shared);
-                // The receiver waits for this message for as long as it lives.
-                let _ = ended.send(end);
-            })
-            .map_err(|source| RunError::Os { what: "start the vCPU's thread", source })?;
-        Ok(Self { kickout, thread })
+        let kickout = |vcpu: &mut VcpuFd| {
+            let run = NonNull::from(&mut vcpu.get_kvm_run().immediate_exit);
+            Kickout { requested: AtomicBool::new(false), target: Mutex::new(Some(ImmediateExit(run.cast()))) }
+        };
+        let kickouts = vcpus.iter_mut().map(kickout).collect();
+        let ends = Mutex::new(Ends { left: vcpus.len(), stopped: Vec::new(), sender: Some(ended) });
+        let shared = Arc::new(Shared { region, bus, kickouts, ends });
+        let mut running = Self { shared, threads: Vec::with_capacity(vcpus.len()) };
+        for (cpu, vcpu) in vcpus.into_iter().enumerate() {
+            match thread(Arc::clone(vm), vcpu, cpu, Arc::clone(&running.shared)) {
+                Ok(thread) => running.threads.push(thread),
+                Err(source) => {
+                    Box::new(running).join();
+                    return Err(RunError::Os { what: "start a vCPU's thread", source });
+                }
+            }
+        }
+        Ok(running)
     }
 }
 
-impl Running for RunningVcpu {
+/// Starts the thread of one vCPU.
+fn thread(
+    vm: Arc<VmFd>,
+    mut vcpu: VcpuFd,
+    cpu: usize,
+    shared: Arc<Shared>,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(format!("vcpu{cpu}")).stack_size(STACK).spawn(move || {
+        // Dropped in the opposite order: target, vCPU, VM, and the region with what is shared.
+        let shared = shared;
+        let _vm = vm;
+        let vcpu = &mut vcpu;
+        let _disarm = Disarm(&shared, cpu);
+        let end = Guest { shared: &shared, cpu }.run(vcpu);
+        shared.bus.console().counters().ends(cpu);
+        shared.ended(cpu, end);
+    })
+}
+
+impl Running for RunningVcpus {
     fn stop(&self) {
-        self.kickout.request();
-        if let Err(error) = self.thread.kill(SIGRTMIN()) {
-            tracing::error!("cannot signal the vCPU: {error}");
+        self.shared.kickouts.iter().for_each(Kickout::request);
+        for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
+            if let Err(error) = thread.kill(SIGRTMIN()) {
+                tracing::error!("cannot signal a vCPU: {error}");
+            }
         }
     }
 
     fn join(self: Box<Self>) {
-        if self.thread.join().is_err() {
-            tracing::error!("the vCPU's thread panicked");
+        // The guest ends on one vCPU. The others run on until now.
+        self.stop();
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a vCPU's thread panicked");
+            }
         }
     }
 }
 
-struct Guest {
-    region: Arc<Region>,
-    bus: Arc<Bus>,
+/// The guest on one vCPU.
+struct Guest<'a> {
+    shared: &'a Shared,
+    cpu: usize,
 }
 
-impl Guest {
-    fn run(&self, vcpu: &mut VcpuFd, kickout: &Kickout) -> Ended {
+impl Guest<'_> {
+    fn run(&self, vcpu: &mut VcpuFd) -> Ended {
+        let kickout = &self.shared.kickouts[self.cpu];
         loop {
             // Acquire, pairs with the release in `request`.
             if kickout.requested.load(Ordering::Acquire) {
@@ -165,20 +247,20 @@ impl Guest {
                 }));
             }
         };
-        self.bus.console().counters().exit();
+        self.shared.bus.console().counters().exit(self.cpu);
         let what = match exit {
             VcpuExit::MmioRead(addr, data) => {
-                self.bus.read(addr, data);
+                self.shared.bus.read(addr, data);
                 return Step::On;
             }
             VcpuExit::MmioWrite(addr, data) => {
-                let end = self.bus.write(addr, data);
+                let end = self.shared.bus.write(addr, data);
                 return self.after(vcpu, end);
             }
             VcpuExit::Intr => return Step::On,
             VcpuExit::InternalError => "KVM could not go on with it (internal error)".to_owned(),
             VcpuExit::FailEntry(reason, _) => format!("the processor refused its state ({reason:#x})"),
-            other => match arch::exit(other, &self.bus) {
+            other => match arch::exit(other, &self.shared.bus) {
                 ArchExit::Served(end) => return self.after(vcpu, end),
                 ArchExit::Reset => return Step::End(Ended::TripleFault(arch::registers(vcpu))),
                 ArchExit::Failed(what) => what,
@@ -193,7 +275,7 @@ impl Guest {
             None => Step::On,
             Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, arch::registers(vcpu))),
             Some(GuestEnd::Crash(vector)) => {
-                Step::End(Ended::Failed(arch::crash(vcpu, &self.region, vector)))
+                Step::End(Ended::Failed(arch::crash(vcpu, &self.shared.region, vector)))
             }
             Some(GuestEnd::Power(power)) => Step::End(Ended::Power(power)),
         }

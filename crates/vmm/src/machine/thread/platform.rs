@@ -33,7 +33,7 @@ impl HostThread {
 
     fn mmio_read<const N: usize>(&self, addr: u64) -> [u8; N] {
         self.check_stop();
-        self.bus.console().counters().exit();
+        self.bus.console().counters().exit(0);
         let mut data = [0; N];
         self.bus.read(addr, &mut data);
         data
@@ -44,7 +44,7 @@ impl HostThread {
         if self.fds.signal(addr, &data) {
             return;
         }
-        self.bus.console().counters().exit();
+        self.bus.console().counters().exit(0);
         // The guest's end arrives as the return value of its program.
         let _ = self.bus.write(addr, &data);
     }

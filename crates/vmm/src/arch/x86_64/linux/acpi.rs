@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RSDP -> XSDT -> FADT -> DSDT    console, virtio-mmio devices or the PCI root, \_S5
-//!              -> MADT            one processor, one I/O APIC
+//!              -> MADT            the processors, one I/O APIC
 //!              -> MCFG            PCI: where the configuration spaces are
 //! ```
 //! Hardware-reduced (ACPI 6.5, section 4.1): no fixed hardware but the sleep and reset registers in
@@ -37,12 +37,12 @@ const IO_APIC: u32 = 0xfec0_0000;
 const BOOT_ARCHITECTURE: u16 = 1 << 2 | 1 << 4 | 1 << 5;
 
 /// All tables for guest-physical address `at`; the RSDP is the first.
-pub(super) fn tables(at: u64, attached: &Attached) -> Vec<u8> {
+pub(super) fn tables(at: u64, attached: &Attached, cpus: u16) -> Vec<u8> {
     let mut tables = Tables { at, bytes: vec![0; Rsdp::len()] };
     let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
     let dsdt = tables.add(&dsdt(attached));
     xsdt.add_entry(tables.add(&fadt(dsdt)));
-    xsdt.add_entry(tables.add(&madt()));
+    xsdt.add_entry(tables.add(&madt(cpus)));
     if let Attached::Pci(_) = attached {
         let mut mcfg = MCFG::new(OEM, TABLE, REVISION);
         mcfg.add_ecam(PCI_ECAM, 0, 0, 0);
@@ -100,9 +100,11 @@ fn fadt(dsdt: u64) -> impl Aml {
     fadt.finalize()
 }
 
-fn madt() -> impl Aml {
+fn madt(cpus: u16) -> impl Aml {
     let mut madt = MADT::new(OEM, TABLE, REVISION, LocalInterruptController::Address(LOCAL_APIC));
-    madt.add_structure(ProcessorLocalApic::new(0, 0, EnabledStatus::Enabled));
+    for number in 0..cpus as u8 {
+        madt.add_structure(ProcessorLocalApic::new(number, number, EnabledStatus::Enabled));
+    }
     madt.add_structure(IoApic::new(0, IO_APIC, 0));
     madt
 }
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn the_tables_lead_to_each_other() {
         let windows = [0xd000_0000, 0xd000_2000].map(|base| Window { base, size: 0x1000, gsi: 5 });
-        let mmio = tables(AT, &Attached::Mmio(windows.to_vec()));
+        let mmio = tables(AT, &Attached::Mmio(windows.to_vec()), 1);
         let found = follow(&mmio);
         assert_eq!(names(&found), [b"FACP", b"APIC", b"DSDT"]);
         let dsdt = found[2];
@@ -261,7 +263,7 @@ mod tests {
         assert!(holds(dsdt, b"VR00") && holds(dsdt, b"VR01") && holds(dsdt, b"LNRO0005\0"));
         assert!(!holds(dsdt, b"PCI0"));
 
-        let pci = tables(AT, &Attached::Pci(vec![5, 6]));
+        let pci = tables(AT, &Attached::Pci(vec![5, 6]), 1);
         let found = follow(&pci);
         assert_eq!(names(&found), [b"FACP", b"APIC", b"MCFG", b"DSDT"]);
         assert_eq!((u64_at(found[2], 44), found[2][54], found[2][55]), (PCI_ECAM, 0, 0));
@@ -273,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_fixed_description_names_the_power_registers() {
-        let bytes = tables(AT, &Attached::Mmio(Vec::new()));
+        let bytes = tables(AT, &Attached::Mmio(Vec::new()), 3);
         let fadt = follow(&bytes)[0];
         assert_eq!(fadt.len(), 276);
         // Hardware-reduced, with a reset register.
@@ -286,10 +288,19 @@ mod tests {
     }
 
     #[test]
+    fn each_processor_has_its_number() {
+        let bytes = tables(AT, &Attached::Mmio(Vec::new()), 3);
+        let madt = follow(&bytes)[1];
+        // Local APIC: type, length, processor, APIC id, enabled.
+        let processor = |number: u8| [0, 8, number, number, 1, 0, 0, 0];
+        assert!((0..3).all(|number| holds(madt, &processor(number))) && !holds(madt, &processor(3)));
+    }
+
+    #[test]
     fn the_largest_machine_fits_below_1_mib() {
         let window = Window { base: u32::MAX - 0xfff, size: 0x1000, gsi: 23 };
         for attached in [Attached::Mmio(vec![window; 32]), Attached::Pci(vec![23; 31])] {
-            assert!(tables(AT, &attached).len() <= 0x2_0000);
+            assert!(tables(AT, &attached, 64).len() <= 0x2_0000);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The processor at Linux's entry: long mode, identity map, interrupts off, CPUID.
+//! The processor at Linux's entry: long mode, identity map, interrupts off.
 //!
 //! See Documentation/arch/x86/boot.rst, "64-bit Boot Protocol".
 use super::layout::{BOOT_PARAMS, GDT, PML4};
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_segment};
-use kvm_ioctls::{Cap, VcpuFd, VmFd};
+use kvm_bindings::{kvm_regs, kvm_segment};
+use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, AccessGuard, DmaError};
 
 const PDPT: u64 = PML4 + 0x1000;
@@ -27,10 +27,6 @@ const CR4: u64 = 0x20;
 /// Long mode, enabled and active.
 const EFER: u64 = 0x500;
 
-/// CPUID leaf 1, ECX: TSC deadline mode of the local APIC timer; hypervisor bit.
-const TSC_DEADLINE: u32 = 1 << 24;
-const HYPERVISOR: u32 = 1 << 31;
-
 /// Writes page and descriptor tables.
 ///
 /// # Errors
@@ -46,14 +42,11 @@ pub(super) fn put_tables(memory: &AccessGuard<'_>) -> Result<(), DmaError> {
     put(DIRECTORIES, &mut (0..4 * 512).map(|page| (page * MIB2) | LARGE))
 }
 
-/// Sets CPUID and the registers, so that the vCPU starts at `entry`.
+/// Sets the registers, so that the vCPU starts at `entry`.
 ///
 /// # Errors
 /// KVM refuses.
-pub(super) fn set_up(vm: &VmFd, vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
-    let mut cpuid = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES)?;
-    adapt(&mut cpuid, vm.check_extension(Cap::TscDeadlineTimer));
-    vcpu.set_cpuid2(&cpuid)?;
+pub(super) fn set_up(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
     let mut sregs = vcpu.get_sregs()?;
     (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (CR0, PML4, CR4, EFER);
     sregs.gdt.base = GDT;
@@ -78,60 +71,4 @@ pub(super) fn set_up(vm: &VmFd, vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioc
     vcpu.set_sregs(&sregs)?;
     // Bit 1 of the flags is always set; interrupts are off.
     vcpu.set_regs(&kvm_regs { rip: entry, rsi: BOOT_PARAMS, rflags: 2, ..Default::default() })
-}
-
-/// Turns KVM's supported CPUID into the guest's: one processor on a hypervisor.
-///
-/// The processor has number 0. KVM leaves the topology of the host's processor in it.
-fn adapt(cpuid: &mut CpuId, tsc_deadline: bool) {
-    for entry in cpuid.as_mut_slice() {
-        match entry.function {
-            1 => {
-                entry.ecx |= HYPERVISOR;
-                if tsc_deadline {
-                    entry.ecx |= TSC_DEADLINE;
-                }
-                // Number of this processor, and number of processors in the package.
-                entry.ebx = entry.ebx & 0xffff | 1 << 16;
-                // No sibling threads.
-                entry.edx &= !(1 << 28);
-            }
-            // Caches: number of processors that share them.
-            4 => entry.eax &= 0x3fff,
-            // Topology: none.
-            0xb | 0x1f => (entry.eax, entry.ebx, entry.edx) = (0, 0, 0),
-            // AMD: caches, cores, and position of this processor.
-            0x8000_001d => entry.eax &= 0x3fff,
-            0x8000_0008 => entry.ecx &= !0xf0ff,
-            0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (0, 0, 0),
-            _ => {}
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kvm_bindings::kvm_cpuid_entry2;
-
-    #[test]
-    fn the_guest_is_told_of_one_processor_on_a_hypervisor() {
-        let of = |function| kvm_cpuid_entry2 {
-            function,
-            eax: u32::MAX,
-            ebx: 0x0702_0800,
-            ecx: 0,
-            edx: u32::MAX,
-            ..Default::default()
-        };
-        let mut cpuid = CpuId::from_entries(&[of(1), of(0xb), of(7)]).unwrap();
-        adapt(&mut cpuid, true);
-        let [features, topology, other] = cpuid.as_slice() else { panic!() };
-        assert_eq!(features.ecx, HYPERVISOR | TSC_DEADLINE);
-        assert_eq!(features.ebx, 0x0001_0800);
-        assert_eq!(features.edx & 1 << 28, 0);
-        assert_eq!((topology.eax, topology.ebx, topology.edx), (0, 0, 0));
-        assert_eq!(*other, of(7));
-        adapt(&mut cpuid, false);
-    }
 }
