@@ -4,8 +4,8 @@ use crate::platform::Platform;
 use paravane_driver::DmaArea;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{
-    ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, completion,
-    inject, job, order, transport,
+    ABI, BOOT_INFO, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_CPUS, MAX_DEVICES,
+    completion, inject, job, order, transport,
 };
 use paravane_spec::net::MAX_FRAME;
 use zerocopy::FromBytes;
@@ -42,6 +42,7 @@ fn is_valid(info: &BootInfo) -> bool {
     info.magic == BOOT_MAGIC
         && info.abi == ABI
         && count <= MAX_DEVICES
+        && (1..=MAX_CPUS).contains(&(info.cpus as usize))
         && info.report_size >= reports
         && info.report_addr.is_multiple_of(8)
         && info.depth > 0
@@ -53,7 +54,7 @@ fn is_valid(info: &BootInfo) -> bool {
         && info.time_kicks <= 1
         && matches!(info.transport, transport::MMIO | transport::MMIO_MSI | transport::PCI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
-        && info.devices[..count].iter().all(is_job)
+        && info.devices[..count].iter().all(|device| device.cpu < info.cpus && is_job(device))
 }
 
 fn is_job(device: &DeviceEntry) -> bool {
@@ -84,7 +85,7 @@ mod tests {
         frame: 22,
         pairs: 1,
         reply: 1024,
-        reserved: 0,
+        cpu: 0,
     };
 
     fn good() -> BootInfo {
@@ -108,6 +109,8 @@ mod tests {
             time_kicks: 0,
             device_count: 1,
             transport: 0,
+            cpus: 1,
+            reserved: 0,
             devices: [DeviceEntry::default(); MAX_DEVICES],
         }
     }
@@ -121,12 +124,15 @@ mod tests {
     #[test]
     fn each_invalid_value_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 18] = [
+        let wrong: [(&str, Spoil); 21] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
             ("small report area", |info| info.report_size = DISK_REPORTS),
             ("crooked report area", |info| info.report_addr += 4),
+            ("no processor", |info| info.cpus = 0),
+            ("many processors", |info| info.cpus = 65),
+            ("work for a processor that is not there", |info| info.devices[0].cpu = 1),
             ("depth", |info| info.depth = 0),
             ("block 0", |info| info.block = 0),
             ("block 513", |info| info.block = 513),

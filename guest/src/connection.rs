@@ -7,7 +7,7 @@ use paravane_driver::mmio::{Mmio, Window};
 use paravane_driver::pci::{Ecam, Function, Pci};
 use paravane_driver::{DriverError, Message, Transport};
 use paravane_spec::builtin::{
-    BootInfo, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, MESSAGE_ADDRESS, PCI_ECAM, PCI_WINDOW, transport,
+    BootInfo, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, PCI_ECAM, PCI_WINDOW, message_address, transport,
 };
 use paravane_spec::pci::{NO_VENDOR, ecam};
 use paravane_spec::queue::QueueAddresses;
@@ -90,7 +90,7 @@ fn function<P: Platform>(platform: &P, base: u64) -> Result<Function<Space<'_, P
 fn messages(entry: &DeviceEntry) -> Vec<Message> {
     let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
     let message = |number: u32| Message {
-        address: MESSAGE_ADDRESS,
+        address: message_address(entry.cpu),
         data: u32::from(IRQ_VECTOR_BASE).wrapping_add(number),
     };
     numbers.map(message).collect()

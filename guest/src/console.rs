@@ -1,5 +1,6 @@
 //! Messages to the operator, through the control page.
 use crate::platform::Platform;
+use crate::report::Failure;
 use core::fmt::{self, Write};
 use paravane_driver::DmaArea;
 use paravane_spec::builtin::{CONTROL_BASE, control};
@@ -22,8 +23,14 @@ impl<'p, P: Platform> Console<'p, P> {
         Self { platform, memory }
     }
 
+    /// Prints the failure of the work on device `number`.
+    pub(crate) fn tell(&self, number: usize, failure: &Failure) {
+        let Failure { reason, detail, sector, .. } = failure;
+        self.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
+    }
+
     /// Prints one line.
-    pub(crate) fn say(&self, message: fmt::Arguments<'_>) {
+    fn say(&self, message: fmt::Arguments<'_>) {
         let mut line = Line { bytes: [0; LINE], len: 0 };
         // A line that is cut is an error to the formatter and not to us.
         let _ = line.write_fmt(message);

@@ -6,7 +6,7 @@
 //! host thread, linked into the VMM. It is `no_std`; the machine under it is a [`Platform`].
 //!
 //! ```text
-//! program   the loop over all devices, sleeping and waking
+//! program   brings the devices up; processor: the loop over the devices of one, sleeping and waking
 //!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
 //!   entropy draws from an entropy source
 //!   ping    frames to an echo and back; mirror is such an echo, on another card
@@ -36,6 +36,7 @@ mod mirror;
 pub mod pattern;
 mod ping;
 mod platform;
+mod processor;
 mod program;
 mod report;
 mod space;

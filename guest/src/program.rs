@@ -1,11 +1,8 @@
-//! The program: brings the devices up and works on all of them from one loop.
+//! The program: brings the devices up, and has each processor work on its own.
 //!
 //! ```text
-//! boot information -> report, console -> drivers -> loop { step every device; sleep if all wait } -> exit
+//! boot information -> report, console -> drivers -> on each processor its loop -> exit
 //! ```
-//! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed
-//! and looked at once more, and the platform does not sleep if the count is no longer the sampled
-//! one.
 use crate::boot::{self, Boot};
 use crate::chance::Chance;
 use crate::connection::Connection;
@@ -16,9 +13,9 @@ use crate::failure::{refusal, set_up};
 use crate::mirror::Mirror;
 use crate::ping::{self, Ping};
 use crate::platform::Platform;
-use crate::report::{DiskPage, Failure, Header, KickPage, Totals};
+use crate::processor::{Processor, Shared, Work};
+use crate::report::{DiskPage, Failure, Header, KickPage};
 use crate::stream::{self, Direction, Stream};
-use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use paravane_driver::Pool;
@@ -26,44 +23,14 @@ use paravane_driver::blk::Blk;
 use paravane_driver::net::{Net, NetOptions};
 use paravane_driver::rng::Rng;
 use paravane_spec::blk::SECTOR;
-use paravane_spec::builtin::{BootInfo, CONTROL_BASE, completion, control, event, exit, inject, job, order};
+use paravane_spec::builtin::{BootInfo, CONTROL_BASE, control, event, exit, job, order};
 
 /// Fewest bytes of a hash job's request: large sequential reads are faster.
 const HASH_CHUNK: usize = 64 << 10;
 /// Most requests in flight on a disk, limited by the image's allocator.
 const MAX_DEPTH: u32 = 256;
-/// Polling rounds without work between two readings of the interrupt causes.
-///
-/// Each reading is an exit, and the only way to learn that a device needs a reset.
-const IDLE_ROUNDS: u64 = 1 << 16;
 /// Alignment of data buffers and of the pass map.
 const PAGE: usize = 4096;
-
-/// An interrupt whose causes must be read from the device.
-struct InterruptSource {
-    number: u32,
-    /// Interrupts handled so far.
-    handled: u64,
-}
-
-impl InterruptSource {
-    fn new(number: u32) -> Self {
-        Self { number, handled: 0 }
-    }
-}
-
-/// One device at work.
-struct Device<'p, P: Platform> {
-    gsi: u32,
-    /// Its wire, and the message of its configuration change.
-    ///
-    /// The message of a queue needs no handling: the loop looks at every queue.
-    sources: [InterruptSource; 2],
-    worker: Box<dyn Worker<P> + 'p>,
-    page: DiskPage,
-    number: usize,
-    running: bool,
-}
 
 /// Runs the guest to its end; returns a [`paravane_spec::builtin::exit`] code.
 ///
@@ -79,7 +46,7 @@ fn work<P: Platform>(platform: &P) -> u32 {
     let Some(Boot { info, report, heap }) = boot::read(platform) else {
         return exit::BAD_BOOT_INFO;
     };
-    let mut header = Header::new(report.area, info.device_count as usize);
+    let header = Header::new(report.area, info.device_count as usize);
     let mut pool = Pool::new(heap);
     let Ok(line) = pool.take(console::MEMORY, 64) else {
         return exit::BAD_BOOT_INFO;
@@ -87,39 +54,28 @@ fn work<P: Platform>(platform: &P) -> u32 {
     let console = Console::new(platform, line);
     milestone(platform, event::STARTED);
 
-    let kicks = header.kicks().filter(|_| info.time_kicks != 0);
-    let mut devices = Vec::new();
+    // Processors would count kicks over each other.
+    let kicks = header.kicks().filter(|_| info.time_kicks != 0 && info.cpus == 1);
+    let pages = (0..info.cpus as usize).map(|cpu| header.cpu(cpu));
+    let Some(mut cpus) = pages.map(|page| page.map(Processor::new)).collect::<Option<Vec<_>>>() else {
+        return exit::BAD_BOOT_INFO;
+    };
     for (number, entry) in info.devices.iter().take(info.device_count as usize).enumerate() {
         let Some(page) = header.disk(number) else {
             return exit::BAD_BOOT_INFO;
         };
         match bring_up(platform, &info, number, page, kicks, &mut pool) {
             Ok(None) => {}
-            Ok(Some(worker)) => {
-                let sources = [InterruptSource::new(entry.gsi), InterruptSource::new(entry.messages)];
-                devices.push(Device { gsi: entry.gsi, sources, worker, page, number, running: true });
-            }
+            Ok(Some(worker)) => cpus[entry.cpu as usize].add(number, entry, worker, page),
             Err(failure) => {
                 page.fail(&failure);
-                tell(&console, number, &failure);
+                console.tell(number, &failure);
             }
         }
     }
-    let mut machine = Machine {
-        platform,
-        console,
-        polling: info.completion == completion::POLL,
-        inject: info.inject,
-        totals: Totals::default(),
-        started: false,
-        measuring: false,
-        taken_before: None,
-        ready: false,
-        idle: 0,
-    };
-    machine.start(&mut devices);
+    let shared = Shared::new(platform, console, &info, &mut cpus);
     milestone(platform, event::DRIVERS_UP);
-    machine.work(&mut devices, &mut header);
+    platform.on_each_cpu(&mut cpus, &|cpu, processor: &mut Processor<'_, P>| processor.work(cpu, &shared));
     exit::DONE
 }
 
@@ -131,7 +87,7 @@ fn bring_up<'p, P: Platform>(
     page: DiskPage,
     kicks: Option<KickPage>,
     pool: &mut Pool,
-) -> Result<Option<Box<dyn Worker<P> + 'p>>, Failure> {
+) -> Result<Option<Work<'p, P>>, Failure> {
     let entry = &info.devices[number];
     let connection = || Connection::open(platform, info, entry, kicks).map_err(set_up);
     pool.translate(entry.iova_offset);
@@ -250,154 +206,7 @@ pub(crate) fn test_lane<D: Disk>(
     Ok(Lane::new(disk, Job::WriteTest(test), depth, buffers, page))
 }
 
-/// What the loop needs.
-struct Machine<'p, P> {
-    platform: &'p P,
-    console: Console<'p, P>,
-    polling: bool,
-    inject: u32,
-    totals: Totals,
-    /// Whether the first request is out.
-    started: bool,
-    /// Whether a device is in its measured phase.
-    measuring: bool,
-    /// Interrupts taken before the first measured phase, once it has begun.
-    taken_before: Option<u64>,
-    /// Whether all that serve the others can do so.
-    ready: bool,
-    /// Rounds without work since the last one with some.
-    idle: u64,
-}
-
-impl<'p, P: Platform> Machine<'p, P> {
-    /// Enables the interrupt lines, unless the program polls.
-    fn start(&self, devices: &mut [Device<'p, P>]) {
-        for device in devices {
-            device.worker.driver().disable_interrupts();
-            if !self.polling {
-                self.platform.enable_line(device.gsi);
-            }
-        }
-    }
-
-    /// Works until every device is done or has failed.
-    fn work(&mut self, devices: &mut [Device<'p, P>], header: &mut Header) {
-        loop {
-            let mut busy = false;
-            for device in devices.iter_mut().filter(|device| device.running) {
-                match self.step(device) {
-                    Ok(progress) => busy |= progress,
-                    Err(failure) => {
-                        device.running = false;
-                        device.page.fail(&failure);
-                        tell(&self.console, device.number, &failure);
-                    }
-                }
-            }
-            self.mark(devices);
-            self.totals.interrupts = self.platform.interrupts();
-            header.show(self.totals);
-            if devices.iter().all(|device| !device.running || device.worker.serves()) {
-                devices.iter().filter(|device| device.running).for_each(|device| device.worker.finish());
-                return;
-            }
-            if !self.ready && devices.iter().all(|device| !device.running || device.worker.is_ready()) {
-                self.ready = true;
-                continue;
-            }
-            self.idle = if busy { 0 } else { self.idle + 1 };
-            if busy {
-                continue;
-            }
-            if self.polling {
-                core::hint::spin_loop();
-            } else {
-                self.sleep(devices);
-            }
-        }
-    }
-
-    /// Reports the begin and the end of the measured phase.
-    fn mark(&mut self, devices: &[Device<'p, P>]) {
-        let measuring = devices.iter().any(|device| device.running && device.worker.is_measuring());
-        if measuring != self.measuring {
-            self.measuring = measuring;
-            let taken = self.platform.interrupts();
-            let before = *self.taken_before.get_or_insert(taken);
-            self.totals.measured_interrupts = taken - before;
-            milestone(self.platform, if measuring { event::MEASURE } else { event::MEASURED });
-        }
-    }
-
-    /// One device's step; says whether anything happened.
-    fn step(&mut self, device: &mut Device<'p, P>) -> Result<bool, Failure> {
-        if self.polling {
-            if self.idle % IDLE_ROUNDS == IDLE_ROUNDS - 1 {
-                device.worker.driver().interrupt()?;
-            }
-        } else {
-            // Acknowledged before the used ring is looked at, so that what comes later raises a new
-            // interrupt.
-            for source in &mut device.sources {
-                let taken = self.platform.interrupts_on(source.number);
-                if taken != source.handled {
-                    source.handled = taken;
-                    device.worker.driver().interrupt()?;
-                }
-            }
-        }
-        let Step { completed, sent, kicks, entropy_bytes } = device.worker.step(self.platform, self.ready)?;
-        device.running = !device.worker.finished();
-        self.totals.entropy_bytes += entropy_bytes;
-        self.totals.heartbeat += completed;
-        self.totals.kicks += kicks;
-        if sent > 0 && !self.started {
-            self.started = true;
-            milestone(self.platform, event::FIRST_IO);
-            self.inject();
-        }
-        Ok(completed + sent > 0)
-    }
-
-    /// Sleeps until something may have happened.
-    fn sleep(&self, devices: &mut [Device<'p, P>]) {
-        let seen = self.platform.interrupts();
-        let mut more = false;
-        for device in devices.iter_mut().filter(|device| device.running) {
-            more |= device.worker.driver().enable_interrupts();
-            // An interrupt between the last step and the sampling is in the sample, and not looked
-            // after yet.
-            more |= device
-                .sources
-                .iter()
-                .any(|source| self.platform.interrupts_on(source.number) != source.handled);
-        }
-        if !more {
-            self.platform.wait(seen);
-        }
-        for device in devices.iter_mut().filter(|device| device.running) {
-            device.worker.driver().disable_interrupts();
-        }
-    }
-
-    /// Injects the failure that a test configured.
-    fn inject(&self) {
-        match self.inject {
-            inject::CRASH => self.platform.crash(),
-            inject::HANG => loop {
-                self.platform.wait(self.platform.interrupts());
-            },
-            inject::PANIC => panic!("a panic, as asked for"),
-            _ => {}
-        }
-    }
-}
-
-fn milestone<P: Platform>(platform: &P, code: u32) {
+/// Tells the VMM of a milestone.
+pub(crate) fn milestone<P: Platform>(platform: &P, code: u32) {
     platform.mmio_write32(CONTROL_BASE + control::EVENT, code);
-}
-
-fn tell<P: Platform>(console: &Console<'_, P>, number: usize, failure: &Failure) {
-    let Failure { reason, detail, sector, .. } = failure;
-    console.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
 }

@@ -7,10 +7,11 @@ use crate::histogram;
 use core::mem::offset_of;
 use paravane_driver::Area;
 use paravane_spec::builtin::{
-    DISK_REPORTS, DiskReport, HIST_BUCKETS, KICK_REPORT, KickReport, REPORT_MAGIC, ReportHeader, state,
+    CPU_REPORTS, CpuReport, DISK_REPORTS, DiskReport, HIST_BUCKETS, KICK_REPORT, KickReport, REPORT_MAGIC,
+    ReportHeader, state,
 };
 
-/// Totals over all devices.
+/// Totals over the devices of one processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) heartbeat: u64,
@@ -24,7 +25,6 @@ pub(crate) struct Totals {
 #[derive(Debug)]
 pub(crate) struct Header {
     area: Area,
-    shown: Totals,
 }
 
 impl Header {
@@ -37,7 +37,7 @@ impl Header {
         }
         put(area, offset_of!(ReportHeader, disk_count), &(count as u32).to_le_bytes());
         put_u64(area, offset_of!(ReportHeader, magic), REPORT_MAGIC);
-        Self { area, shown: Totals::default() }
+        Self { area }
     }
 
     /// The report of one device; `None` if it would lie outside.
@@ -51,19 +51,35 @@ impl Header {
         Some(KickPage { area: self.area.slice(KICK_REPORT as usize, size_of::<KickReport>())? })
     }
 
+    /// The report of one processor; `None` if it would lie outside.
+    pub(crate) fn cpu(&self, cpu: usize) -> Option<CpuPage> {
+        let offset = CPU_REPORTS as usize + cpu * size_of::<CpuReport>();
+        let area = self.area.slice(offset, size_of::<CpuReport>())?;
+        Some(CpuPage { area, shown: Totals::default() })
+    }
+}
+
+/// One processor's report.
+#[derive(Debug)]
+pub(crate) struct CpuPage {
+    area: Area,
+    shown: Totals,
+}
+
+impl CpuPage {
     /// Shows the totals, as far as they have changed.
     pub(crate) fn show(&mut self, totals: Totals) {
         let shown = self.shown;
         for (offset, old, new) in [
-            (offset_of!(ReportHeader, interrupts), shown.interrupts, totals.interrupts),
+            (offset_of!(CpuReport, interrupts), shown.interrupts, totals.interrupts),
             (
-                offset_of!(ReportHeader, measured_interrupts),
+                offset_of!(CpuReport, measured_interrupts),
                 shown.measured_interrupts,
                 totals.measured_interrupts,
             ),
-            (offset_of!(ReportHeader, kicks), shown.kicks, totals.kicks),
-            (offset_of!(ReportHeader, entropy_bytes), shown.entropy_bytes, totals.entropy_bytes),
-            (offset_of!(ReportHeader, heartbeat), shown.heartbeat, totals.heartbeat),
+            (offset_of!(CpuReport, kicks), shown.kicks, totals.kicks),
+            (offset_of!(CpuReport, entropy_bytes), shown.entropy_bytes, totals.entropy_bytes),
+            (offset_of!(CpuReport, heartbeat), shown.heartbeat, totals.heartbeat),
         ] {
             if old != new {
                 put_u64(self.area, offset, new);

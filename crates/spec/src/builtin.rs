@@ -24,7 +24,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 8;
+pub const ABI: u32 = 9;
 
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
@@ -194,7 +194,8 @@ pub struct DeviceEntry {
     ///
     /// Those of the queues follow.
     ///
-    /// The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to [`MESSAGE_ADDRESS`].
+    /// The message of interrupt n is a write of [`IRQ_VECTOR_BASE`] + n to the
+    /// [`message_address`] of a processor.
     pub messages: u32,
     /// Number of interrupts for its messages.
     pub message_count: u32,
@@ -206,8 +207,8 @@ pub struct DeviceEntry {
     ///
     /// It starts with the frame that was sent, with its addresses swapped; the rest is 0.
     pub reply: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Number of the processor that works on it and takes its interrupts.
+    pub cpu: u32,
 }
 
 /// Boot information of the guest.
@@ -252,30 +253,23 @@ pub struct BootInfo {
     pub device_count: u32,
     /// One of the [`transport`] codes.
     pub transport: u32,
+    /// Number of processors, at least 1.
+    pub cpus: u32,
+    /// 0.
+    pub reserved: u32,
     /// The devices.
     pub devices: [DeviceEntry; MAX_DEVICES],
 }
 
 /// Header of the report area.
 ///
-/// [`ReportHeader::disk_count`] [`DiskReport`]s follow at [`DISK_REPORTS`].
+/// A [`CpuReport`] for each processor follows at [`CPU_REPORTS`],
+/// [`ReportHeader::disk_count`] [`DiskReport`]s at [`DISK_REPORTS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReportHeader {
     /// [`REPORT_MAGIC`] once the guest has started.
     pub magic: u64,
-    /// Progress counter.
-    ///
-    /// A VMM that sees it stand still suspects a hang.
-    pub heartbeat: u64,
-    /// Number of interrupts that the guest took.
-    pub interrupts: u64,
-    /// Interrupts from the start of the first measured phase to the end of the last.
-    pub measured_interrupts: u64,
-    /// Number of kicks that the guest wrote.
-    pub kicks: u64,
-    /// Number of entropy bytes drawn and found plausible.
-    pub entropy_bytes: u64,
     /// Number of disk reports.
     ///
     /// One per device entry, in the same order, also for other jobs.
@@ -284,8 +278,32 @@ pub struct ReportHeader {
     pub reserved: u32,
 }
 
+/// Report of one processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CpuReport {
+    /// Progress counter.
+    ///
+    /// A VMM that sees it stand still suspects a hang.
+    pub heartbeat: u64,
+    /// Number of interrupts that the guest took.
+    pub interrupts: u64,
+    /// Interrupts of all processors since the first measured phase began.
+    ///
+    /// Written when a phase begins or ends on this processor: the highest is the last.
+    pub measured_interrupts: u64,
+    /// Number of kicks that the guest wrote.
+    pub kicks: u64,
+    /// Number of entropy bytes drawn and found plausible.
+    pub entropy_bytes: u64,
+    /// 0.
+    pub reserved: [u64; 3],
+}
+
 /// Offset of the [`KickReport`] in the report area.
 pub const KICK_REPORT: u64 = 0x1000;
+/// Offset of the first [`CpuReport`] in the report area.
+pub const CPU_REPORTS: u64 = 0x3000;
 /// Offset of the first [`DiskReport`] in the report area.
 pub const DISK_REPORTS: u64 = 0x4000;
 

@@ -5,7 +5,7 @@
 //! guest    start_builtin, linux, start_loop, start_counter  what the vCPU begins with
 //! run      exit, registers, crash                           exits, and the report of a failed guest
 //!          SystemDevices                                    console and power controls of a Linux guest
-//! thread   interrupt_number                                 the interrupt that a message stands for
+//! thread   interrupt                                        the processor and interrupt that a message stands for
 //! ```
 //! A new architecture is a folder beside `x86_64` with the same names; on one without, the built-in guest
 //! refuses to compile.

@@ -242,6 +242,8 @@ pub struct Report {
     pub nets: Vec<NetResult>,
     /// Exits to user space.
     pub exits: u64,
+    /// Each processor.
+    pub cpus: Vec<CpuFigures>,
     /// Exits by cause.
     pub exits_by_kind: ExitFigures,
     /// The measured phase; `None`: the guest has not ended one.

@@ -55,15 +55,19 @@ pub fn run(
     let work = Work::take(config, &mut devices)?;
     let (region, memory) = ram(config)?;
     let logging = config.dirty_log != DirtyLogging::Off;
-    let (mut accelerator, accel_reason) = choose(config.accel, &region, logging, config.msi_delivery)?;
+    let (mut accelerator, accel_reason) =
+        choose(config.accel, &region, logging, config.msi_delivery, config.cpus)?;
     let accel = accelerator.name();
     tracing::debug!(accel, "accelerator: {accel_reason}");
 
     let counters = Arc::new(RunCounters::new(config.cpus));
     let machine = Machine::new(config, &memory, &counters, &*accelerator, devices, None)?;
-    put_boot_info(&memory, &plan::boot_info(config, &work.entries, accelerator.clock_khz()))?;
+    put_boot_info(
+        &memory,
+        &plan::boot_info(config, &work.entries, accelerator.cpus(), accelerator.clock_khz()),
+    )?;
 
-    let area = ReportArea::new(&memory, work.disks.iter().map(|disk| disk.number));
+    let area = ReportArea::new(&memory, work.disks.iter().map(|disk| disk.number), accelerator.cpus());
     let (sender, ended) = channel();
     accelerator.prepare()?;
     let dirty = if logging {

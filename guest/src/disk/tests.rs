@@ -249,6 +249,8 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         time_kicks: 0,
         device_count: 1,
         transport: 0,
+        cpus: 1,
+        reserved: 0,
         devices: [DeviceEntry::default(); MAX_DEVICES],
     }
 }

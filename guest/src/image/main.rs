@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! arch      the header, the code that takes interrupts, and the program's Platform
-//! memory    an allocator
+//! memory    an allocator; processors: has all of them work
 //! ```
 //! Built by the build script of the vmm crate (profile `guest`, feature `image`). Built otherwise,
 //! as by `--all-features`, it is an ordinary program that says so.
@@ -12,6 +12,8 @@
 mod arch;
 #[cfg(freestanding)]
 mod memory;
+#[cfg(freestanding)]
+mod processors;
 
 #[cfg(freestanding)]
 mod start {
@@ -22,9 +24,12 @@ mod start {
 
     /// Where the program begins; the header names it.
     ///
-    /// Its argument is the address of the boot information.
+    /// Its arguments are the address of the boot information, and the number of the processor.
     #[unsafe(no_mangle)]
-    extern "C" fn guest_entry(boot_info: u64) -> ! {
+    extern "C" fn guest_entry(boot_info: u64, cpu: u64) -> ! {
+        if cpu != 0 {
+            crate::processors::serve(cpu as usize);
+        }
         let info = if boot_info == BOOT_INFO {
             // SAFETY: the VMM starts the image with the boot information in place and mapped,
             // aligned to a page; every bit pattern is a BootInfo, and nothing else writes there
@@ -79,7 +84,7 @@ mod start {
         /// Sleeps for ever: the VMM has ended the run, or is about to.
         pub(crate) fn stop() -> ! {
             loop {
-                Self::sleep(Self::taken());
+                Self::sleep(Self::taken_here());
             }
         }
     }

@@ -2,7 +2,10 @@
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 /// Bytes of the arena.
 ///
@@ -17,7 +20,7 @@ struct Arena {
 }
 
 // SAFETY: the bytes are reached only through pointers that `alloc` has handed out, each once;
-// `used` is atomic. (And there is one processor, whose interrupt stubs do not allocate.)
+// `used` is atomic.
 unsafe impl Sync for Arena {}
 
 #[global_allocator]
@@ -28,25 +31,22 @@ static HEAP: Arena = Arena { bytes: UnsafeCell::new([0; ARENA]), used: AtomicUsi
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let base = self.bytes.get().cast::<u8>();
-        // Relaxed: one processor, and the stubs do not allocate.
-        let used = self.used.load(Relaxed);
-        let start = (base as usize + used).checked_next_multiple_of(layout.align());
-        let offset = start.map(|start| start - base as usize);
-        match offset.and_then(|offset| Some((offset, offset.checked_add(layout.size())?))) {
-            Some((offset, end)) if end <= ARENA => {
-                self.used.store(end, Relaxed);
-                // SAFETY: offset <= end <= ARENA.
-                unsafe { base.add(offset) }
-            }
-            _ => null_mut(),
+        let take = |used: usize| {
+            let start = (base as usize + used).checked_next_multiple_of(layout.align())?;
+            let end = (start - base as usize).checked_add(layout.size())?;
+            (end <= ARENA).then_some(end)
+        };
+        // Acquire, pairs with the release in `dealloc`: what another processor did with the piece is over.
+        match self.used.fetch_update(Acquire, Acquire, take) {
+            // SAFETY: the piece lies before its end, which is at most ARENA.
+            Ok(used) => unsafe { base.add(take(used).map_or(0, |end| end - layout.size())) },
+            Err(_) => null_mut(),
         }
     }
 
     unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
         // Only the piece handed out last is taken back.
         let offset = piece as usize - self.bytes.get() as usize;
-        if offset + layout.size() == self.used.load(Relaxed) {
-            self.used.store(offset, Relaxed);
-        }
+        let _ = self.used.compare_exchange(offset + layout.size(), offset, Release, Relaxed);
     }
 }

@@ -111,7 +111,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_parser = one_of(ACCELS), value_name = "WHERE", default_value = "auto")]
     pub(crate) accel: AccelChoice,
     /// Number of the guest's CPUs, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "kernel")]
+    ///
+    /// The built-in guest works on device n with CPU n, modulo their number.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cpus: u16,
     /// Guest memory; k, M, G and T are powers of 1024
     #[arg(long, value_name = "SIZE", default_value = "128M")]

@@ -1,9 +1,9 @@
 //! `paravane run --kernel`.
 use super::progress;
-use super::render::guest_memory;
+use super::render::{cpus, guest_memory};
 use crate::failure::Failure;
 use paravane_command_line::output;
-use paravane_vmm::{CpuFigures, LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
+use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,10 +46,7 @@ fn lines(report: &LinuxReport) -> Vec<String> {
          {interrupts} interrupts ({messages} by MSI)"
     );
     let memory = format!("  guest RAM: {}", guest_memory(&report.memory));
-    let cpus = report.cpus.iter().enumerate().filter(|_| report.cpus.len() > 1);
-    let cpus = cpus.map(|(number, CpuFigures { exits, cpu_s })| {
-        format!("  CPU {number}: {exits} exits, {cpu_s:.2} s of CPU time")
-    });
+    let cpus = cpus(&report.cpus).enumerate().map(|(number, line)| format!("  CPU {number}: {line}"));
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));
     [sum, memory].into_iter().chain(cpus).chain(registers).chain(faults).collect()
@@ -58,7 +55,7 @@ fn lines(report: &LinuxReport) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paravane_vmm::MemoryFigures;
+    use paravane_vmm::{CpuFigures, MemoryFigures};
 
     #[test]
     fn the_line_says_how_it_ended_and_what_failed() {

@@ -3,7 +3,9 @@ use super::queues;
 use crate::mac;
 use crate::size::bytes;
 use paravane_command_line::wrap;
-use paravane_vmm::{DirtyFigures, DiskResult, ExitFigures, MemoryFigures, NetResult, Outcome, Report};
+use paravane_vmm::{
+    CpuFigures, DirtyFigures, DiskResult, ExitFigures, MemoryFigures, NetResult, Outcome, Report,
+};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -95,6 +97,9 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
              interrupt acknowledgements, {other} other)"
         ),
     )?;
+    for (number, line) in cpus(&report.cpus).enumerate() {
+        row(&format!("CPU {number}"), line)?;
+    }
     row("kicks", format!("{} ({} by exit)", report.kicks, report.exit_kicks))?;
     row("queues", queues::paths(&report.queues))?;
     for (name, line) in queues::threads(report) {
@@ -117,6 +122,12 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     row("guest RAM", guest_memory(&report.memory))?;
     row("memory", format!("{} beyond guest RAM", bytes(report.resident_overhead)))?;
     row("wall time", format!("{:.2} s", report.wall_s))
+}
+
+/// A line for each processor, if there are several.
+pub(super) fn cpus(cpus: &[CpuFigures]) -> impl Iterator<Item = String> {
+    let several = cpus.iter().filter(|_| cpus.len() > 1);
+    several.map(|CpuFigures { exits, cpu_s }| format!("{exits} exits, {cpu_s:.2} s of CPU time"))
 }
 
 /// What the host gave of guest RAM, in one line.
@@ -231,6 +242,7 @@ mod tests {
                 problem: None,
             }],
             exits: 1,
+            cpus: vec![CpuFigures { exits: 1, cpu_s: 0.5 }],
             exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
             kick_stops: None,
             measured: Some(PhaseFigures { kicks: 1, cpu_s: 0.25, ..PhaseFigures::default() }),

@@ -5,10 +5,11 @@
 //!
 //! ```text
 //! 0x0000_1000  BootInfo (one page)
-//! 0x0000_2000  the VMM's page tables, GDT, IDT, TSS; ring-0 stack (to 0x0002_0000)
+//! 0x0000_2000  the VMM's page tables and IDT
+//! 0x0002_0000  the VMM's areas of the processors: GDT, TSS, ring-0 stack (to 0x000a_0000)
 //! 0x0010_0000  image: ImageHeader, code, data, bss; its stack ends at STACK_TOP
 //! 0x0040_0000  report area (REPORT_SIZE)
-//! 0x0080_0000  heap, to the end of RAM
+//! 0x0080_0000  stacks of the other processors (CPU_STACK each); heap, to the end of RAM
 //! 0xd000_0000  virtio-mmio devices, two pages each
 //! 0xd0ff_f000  control page
 //! 0xe000_0000  PCI: configuration spaces of bus 0 (ECAM)
@@ -26,8 +27,14 @@ pub const STACK_TOP: u64 = 0x40_0000;
 pub const REPORT_BASE: u64 = 0x40_0000;
 /// Size of the report area in bytes.
 pub const REPORT_SIZE: u64 = 0x40_0000;
-/// Start of the guest's heap: rings, buffers, pass maps.
+/// Start of the guest's heap on a machine with one processor: rings, buffers, pass maps.
+///
+/// With more it begins one [`CPU_STACK`] later for each of them.
 pub const HEAP_BASE: u64 = 0x80_0000;
+/// Bytes of the ring-3 stack of each processor but the first.
+pub const CPU_STACK: u64 = 128 << 10;
+/// Most processors.
+pub const MAX_CPUS: usize = 64;
 /// Address of the first virtio-mmio device.
 ///
 /// Device n is n times [`crate::mmio_msi::WINDOW`] further.
@@ -52,10 +59,17 @@ pub const IRQ_VECTOR_BASE: u8 = 0x40;
 pub const IRQ_COUNT: usize = 24;
 /// Number of interrupts that have a stub.
 ///
-/// From [`IRQ_COUNT`] on they are free for messages.
-pub const INTERRUPTS: usize = 152;
-/// Address of messages: the local APIC of the only processor.
-pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
+/// From [`IRQ_COUNT`] on they are free for messages, but for [`WAKE`].
+pub const INTERRUPTS: usize = 153;
+/// Interrupt by which processors wake each other.
+pub const WAKE: u32 = INTERRUPTS as u32 - 1;
+
+/// Address of messages to a processor: its local APIC.
+#[must_use]
+pub const fn message_address(cpu: u32) -> u64 {
+    0xfee0_0000 | (cpu as u64 & 0xff) << 12
+}
+
 /// Vector by which ring 3 sleeps until an interrupt.
 ///
 /// Returns at once if the interrupt count differs from RDI. It is the breakpoint exception (the
@@ -77,7 +91,8 @@ pub struct ImageHeader {
     pub stub_stride: u32,
     /// Ring-3 entry.
     ///
-    /// RDI holds the address of the [`super::BootInfo`]; RSP is [`STACK_TOP`] minus 8.
+    /// RDI holds the address of the [`super::BootInfo`], RSI the number of the processor. RSP is
+    /// [`STACK_TOP`] minus 8, or as far below the end of the processor's stack.
     pub entry: u64,
     /// First byte after the image in memory, bss included.
     pub end: u64,
@@ -91,4 +106,10 @@ pub struct ImageHeader {
     pub irq_stubs: u64,
     /// Ring-0 stub of [`WAIT_VECTOR`].
     pub wait_stub: u64,
+    /// Counters of processor 0, the base of its GS segment.
+    ///
+    /// The stubs count there: all interrupts, and those of each number.
+    pub counters: u64,
+    /// Distance in bytes to the counters of the next one of [`MAX_CPUS`].
+    pub counters_stride: u64,
 }

@@ -23,7 +23,7 @@ pub(crate) use bare::{INTERRUPT_COUNT, Loop, start_counter, start_loop};
 pub(crate) use cpuid::Place;
 pub(crate) use exits::{ArchExit, exit};
 pub(crate) use image::builtin as builtin_image;
-pub(crate) use messages::{interrupt_number, is_interrupt, message};
+pub(crate) use messages::{interrupt, is_interrupt, message};
 pub(crate) use ports::{CONSOLE_GSI, Output, SystemDevices};
 pub(crate) use registers::{crash, lines as registers};
 pub(crate) use start::start_builtin;

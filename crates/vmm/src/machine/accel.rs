@@ -52,6 +52,8 @@ pub(crate) trait Accelerator {
     fn msi(&self) -> Arc<dyn MsiController>;
     /// Source of ioeventfds.
     fn ioeventfds(&self) -> Arc<dyn IoEventFds>;
+    /// Number of processors.
+    fn cpus(&self) -> u16;
     /// Frequency of the guest's clock in kHz; 0: it must not be used.
     fn clock_khz(&self) -> u64;
     /// Loads the built-in guest into RAM.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Makes the accelerator of `choice` with `region` as RAM, and names the reason.
 ///
 /// With `log` the guest's writes are logged, if the accelerator can. `delivery` chooses how KVM
-/// delivers messages.
+/// delivers messages. The machine has `cpus` processors, or as many as KVM can give.
 ///
 /// # Errors
 /// `choice` is KVM, which is not usable.
@@ -20,16 +20,17 @@ pub(crate) fn choose(
     region: &Arc<Region>,
     log: bool,
     delivery: MsiDelivery,
+    cpus: u16,
 ) -> Result<(Box<dyn Accelerator>, String), RunError> {
     let thread = |reason: String| -> (Box<dyn Accelerator>, String) {
-        (Box::new(ThreadMachine::new(Arc::clone(region))), reason)
+        (Box::new(ThreadMachine::new(Arc::clone(region), cpus)), reason)
     };
     if choice == AccelChoice::Thread {
         return Ok(thread("asked for with --accel thread".into()));
     }
     let machine = builtin_image()
         .map_err(|error| error.to_string())
-        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery, 1));
+        .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery, cpus));
     match (machine, choice) {
         (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
         (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),

@@ -163,12 +163,16 @@ impl Accelerator for KvmMachine {
         Arc::new(KvmIoEventFds::new(Arc::clone(&self.vm)))
     }
 
+    fn cpus(&self) -> u16 {
+        self.vcpus.len() as u16
+    }
+
     fn clock_khz(&self) -> u64 {
         arch::clock_khz(&self.vcpus[0])
     }
 
     fn prepare(&mut self) -> Result<(), RunError> {
-        arch::start_builtin(&self.region, &self.vcpus[0])
+        arch::start_builtin(&self.region, &self.vcpus)
     }
 
     fn vcpu_log(&self) -> Option<Box<dyn VcpuLog>> {

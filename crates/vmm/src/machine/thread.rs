@@ -1,10 +1,12 @@
-//! The thread machine: the guest program on a thread, against the same devices.
+//! The thread machine: the guest program on threads, one for each processor, against the same devices.
 //!
 //! A panic in it is the guest's crash. A guest that makes no more calls cannot be stopped: its
 //! thread is abandoned, together with the RAM mapping and the bus that it holds, until the process
 //! ends.
 mod lines;
+mod panics;
 mod platform;
+mod processors;
 
 use crate::error::RunError;
 use crate::machine::accel::{Accelerator, Ended, Running};
@@ -17,10 +19,8 @@ use paravane_dma::Region;
 use paravane_notify::msi::MsiController;
 use paravane_notify::{InterruptSink, IoEventFds, NotifyError};
 use platform::{HostThread, Stopped};
-use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 
 /// Stack of the guest's thread, about that of the flat image.
@@ -34,9 +34,9 @@ pub(crate) struct ThreadMachine {
 }
 
 impl ThreadMachine {
-    /// With `region` as RAM.
-    pub(crate) fn new(region: Arc<Region>) -> Self {
-        Self { region, lines: Arc::default(), fds: Arc::default() }
+    /// With `region` as RAM and this number of processors.
+    pub(crate) fn new(region: Arc<Region>, cpus: u16) -> Self {
+        Self { region, lines: Arc::new(Lines::new(cpus)), fds: Arc::default() }
     }
 }
 
@@ -57,6 +57,10 @@ impl Accelerator for ThreadMachine {
         Arc::clone(&self.fds) as Arc<dyn IoEventFds>
     }
 
+    fn cpus(&self) -> u16 {
+        self.lines.cpus()
+    }
+
     fn clock_khz(&self) -> u64 {
         0
     }
@@ -75,52 +79,23 @@ impl Accelerator for ThreadMachine {
             .name("guest".into())
             .stack_size(STACK)
             .spawn(move || {
-                self.lines.attach();
-                let platform = HostThread::new(self.region, self.lines, self.fds, bus);
+                self.lines.attach(0);
+                let platform = HostThread::new(self.region, self.lines, self.fds, Arc::clone(&bus));
+                let end = run(&platform);
+                bus.console().counters().ends(0);
                 // The receiver waits for this message for as long as it lives.
-                let _ = ended.send(run(&platform));
+                let _ = ended.send(end);
             })
             .map_err(|source| RunError::Os { what: "start the guest's thread", source })?;
         Ok(Box::new(RunningThread { lines, thread }))
     }
 }
 
-thread_local! {
-    /// Panic message of this thread's guest; `None` in threads without a guest.
-    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
-}
-
-/// Keeps the message of a guest's panic for the report.
-///
-/// Panics of other threads go on to the old hook.
-fn catch_messages() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let others = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let ours = PANIC.try_with(|message| match message.try_borrow_mut() {
-                Ok(mut message) => message.as_mut().map(|message| *message = info.to_string()).is_some(),
-                Err(_) => false,
-            });
-            if ours != Ok(true) {
-                others(info);
-            }
-        }));
-    });
-}
-
 fn run(platform: &HostThread) -> Ended {
-    catch_messages();
-    PANIC.with(|message| *message.borrow_mut() = Some(String::new()));
-    let result = catch_unwind(AssertUnwindSafe(|| paravane_guest::run(platform)));
-    let message = PANIC.with(|message| message.borrow_mut().take()).unwrap_or_default();
-    match result {
+    match panics::catch(|| paravane_guest::run(platform)) {
         Ok(code) => Ended::Exit(code, Vec::new()),
-        Err(payload) if payload.is::<Stopped>() => Ended::Stopped(Vec::new()),
-        Err(_) => Ended::Failed(GuestFailure {
-            reason: message.split_whitespace().collect::<Vec<_>>().join(" "),
-            registers: Vec::new(),
-        }),
+        Err(panic) if panic.is::<Stopped>() => Ended::Stopped(Vec::new()),
+        Err(panic) => Ended::Failed(GuestFailure { reason: panic.message, registers: Vec::new() }),
     }
 }
 

@@ -106,7 +106,7 @@ impl Over<'_> {
     }
 
     fn entropy_problem(&self, Entropy { number, bytes }: Entropy) -> Option<String> {
-        let drawn = self.area.header().map_or(0, |header| header.entropy_bytes);
+        let drawn = self.area.totals().map_or(0, |totals| totals.entropy_bytes);
         if drawn >= bytes {
             return None;
         }

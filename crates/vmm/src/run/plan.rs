@@ -11,8 +11,8 @@ use crate::machine::domain::iova_offset;
 use paravane_device::Device;
 use paravane_spec::blk::{F_RO, SECTOR};
 use paravane_spec::builtin::{
-    ABI, BOOT_MAGIC, BootInfo, DeviceEntry, FIRST_GSI, HEAP_BASE, INTERRUPTS, IRQ_COUNT, MAX_DEVICES,
-    REPORT_BASE, REPORT_SIZE, completion, inject, job, order, transport,
+    ABI, BOOT_MAGIC, BootInfo, CPU_STACK, DeviceEntry, FIRST_GSI, HEAP_BASE, IRQ_COUNT, MAX_DEVICES,
+    REPORT_BASE, REPORT_SIZE, WAKE, completion, inject, job, order, transport,
 };
 
 /// Smallest piece that the guest hashes, in bytes.
@@ -91,9 +91,10 @@ pub(super) fn check_memory<'a>(
         let slots = 2 * u64::from(config.depth) * (u64::from(job.size.max(job.reply)) + 12 + 63);
         heap = heap.saturating_add(u64::from(pairs) * (HEAP_A_PAIR + slots)).saturating_add(HEAP_A_DEVICE);
     }
-    let given = config.memory - HEAP_BASE;
+    let base = heap_base(config.cpus.max(1).into());
+    let given = config.memory.saturating_sub(base);
     if heap > given {
-        let needed = (heap + HEAP_BASE).div_ceil(1 << 20);
+        let needed = (heap + base).div_ceil(1 << 20);
         return refuse(format!(
             "guest memory of {} MiB is too little for these devices at depth {} and blocks of {block} bytes: \
              give at least {needed} MiB",
@@ -133,7 +134,10 @@ pub(crate) fn card_work(net: &NetJob, pairs: u16) -> DeviceEntry {
 }
 
 /// Boot information for the guest.
-pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], clock_khz: u64) -> BootInfo {
+///
+/// Device n is the work of processor n, modulo their number.
+pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], cpus: u16, clock_khz: u64) -> BootInfo {
+    let cpus = u32::from(cpus.max(1));
     let mut devices = [DeviceEntry::default(); MAX_DEVICES];
     for ((entry, work), number) in devices.iter_mut().zip(work).zip(0_u32..) {
         *entry = DeviceEntry {
@@ -142,6 +146,7 @@ pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], clock_khz: u64
             iova_offset: iova_offset(config, number),
             messages: IRQ_COUNT as u32 + number * MESSAGES,
             message_count: MESSAGES,
+            cpu: number % cpus,
             ..*work
         };
     }
@@ -156,8 +161,8 @@ pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], clock_khz: u64
         },
         clock_khz,
         ram_size: config.memory,
-        heap_base: HEAP_BASE,
-        heap_size: config.memory - HEAP_BASE,
+        heap_base: heap_base(cpus),
+        heap_size: config.memory - heap_base(cpus),
         report_addr: REPORT_BASE,
         report_size: REPORT_SIZE,
         duration_ns: u64::try_from(config.duration.as_nanos()).unwrap_or(u64::MAX),
@@ -180,12 +185,19 @@ pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], clock_khz: u64
             TransportChoice::MmioMsi => transport::MMIO_MSI,
             TransportChoice::Pci => transport::PCI,
         },
+        cpus,
+        reserved: 0,
         devices,
     }
 }
 
+/// Start of the heap, behind the stacks of all processors but the first.
+fn heap_base(cpus: u32) -> u64 {
+    HEAP_BASE + u64::from(cpus - 1) * CPU_STACK
+}
+
 // Each device's messages have handlers in the guest.
-const _: () = assert!(IRQ_COUNT + MAX_DEVICES * MESSAGES as usize <= INTERRUPTS);
+const _: () = assert!(IRQ_COUNT + MAX_DEVICES * MESSAGES as usize <= WAKE as usize);
 
 #[cfg(test)]
 mod tests {
@@ -226,11 +238,13 @@ mod tests {
         let mut work: Vec<_> = plans.iter().map(disk_work).collect();
         work.push(DeviceEntry { job: job::RNG, span: 4096, ..DeviceEntry::default() });
         work.push(card_work(&net, 2));
-        let info = boot_info(&config, &work, 7);
+        let info = boot_info(&config, &work, 2, 7);
         assert_eq!(info.device_count, 4);
         assert_eq!(info.devices.map(|device| device.job)[..5], [2, 1, 3, 4, 0]);
         let card = &info.devices[3];
         assert_eq!((card.span, card.frame, card.reply, card.pairs), (5, 64, 64, 2));
+        assert_eq!(info.devices.map(|device| device.cpu)[..5], [0, 1, 0, 1, 0]);
+        assert_eq!((info.cpus, info.heap_base), (2, HEAP_BASE + CPU_STACK));
         assert_eq!(info.devices[2].base, MMIO_BASE + 2 * WINDOW);
         assert_eq!(info.devices[2].messages, 24 + 2 * MESSAGES);
         assert_eq!(info.devices[2].gsi, FIRST_GSI + 2);

@@ -58,7 +58,7 @@ impl Over<'_> {
                 other => other,
             };
         }
-        let entropy_bytes = area.header().map_or(0, |header| header.entropy_bytes);
+        let entropy_bytes = area.totals().map_or(0, |totals| totals.entropy_bytes);
         let entropy_bytes = work.rng.map_or(0, |rng| entropy_bytes.min(rng.bytes));
         let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
         let attached = self.machine.bus.devices();
@@ -78,9 +78,10 @@ impl Over<'_> {
             disks,
             nets,
             exits: self.counters.exits(),
+            cpus: self.counters.cpus(),
             exits_by_kind: self.counters.exits_by_kind(),
             measured: self.machine.bus.measured().map(|phase| {
-                let taken = self.area.header().map_or(0, |header| header.measured_interrupts);
+                let taken = self.area.totals().map_or(0, |totals| totals.measured_interrupts);
                 PhaseFigures { taken, ..phase }
             }),
             kick_stops: self.area.kick_stops(),

@@ -5,7 +5,8 @@ use crate::report::KickFigures;
 use crate::run::{Progress, latency};
 use paravane_dma::{Access, Memory};
 use paravane_spec::builtin::{
-    DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, REPORT_BASE, REPORT_MAGIC, ReportHeader, state,
+    CPU_REPORTS, CpuReport, DISK_REPORTS, DiskReport, KICK_REPORT, KickReport, REPORT_BASE, REPORT_MAGIC,
+    ReportHeader, state,
 };
 use std::sync::atomic::Ordering;
 
@@ -13,18 +14,39 @@ use std::sync::atomic::Ordering;
 pub(crate) struct ReportArea {
     memory: Memory,
     disks: Vec<usize>,
+    /// Number of processors.
+    cpus: u16,
 }
 
 impl ReportArea {
     /// `disks` are the numbers of the disks among the devices.
-    pub(crate) fn new(memory: &Memory, disks: impl IntoIterator<Item = usize>) -> Self {
-        Self { memory: memory.clone(), disks: disks.into_iter().collect() }
+    pub(crate) fn new(memory: &Memory, disks: impl IntoIterator<Item = usize>, cpus: u16) -> Self {
+        Self { memory: memory.clone(), disks: disks.into_iter().collect(), cpus }
     }
 
-    /// The head; `None` before the guest has started.
-    pub(crate) fn header(&self) -> Option<ReportHeader> {
-        let header: ReportHeader = self.memory.handle().enter().read_obj(REPORT_BASE, Access::READ).ok()?;
-        (header.magic == REPORT_MAGIC).then_some(header)
+    /// The counters of all processors; `None` before the guest has started.
+    pub(crate) fn totals(&self) -> Option<CpuReport> {
+        let mut memory = self.memory.handle();
+        let memory = memory.enter();
+        let header: ReportHeader = memory.read_obj(REPORT_BASE, Access::READ).ok()?;
+        if header.magic != REPORT_MAGIC {
+            return None;
+        }
+        let mut sum = CpuReport::default();
+        for cpu in 0..u64::from(self.cpus) {
+            let at = REPORT_BASE + CPU_REPORTS + cpu * size_of::<CpuReport>() as u64;
+            let one: CpuReport = memory.read_obj(at, Access::READ).ok()?;
+            for (sum, one) in [
+                (&mut sum.heartbeat, one.heartbeat),
+                (&mut sum.interrupts, one.interrupts),
+                (&mut sum.kicks, one.kicks),
+                (&mut sum.entropy_bytes, one.entropy_bytes),
+            ] {
+                *sum = sum.saturating_add(one);
+            }
+            sum.measured_interrupts = sum.measured_interrupts.max(one.measured_interrupts);
+        }
+        Some(sum)
     }
 
     /// Report on one device.
@@ -48,7 +70,7 @@ impl ReportArea {
 
     /// Copies the sums into `progress` and returns the heartbeat.
     pub(crate) fn show(&self, progress: &Progress) -> u64 {
-        let Some(header) = self.header() else { return 0 };
+        let Some(totals) = self.totals() else { return 0 };
         let (mut done, mut total, mut phase) = (0_u64, 0_u64, state::DONE);
         for report in self.disks.iter().filter_map(|&number| self.device(number)) {
             done = done.saturating_add(report.bytes_done.min(report.bytes_total));
@@ -59,7 +81,7 @@ impl ReportArea {
         progress.bytes_total.store(total, Ordering::Relaxed);
         progress.bytes_done.store(done, Ordering::Relaxed);
         progress.phase.store(u64::from(phase), Ordering::Relaxed);
-        header.heartbeat
+        totals.heartbeat
     }
 
     /// Reads `entries` of the guest's pass map from entry `first` on.
@@ -89,8 +111,8 @@ mod tests {
     #[test]
     fn before_the_guest_has_started_there_is_nothing() {
         let memory = memory(16 << 20);
-        let area = ReportArea::new(&memory, 0..3);
-        assert!(area.header().is_none());
+        let area = ReportArea::new(&memory, 0..3, 1);
+        assert!(area.totals().is_none());
         assert_eq!(area.show(&Progress::default()), 0);
     }
 
@@ -99,7 +121,7 @@ mod tests {
         let memory = memory(16 << 20);
         memory.handle().enter().fill(REPORT_BASE, 0xff, 1 << 20, Access::WRITE).unwrap();
         memory.handle().enter().write_obj(REPORT_BASE, &REPORT_MAGIC, Access::WRITE).unwrap();
-        let (area, progress) = (ReportArea::new(&memory, 0..32), Progress::default());
+        let (area, progress) = (ReportArea::new(&memory, 0..32, 64), Progress::default());
         assert_eq!(area.show(&progress), u64::MAX);
         assert_eq!(progress.bytes_done.load(Ordering::Relaxed), u64::MAX);
         assert_eq!(progress.bytes_total.load(Ordering::Relaxed), u64::MAX);
@@ -110,7 +132,7 @@ mod tests {
     #[test]
     fn a_memory_without_a_report_area_has_no_report() {
         let memory = memory(1 << 20);
-        let area = ReportArea::new(&memory, [0]);
-        assert!(area.header().is_none() && area.device(0).is_none());
+        let area = ReportArea::new(&memory, [0], 1);
+        assert!(area.totals().is_none() && area.device(0).is_none());
     }
 }

@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn look(image: &File, memory: &Memory, expected: &Expected) -> Found {
-        pattern(image, &ReportArea::new(memory, [0]), expected, &AtomicBool::new(false)).unwrap()
+        pattern(image, &ReportArea::new(memory, [0], 1), expected, &AtomicBool::new(false)).unwrap()
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_pass_map_outside_memory_is_an_error() {
         let (image, memory, expected) = written(&[1]);
-        let area = ReportArea::new(&memory, [0]);
+        let area = ReportArea::new(&memory, [0], 1);
         for map in [u64::MAX - 2, 1 << 20, 1 << 40] {
             let result = pattern(&image, &area, &Expected { map, ..expected }, &AtomicBool::new(false));
             assert!(matches!(result, Err(Unfinished::Failed(_))));
@@ -236,7 +236,7 @@ mod tests {
         let (image, memory, expected) = written(&[1]);
         let cancel = AtomicBool::new(true);
         assert!(matches!(hash(&image, 512, &cancel), Err(Unfinished::Cancelled)));
-        let area = ReportArea::new(&memory, [0]);
+        let area = ReportArea::new(&memory, [0], 1);
         assert!(matches!(pattern(&image, &area, &expected, &cancel), Err(Unfinished::Cancelled)));
     }
 

@@ -67,7 +67,7 @@ fn start(
     ring3: bool,
     stubs: Option<ImageHeader>,
 ) -> Result<(), RunError> {
-    prepare(region, vcpu, &Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, ring3, stubs })
+    prepare(region, vcpu, &Entry { rip: IMAGE_BASE, rsp: STACK_TOP - 8, rdi: 0, cpu: 0, ring3, stubs })
 }
 
 fn put(region: &Arc<Region>, pieces: &[(u64, Vec<u8>)]) -> Result<(), RunError> {

@@ -1,5 +1,5 @@
 //! The built-in guest's flat image, embedded in the program by the build script.
-use paravane_spec::builtin::{ABI, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, ImageHeader, STACK_TOP};
+use paravane_spec::builtin::{ABI, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, ImageHeader, MAX_CPUS, STACK_TOP};
 use zerocopy::FromBytes;
 
 /// What the build script made. Empty where no KVM machine can run it.
@@ -43,12 +43,16 @@ fn header(image: &[u8]) -> Option<ImageHeader> {
         let end = bytes.and_then(|bytes| first.checked_add(bytes));
         first >= IMAGE_BASE && end.is_some_and(|end| end <= code_end)
     };
+    let counters_end = header.counters_stride.checked_mul(MAX_CPUS as u64);
+    let counters_end = counters_end.and_then(|bytes| header.counters.checked_add(bytes));
     let sound = header.stub_stride > 0
         && inside(header.entry, 1)
         && inside(header.exception_stubs, EXCEPTIONS)
         && inside(header.irq_stubs, INTERRUPTS as u64)
         && inside(header.wait_stub, 1)
         && header.end >= code_end
+        && header.counters >= IMAGE_BASE
+        && counters_end.is_some_and(|end| end <= header.end)
         && header.end < STACK_TOP;
     (known && sound).then_some(header)
 }

@@ -1,20 +1,22 @@
-//! Messages to the local APIC of the only processor.
+//! Messages to the local APICs.
 use paravane_notify::NotifyError;
 use paravane_notify::msi::MsiMessage;
-use paravane_spec::builtin::{IRQ_VECTOR_BASE, MESSAGE_ADDRESS};
+use paravane_spec::builtin::{IRQ_VECTOR_BASE, message_address};
 
-/// The message that raises interrupt `number`.
+/// The message that raises interrupt `number` of the first processor.
 pub(crate) fn message(number: u32) -> MsiMessage {
-    MsiMessage { address: MESSAGE_ADDRESS, data: u32::from(IRQ_VECTOR_BASE) + number, device: 0 }
+    MsiMessage { address: message_address(0), data: u32::from(IRQ_VECTOR_BASE) + number, device: 0 }
 }
 
-/// The interrupt that `message` raises; `None`: one without a handler.
+/// The processor that `message` interrupts, and the number of the interrupt; `None`: one without a
+/// handler.
 ///
 /// # Errors
 /// The message is no interrupt.
-pub(crate) fn interrupt_number(message: MsiMessage) -> Result<Option<usize>, NotifyError> {
+pub(crate) fn interrupt(message: MsiMessage) -> Result<Option<(usize, usize)>, NotifyError> {
     let vector = vector(message).ok_or(message.refused())?;
-    Ok(vector.checked_sub(IRQ_VECTOR_BASE).map(usize::from))
+    let cpu = usize::from((message.address >> 12) as u8);
+    Ok(vector.checked_sub(IRQ_VECTOR_BASE).map(|number| (cpu, usize::from(number))))
 }
 
 /// Whether `message` is an interrupt: a write to the local APICs.

@@ -1,5 +1,5 @@
 //! A vCPU's registers, for the report of a failed guest.
-use super::start::RING0_STACK;
+use super::start::ring0_stack;
 use crate::report::GuestFailure;
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, Memory, Region};
@@ -53,13 +53,13 @@ struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame at the top of the ring-0 stack.
+    /// Reads the frame at the top of the ring-0 stack of a vCPU.
     ///
     /// An exception in ring 3 starts there afresh.
-    fn read(region: &Arc<Region>, vector: u32) -> Option<Self> {
+    fn read(region: &Arc<Region>, cpu: u64, vector: u32) -> Option<Self> {
         let mut memory = Memory::new(vec![Arc::clone(region)]).ok()?.handle();
         let memory = memory.enter();
-        let word = |from_top: u64| memory.read_obj::<u64>(RING0_STACK - from_top, Access::READ).ok();
+        let word = |from_top: u64| memory.read_obj::<u64>(ring0_stack(cpu) - from_top, Access::READ).ok();
         Some(Self {
             error: if has_error_code(vector) { Some(word(48)?) } else { None },
             rip: word(40)?,
@@ -79,9 +79,9 @@ impl Frame {
     }
 }
 
-/// The failure of a guest that was interrupted by exception `vector`.
-pub(crate) fn crash(vcpu: &VcpuFd, region: &Arc<Region>, vector: u32) -> GuestFailure {
-    let frame = Frame::read(region, vector);
+/// The failure of a guest that was interrupted by exception `vector` on vCPU `cpu`.
+pub(crate) fn crash(vcpu: &VcpuFd, region: &Arc<Region>, cpu: usize, vector: u32) -> GuestFailure {
+    let frame = Frame::read(region, cpu as u64, vector);
     let at = frame.map(|frame| format!(" at {:#x}", frame.rip)).unwrap_or_default();
     GuestFailure {
         reason: format!("{} (exception {vector}){at}", exception(vector)),
@@ -132,19 +132,23 @@ mod tests {
 
     #[test]
     fn reads_the_frame_with_and_without_an_error_code() {
-        let region =
-            Region::new(RegionConfig { gpa: 0, size: RING0_STACK, backing: Backing::Pages, writable: true })
-                .unwrap();
+        let region = Region::new(RegionConfig {
+            gpa: 0,
+            size: ring0_stack(1),
+            backing: Backing::Pages,
+            writable: true,
+        })
+        .unwrap();
         let mut memory = Memory::new(vec![Arc::clone(&region)]).unwrap().handle();
         let memory = memory.enter();
         for (from_top, value) in
             [(48_u64, 4_u64), (40, 0x10_1234), (32, 0x1b), (24, 0x202), (16, 0x3f_0000), (8, 0x23)]
         {
-            memory.write_obj(RING0_STACK - from_top, &value, Access::WRITE).unwrap();
+            memory.write_obj(ring0_stack(1) - from_top, &value, Access::WRITE).unwrap();
         }
-        let fault = Frame::read(&region, 14).unwrap();
+        let fault = Frame::read(&region, 1, 14).unwrap();
         assert_eq!((fault.error, fault.rip, fault.rsp), (Some(4), 0x10_1234, 0x3f_0000));
-        assert_eq!(Frame::read(&region, 6).unwrap().error, None);
+        assert_eq!(Frame::read(&region, 1, 6).unwrap().error, None);
         assert_eq!(exception(6), "undefined instruction");
         assert_eq!(exception(4711), "exception");
     }

@@ -2,28 +2,33 @@
 //!
 //! ```text
 //! 0x02000 PML4   0x03000 PDPT   0x04000 four page directories (GiB 0 to 3)
-//! 0x08000 GDT    0x09000 IDT    0x0a000 TSS    0x0b000 page table of the first 2 MiB
-//! 0x0c000 ring-0 stack, to 0x20000
+//! 0x09000 IDT    0x0b000 page table of the first 2 MiB
+//! 0x20000 of each vCPU: GDT, TSS, ring-0 stack (CPU_AREA bytes)
 //! ```
 //! RAM is identity-mapped in 2 MiB pages, user-accessible. So is the fourth GiB, uncached, with the
 //! devices and interrupt controllers. Page 0 and everything else is unmapped: a stray pointer is a
 //! page fault with a crash report.
 use crate::error::RunError;
-use kvm_bindings::{kvm_regs, kvm_segment};
+use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state, kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
 use paravane_dma::{Access, AccessGuard, Handle, Memory, Region};
-use paravane_spec::builtin::{BOOT_INFO, INTERRUPTS, IRQ_VECTOR_BASE, ImageHeader, STACK_TOP, WAIT_VECTOR};
+use paravane_spec::builtin::{
+    BOOT_INFO, CPU_STACK, HEAP_BASE, IMAGE_BASE, INTERRUPTS, IRQ_VECTOR_BASE, ImageHeader, MAX_CPUS,
+    STACK_TOP, WAIT_VECTOR,
+};
 use std::sync::Arc;
 
 const PML4: u64 = 0x2000;
 const PDPT: u64 = 0x3000;
 const DIRECTORIES: u64 = 0x4000;
-const GDT: u64 = 0x8000;
 const IDT: u64 = 0x9000;
-const TSS: u64 = 0xa000;
 const LOW_TABLE: u64 = 0xb000;
-/// Top of the ring-0 stack.
-pub(super) const RING0_STACK: u64 = 0x2_0000;
+/// Area of vCPU 0.
+const CPU_AREAS: u64 = 0x2_0000;
+/// Bytes of each: descriptors, and a ring-0 stack that ends with it.
+const CPU_AREA: u64 = 0x2000;
+/// Offset of the task state in an area. The GDT is at its start.
+const TSS_AT: u64 = 0x100;
 
 const MIB2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
@@ -40,16 +45,24 @@ const RING3_CODE: u16 = 0x18 | 3;
 const RING3_DATA: u16 = 0x20 | 3;
 const TASK: u16 = 0x28;
 const TSS_LIMIT: u32 = 0x67;
-/// Null; ring-0 code and data; ring-3 code and data; the TSS (two entries).
-const GDT_ENTRIES: [u64; 7] = [
-    0,
-    0x00af_9b00_0000_ffff,
-    0x00cf_9300_0000_ffff,
-    0x00af_fb00_0000_ffff,
-    0x00cf_f300_0000_ffff,
-    0x0000_8900_0000_0000 | TSS_LIMIT as u64 | TSS << 16,
-    0,
-];
+/// Null; ring-0 code and data; ring-3 code and data; the TSS (two entries), which is at `tss`.
+const fn descriptors(tss: u64) -> [u64; 7] {
+    // Bits 0 to 23 of the address; the rest is 0 below 16 MiB.
+    let task = 0x0000_8900_0000_0000 | TSS_LIMIT as u64 | (tss & 0xff_ffff) << 16;
+    let code = [0x00af_9b00_0000_ffff, 0x00af_fb00_0000_ffff];
+    let data = [0x00cf_9300_0000_ffff, 0x00cf_f300_0000_ffff];
+    [0, code[0], data[0], code[1], data[1], task, 0]
+}
+
+/// Start of the area of vCPU `cpu`.
+const fn cpu_area(cpu: u64) -> u64 {
+    CPU_AREAS + cpu * CPU_AREA
+}
+
+/// Top of the ring-0 stack of vCPU `cpu`.
+pub(super) const fn ring0_stack(cpu: u64) -> u64 {
+    cpu_area(cpu + 1)
+}
 
 /// CR0: protection, paging, write protection, numeric errors.
 const CR0: u64 = 0x8005_0033;
@@ -73,33 +86,35 @@ pub(super) struct Entry {
     pub(super) rsp: u64,
     /// First argument.
     pub(super) rdi: u64,
+    /// Number of the vCPU, its second argument.
+    pub(super) cpu: u64,
     /// Whether it starts in ring 3.
     pub(super) ring3: bool,
     /// Interrupt stubs; `None`: an empty interrupt descriptor table.
     pub(super) stubs: Option<ImageHeader>,
 }
 
-/// Makes `vcpu` start with the built-in guest.
+/// Makes the vCPUs start with the built-in guest.
 ///
 /// # Errors
 /// There is no image in this build, RAM is too small, or KVM refuses a register.
-pub(crate) fn start_builtin(region: &Arc<Region>, vcpu: &VcpuFd) -> Result<(), RunError> {
-    prepare(region, vcpu, &load(region)?)
-}
-
-/// Copies the built-in image into RAM.
-fn load(region: &Arc<Region>) -> Result<Entry, RunError> {
+pub(crate) fn start_builtin(region: &Arc<Region>, vcpus: &[VcpuFd]) -> Result<(), RunError> {
     let image = super::image::builtin().map_err(|error| RunError::Config(error.to_string()))?;
-    let mut memory = handle(region)?;
-    let memory = memory.enter();
-    put(&memory, paravane_spec::builtin::IMAGE_BASE, image.bytes)?;
-    Ok(Entry {
-        rip: image.header.entry,
-        rsp: STACK_TOP - 8,
-        rdi: BOOT_INFO,
-        ring3: true,
-        stubs: Some(image.header),
-    })
+    put(&handle(region)?.enter(), IMAGE_BASE, image.bytes)?;
+    let header = image.header;
+    for (cpu, vcpu) in (0..).zip(vcpus) {
+        let stack = if cpu == 0 { STACK_TOP } else { HEAP_BASE + cpu * CPU_STACK };
+        let entry = Entry {
+            rip: header.entry,
+            rsp: stack - 8,
+            rdi: BOOT_INFO,
+            cpu,
+            ring3: true,
+            stubs: Some(header),
+        };
+        prepare(region, vcpu, &entry)?;
+    }
+    Ok(())
 }
 
 fn handle(region: &Arc<Region>) -> Result<Handle, RunError> {
@@ -125,13 +140,14 @@ pub(super) fn prepare(region: &Arc<Region>, vcpu: &VcpuFd, entry: &Entry) -> Res
     let mut memory = handle(region)?;
     let memory = memory.enter();
     page_tables(&memory, region.size())?;
-    put_words(&memory, GDT, &GDT_ENTRIES)?;
+    let area = cpu_area(entry.cpu);
+    put_words(&memory, area, &descriptors(area + TSS_AT))?;
     if let Some(stubs) = &entry.stubs {
         put_words(&memory, IDT, &interrupt_table(stubs))?;
     }
     // The task state holds only the stack for ring 0; the I/O permission map starts behind its end.
-    put(&memory, TSS + 4, &RING0_STACK.to_le_bytes())?;
-    put(&memory, TSS + 0x66, &((TSS_LIMIT + 1) as u16).to_le_bytes())?;
+    put(&memory, area + TSS_AT + 4, &ring0_stack(entry.cpu).to_le_bytes())?;
+    put(&memory, area + TSS_AT + 0x66, &((TSS_LIMIT + 1) as u16).to_le_bytes())?;
     registers(vcpu, entry).map_err(|error| RunError::Os {
         what: "set the vCPU's registers",
         source: std::io::Error::from_raw_os_error(error.errno()),
@@ -181,8 +197,9 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
     sregs.cr3 = PML4;
     sregs.cr4 = CR4;
     sregs.efer = EFER;
-    sregs.gdt.base = GDT;
-    sregs.gdt.limit = (size_of_val(&GDT_ENTRIES) - 1) as u16;
+    let area = cpu_area(entry.cpu);
+    sregs.gdt.base = area;
+    sregs.gdt.limit = (size_of_val(&descriptors(0)) - 1) as u16;
     sregs.idt.base = IDT;
     sregs.idt.limit = 0xfff;
     let dpl = if entry.ring3 { 3 } else { 0 };
@@ -209,7 +226,7 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
     sregs.cs = code;
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
     sregs.tr = kvm_segment {
-        base: TSS,
+        base: area + TSS_AT,
         limit: TSS_LIMIT,
         selector: TASK,
         // A busy 64-bit task.
@@ -217,11 +234,16 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
         present: 1,
         ..Default::default()
     };
+    // Where the stubs count; nothing else uses this segment.
+    let stubs = entry.stubs.unwrap_or_default();
+    sregs.gs.base = stubs.counters.wrapping_add(stubs.counters_stride.wrapping_mul(entry.cpu));
     vcpu.set_sregs(&sregs)?;
+    vcpu.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE })?;
     vcpu.set_regs(&kvm_regs {
         rip: entry.rip,
         rsp: entry.rsp,
         rdi: entry.rdi,
+        rsi: entry.cpu,
         rflags: RFLAGS,
         ..Default::default()
     })?;
@@ -235,6 +257,9 @@ fn registers(vcpu: &VcpuFd, entry: &Entry) -> Result<(), kvm_ioctls::Error> {
     }
     vcpu.set_lapic(&lapic)
 }
+
+const _: () =
+    assert!(ring0_stack(MAX_CPUS as u64 - 1) <= 0xa_0000, "the areas end below the first hole of a PC");
 
 #[cfg(test)]
 mod tests {
@@ -259,7 +284,8 @@ mod tests {
 
     #[test]
     fn the_task_descriptor_names_the_task() {
-        assert_eq!(GDT_ENTRIES[5], 0x0000_8900_a000_0067);
+        assert_eq!(descriptors(0xa000)[5], 0x0000_8900_a000_0067);
+        assert_eq!(descriptors(cpu_area(63) + TSS_AT)[5], 0x0000_8909_e100_0067);
         assert_eq!(usize::from(TASK), 5 * 8);
     }
 }

@@ -72,6 +72,10 @@ impl Accelerator for Played {
     fn ioeventfds(&self) -> Arc<dyn IoEventFds> {
         Arc::clone(&self.0) as Arc<dyn IoEventFds>
     }
+    fn cpus(&self) -> u16 {
+        1
+    }
+
     fn clock_khz(&self) -> u64 {
         0
     }

@@ -275,7 +275,7 @@ impl Guest<'_> {
             None => Step::On,
             Some(GuestEnd::Exit(code)) => Step::End(Ended::Exit(code, arch::registers(vcpu))),
             Some(GuestEnd::Crash(vector)) => {
-                Step::End(Ended::Failed(arch::crash(vcpu, &self.shared.region, vector)))
+                Step::End(Ended::Failed(arch::crash(vcpu, &self.shared.region, self.cpu, vector)))
             }
             Some(GuestEnd::Power(power)) => Step::End(Ended::Power(power)),
         }

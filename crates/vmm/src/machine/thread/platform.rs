@@ -1,17 +1,19 @@
 //! The guest program's platform when it is a thread of this process.
 use super::lines::Lines;
+use super::processors;
 use crate::machine::bus::Bus;
 use paravane_attach::LocalIoEventFds;
 use paravane_dma::Region;
 use paravane_guest::Platform;
 use paravane_ring::{Area, DmaArea};
+use paravane_spec::builtin::WAKE;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// What unwinds a guest that was asked to stop.
 pub(super) struct Stopped;
 
-/// The machine as its guest sees it. Belongs to the guest's thread.
+/// The machine as its guest sees it.
 pub(super) struct HostThread {
     region: Arc<Region>,
     lines: Arc<Lines>,
@@ -33,7 +35,7 @@ impl HostThread {
 
     fn mmio_read<const N: usize>(&self, addr: u64) -> [u8; N] {
         self.check_stop();
-        self.bus.console().counters().exit(0);
+        self.bus.console().counters().exit(processors::current());
         let mut data = [0; N];
         self.bus.read(addr, &mut data);
         data
@@ -44,7 +46,7 @@ impl HostThread {
         if self.fds.signal(addr, &data) {
             return;
         }
-        self.bus.console().counters().exit(0);
+        self.bus.console().counters().exit(processors::current());
         // The guest's end arrives as the return value of its program.
         let _ = self.bus.write(addr, &data);
     }
@@ -107,20 +109,29 @@ impl Platform for HostThread {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn interrupts(&self) -> u64 {
-        self.lines.taken()
+    fn interrupts(&self, cpu: usize) -> u64 {
+        self.lines.taken(cpu)
     }
 
-    fn interrupts_on(&self, number: u32) -> u64 {
-        self.lines.taken_on(number)
+    fn interrupts_on(&self, cpu: usize, number: u32) -> u64 {
+        self.lines.taken_on(cpu, number)
     }
 
-    fn enable_line(&self, gsi: u32) {
-        self.lines.enable(gsi);
+    fn enable_line(&self, gsi: u32, cpu: usize) {
+        self.lines.enable(gsi, cpu);
     }
 
-    fn wait(&self, seen: u64) {
-        self.lines.wait(seen);
+    fn wake(&self, cpu: usize) {
+        self.lines.deliver(cpu, WAKE as usize);
+    }
+
+    fn on_each_cpu<W: Send>(&self, work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sync)) {
+        processors::on_each(work, run, &self.lines, self.bus.console().counters());
+        self.check_stop();
+    }
+
+    fn wait(&self, cpu: usize, seen: u64) {
+        self.lines.wait(cpu, seen);
         self.check_stop();
     }
 

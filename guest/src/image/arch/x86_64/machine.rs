@@ -1,12 +1,14 @@
 //! The machine as the program sees it from ring 3.
-use super::stubs::{TAKEN, TAKEN_ON};
+use super::stubs::{COUNTERS, Counters};
 use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
+use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 use paravane_guest::{Area, DmaArea, Platform, Space, VolatileSpace};
 use paravane_spec::builtin::{
-    BOOT_INFO, BootInfo, IRQ_COUNT, IRQ_VECTOR_BASE, MMIO_BASE, REPORT_BASE, WAIT_VECTOR,
+    BOOT_INFO, BootInfo, HEAP_BASE, IRQ_COUNT, IRQ_VECTOR_BASE, MMIO_BASE, REPORT_BASE, REPORT_SIZE,
+    WAIT_VECTOR, WAKE,
 };
 
 /// I/O APIC: selects a register.
@@ -15,6 +17,9 @@ const IOAPIC_SELECT: u64 = 0xfec0_0000;
 const IOAPIC_DATA: u64 = 0xfec0_0010;
 /// I/O APIC: first of the two registers of redirection entry 0.
 const IOAPIC_ENTRIES: u32 = 0x10;
+/// Local APIC: command register, its two halves.
+const APIC_COMMAND: u64 = 0xfee0_0300;
+const APIC_COMMAND_HIGH: u64 = 0xfee0_0310;
 /// Bytes of the page at the boot information.
 const BOOT_PAGE: u64 = 4096;
 /// Device memory must lie in what the VMM's page tables map.
@@ -23,6 +28,7 @@ const MAPPED: u64 = 1 << 32;
 /// The machine under the image.
 pub(crate) struct Machine {
     ram_size: u64,
+    heap_base: u64,
     /// Time-stamp counter at the start.
     start: u64,
     /// Nanoseconds a tick, times 2^32.
@@ -33,7 +39,12 @@ impl Machine {
     /// `None` if the boot information does not say how fast the clock is.
     pub(crate) fn new(info: &BootInfo) -> Option<Self> {
         let scale = (1_000_000u64 << 32).checked_div(info.clock_khz)?;
-        Some(Self { ram_size: info.ram_size, start: Self::ticks(), scale })
+        Some(Self {
+            ram_size: info.ram_size,
+            heap_base: info.heap_base.max(HEAP_BASE),
+            start: Self::ticks(),
+            scale,
+        })
     }
 
     fn ticks() -> u64 {
@@ -41,10 +52,15 @@ impl Machine {
         unsafe { _rdtsc() }
     }
 
-    /// Interrupts taken so far.
-    pub(crate) fn taken() -> u64 {
-        // Relaxed: the stubs run on this processor, between two instructions.
-        TAKEN.load(Relaxed)
+    fn counters(cpu: usize) -> Option<&'static Counters> {
+        COUNTERS.get(cpu)
+    }
+
+    /// Interrupts that a processor has taken so far.
+    pub(crate) fn taken(cpu: usize) -> u64 {
+        // Relaxed: the stubs run on that processor, between two instructions. Of another one, the
+        // count is for display.
+        Self::counters(cpu).map_or(0, |counters| counters.taken.load(Relaxed))
     }
 
     /// The memory of all devices.
@@ -62,7 +78,25 @@ impl Machine {
         Self::devices().write32(addr, value);
     }
 
-    /// Sleeps until the count of interrupts is no longer `seen`.
+    /// Interrupts that the calling processor has taken so far.
+    pub(crate) fn taken_here() -> u64 {
+        let taken: u64;
+        // SAFETY: the VMM has set GS to this processor's counters, of which this is the first.
+        unsafe {
+            asm!("mov {}, gs:[{first}]", out(reg) taken, first = const offset_of!(Counters, taken),
+                options(nostack, readonly));
+        }
+        taken
+    }
+
+    /// Sends [`WAKE`] to a processor.
+    pub(crate) fn interrupt(cpu: usize) {
+        // The upper half of the command holds the destination; a write of the lower half sends.
+        Self::write32(APIC_COMMAND_HIGH, (cpu as u32) << 24);
+        Self::write32(APIC_COMMAND, u32::from(IRQ_VECTOR_BASE) + WAKE);
+    }
+
+    /// Sleeps until the calling processor's count of interrupts is no longer `seen`.
     pub(crate) fn sleep(seen: u64) {
         const { assert!(WAIT_VECTOR == 3, "int3 raises vector 3") };
         // SAFETY: the gate of WAIT_VECTOR leads to the wait stub, which changes no register and
@@ -100,13 +134,15 @@ impl Platform for Machine {
         let end = addr.checked_add(len as u64)?;
         // The image, its stack and the VMM's tables are not shared memory.
         let boot_page = addr >= BOOT_INFO && end <= BOOT_INFO + BOOT_PAGE;
-        let shared = addr >= REPORT_BASE && end <= self.ram_size.min(MAPPED);
-        if !boot_page && !shared {
+        let report = addr >= REPORT_BASE && end <= REPORT_BASE + REPORT_SIZE;
+        let heap = addr >= self.heap_base && end <= self.ram_size.min(MAPPED);
+        if !boot_page && !report && !heap {
             return None;
         }
         let start = NonNull::new(addr as *mut u8)?;
-        // SAFETY: RAM is mapped one to one for as long as the guest runs, and the two pieces let
-        // through hold no Rust object: those lie in the image and on its stack, between the two.
+        // SAFETY: RAM is mapped one to one for as long as the guest runs, and the three pieces let
+        // through hold no Rust object: those lie in the image and on the processors' stacks, which
+        // lie between them.
         let area = unsafe { Area::new(start, len) };
         Some(DmaArea { area, addr })
     }
@@ -116,28 +152,38 @@ impl Platform for Machine {
         ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64
     }
 
-    fn interrupts(&self) -> u64 {
-        Self::taken()
+    fn interrupts(&self, cpu: usize) -> u64 {
+        Self::taken(cpu)
     }
 
-    fn interrupts_on(&self, number: u32) -> u64 {
+    fn interrupts_on(&self, cpu: usize, number: u32) -> u64 {
+        let count = Self::counters(cpu).and_then(|counters| counters.taken_on.get(number as usize));
         // Relaxed: as in `taken`.
-        TAKEN_ON.get(number as usize).map_or(0, |count| count.load(Relaxed))
+        count.map_or(0, |count| count.load(Relaxed))
     }
 
-    fn enable_line(&self, gsi: u32) {
+    fn enable_line(&self, gsi: u32, cpu: usize) {
         if gsi as usize >= IRQ_COUNT {
             return;
         }
-        // Upper half: physical destination 0. Lower half: the vector; fixed, edge, unmasked.
+        // Upper half: physical destination. Lower half: the vector; fixed, edge, unmasked.
         let entry = IOAPIC_ENTRIES + 2 * gsi;
-        for (register, value) in [(entry + 1, 0), (entry, u32::from(IRQ_VECTOR_BASE) + gsi)] {
+        for (register, value) in [(entry + 1, (cpu as u32) << 24), (entry, u32::from(IRQ_VECTOR_BASE) + gsi)]
+        {
             Self::write32(IOAPIC_SELECT, register);
             Self::write32(IOAPIC_DATA, value);
         }
     }
 
-    fn wait(&self, seen: u64) {
+    fn wake(&self, cpu: usize) {
+        Self::interrupt(cpu);
+    }
+
+    fn on_each_cpu<W: Send>(&self, work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sync)) {
+        crate::processors::on_each(work, run);
+    }
+
+    fn wait(&self, _cpu: usize, seen: u64) {
         Self::sleep(seen);
     }
 

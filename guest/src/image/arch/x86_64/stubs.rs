@@ -5,8 +5,11 @@
 //! fit in a signed 32-bit displacement, are written with the address-size prefix (0x67), under
 //! which they do.
 use core::arch::global_asm;
+use core::mem::offset_of;
 use core::sync::atomic::AtomicU64;
-use paravane_spec::builtin::{ABI, CONTROL_BASE, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, STACK_TOP, control};
+use paravane_spec::builtin::{
+    ABI, CONTROL_BASE, IMAGE_BASE, IMAGE_MAGIC, INTERRUPTS, MAX_CPUS, STACK_TOP, control,
+};
 
 /// Bytes between stubs; link.ld checks that they fit.
 const STRIDE: u32 = 32;
@@ -14,12 +17,21 @@ const STRIDE: u32 = 32;
 const APIC_EOI: u32 = 0xfee0_00b0;
 
 // What link.ld takes for granted.
-const _: () = assert!(IMAGE_BASE == 0x10_0000 && STACK_TOP == 0x40_0000 && INTERRUPTS == 152);
+const _: () = assert!(IMAGE_BASE == 0x10_0000 && STACK_TOP == 0x40_0000 && INTERRUPTS == 153);
 
-/// Interrupts taken, all numbers together. Written by the stubs only.
-pub(crate) static TAKEN: AtomicU64 = AtomicU64::new(0);
-/// Interrupts taken on each number. Written by the stubs only.
-pub(crate) static TAKEN_ON: [AtomicU64; INTERRUPTS] = [const { AtomicU64::new(0) }; INTERRUPTS];
+/// Interrupts that one processor has taken. Written by its stubs only, which find it by GS.
+#[repr(C, align(128))]
+pub(crate) struct Counters {
+    /// All numbers together.
+    pub(crate) taken: AtomicU64,
+    /// On each number.
+    pub(crate) taken_on: [AtomicU64; INTERRUPTS],
+}
+
+/// The counters of all processors.
+pub(crate) static COUNTERS: [Counters; MAX_CPUS] =
+    [const { Counters { taken: AtomicU64::new(0), taken_on: [const { AtomicU64::new(0) }; INTERRUPTS] } };
+        MAX_CPUS];
 
 global_asm!(
     // ImageHeader, at the start of the image.
@@ -32,10 +44,14 @@ global_asm!(
     ".quad exception_stubs",
     ".quad irq_stubs",
     ".quad wait_stub",
+    ".quad {counters}",
+    ".quad {counters_stride}",
     ".popsection",
     magic = const IMAGE_MAGIC,
     abi = const ABI,
     stride = const STRIDE,
+    counters = sym COUNTERS,
+    counters_stride = const size_of::<Counters>(),
 );
 
 global_asm!(
@@ -56,14 +72,14 @@ global_asm!(
     "jmp 2b",
     ".set vector, vector + 1",
     ".endr",
-    // Interrupts: count, acknowledge, go back. One processor takes them all, so no lock prefix.
+    // Interrupts: count, acknowledge, go back. The counters are this processor's, so no lock prefix.
     ".balign {stride}, 0xcc",
     "irq_stubs:",
     ".set number, 0",
     ".rept {interrupts}",
     ".balign {stride}, 0xcc",
-    "inc qword ptr [rip + {taken_on} + 8 * number]",
-    "inc qword ptr [rip + {taken}]",
+    "inc qword ptr gs:[{taken_on} + 8 * number]",
+    "inc qword ptr gs:[{taken}]",
     // mov dword ptr [eoi], 0
     ".byte 0x67, 0xc7, 0x04, 0x25",
     ".long {eoi}",
@@ -75,7 +91,7 @@ global_asm!(
     // begins: one that came after the comparison ends the HLT at once. RFLAGS come back with IRETQ.
     ".balign {stride}, 0xcc",
     "wait_stub:",
-    "cmp qword ptr [rip + {taken}], rdi",
+    "cmp qword ptr gs:[{taken}], rdi",
     "jne 3f",
     "sti",
     "hlt",
@@ -85,6 +101,6 @@ global_asm!(
     crash = const (CONTROL_BASE + control::CRASH) as u32,
     eoi = const APIC_EOI,
     interrupts = const INTERRUPTS,
-    taken = sym TAKEN,
-    taken_on = sym TAKEN_ON,
+    taken = const offset_of!(Counters, taken),
+    taken_on = const offset_of!(Counters, taken_on),
 );

@@ -1,0 +1,145 @@
+//! What the processors share: who is ready, who is done, and the console.
+use super::Processor;
+use crate::console::Console;
+use crate::platform::Platform;
+use crate::program::milestone;
+use crate::report::Failure;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use paravane_spec::builtin::{BootInfo, completion, event, inject};
+
+/// State of all processors.
+///
+/// Counts that reach 0 wake the processors that sleep. A processor looks at them again after it has
+/// sampled its interrupts.
+pub(crate) struct Shared<'p, P> {
+    pub(super) platform: &'p P,
+    pub(super) polling: bool,
+    inject: u32,
+    cpus: usize,
+    console: Console<'p, P>,
+    /// Whether a processor prints.
+    printing: AtomicBool,
+    /// Whether the first request is out.
+    started: AtomicBool,
+    /// Devices on which the others cannot rely yet.
+    unready: AtomicUsize,
+    /// Devices whose work has an end and is not done.
+    left: AtomicUsize,
+    /// Processors in a measured phase.
+    measuring: AtomicUsize,
+    /// Interrupts taken before the first measured phase; `u64::MAX` before it.
+    taken_before: AtomicU64,
+}
+
+impl<'p, P: Platform> Shared<'p, P> {
+    /// For these processors, whose devices are ready to be worked on.
+    pub(crate) fn new(
+        platform: &'p P,
+        console: Console<'p, P>,
+        info: &BootInfo,
+        cpus: &mut [Processor<'p, P>],
+    ) -> Self {
+        let polling = info.completion == completion::POLL;
+        for (cpu, processor) in cpus.iter_mut().enumerate() {
+            for device in &mut processor.devices {
+                device.worker.driver().disable_interrupts();
+                if !polling {
+                    platform.enable_line(device.gsi, cpu);
+                }
+            }
+        }
+        let devices = || cpus.iter().flat_map(|processor| &processor.devices);
+        Self {
+            platform,
+            polling,
+            inject: info.inject,
+            cpus: cpus.len(),
+            console,
+            printing: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            unready: AtomicUsize::new(devices().count()),
+            left: AtomicUsize::new(devices().filter(|device| !device.worker.serves()).count()),
+            measuring: AtomicUsize::new(0),
+            taken_before: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Whether every device can be relied on.
+    pub(super) fn all_are_ready(&self) -> bool {
+        // Acquire, pairs with the release of the last `one_is_ready`.
+        self.unready.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether all work that has an end is done.
+    pub(super) fn all_are_done(&self) -> bool {
+        // Acquire, pairs with the release of the last `one_is_done`.
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// A device of processor `cpu` can be relied on.
+    pub(super) fn one_is_ready(&self, cpu: usize) {
+        if self.unready.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.wake_others(cpu);
+        }
+    }
+
+    /// A device of processor `cpu` is done.
+    pub(super) fn one_is_done(&self, cpu: usize) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.wake_others(cpu);
+        }
+    }
+
+    fn wake_others(&self, cpu: usize) {
+        (0..self.cpus).filter(|other| *other != cpu).for_each(|other| self.platform.wake(other));
+    }
+
+    /// Whether a request that was just published is the first of all.
+    pub(super) fn is_first(&self) -> bool {
+        // Relaxed: it orders nothing. Read first, for it is asked for every request.
+        !self.started.load(Ordering::Relaxed) && !self.started.swap(true, Ordering::Relaxed)
+    }
+
+    /// A processor enters a measured phase, or leaves it.
+    ///
+    /// Tells the VMM of the first and the last. Returns the interrupts since the first measured phase.
+    pub(super) fn mark(&self, begins: bool) -> u64 {
+        let taken: u64 = (0..self.cpus).map(|cpu| self.platform.interrupts(cpu)).sum();
+        // Relaxed: the first one stores its count, whoever that is.
+        let stored =
+            self.taken_before.compare_exchange(u64::MAX, taken, Ordering::Relaxed, Ordering::Relaxed);
+        let before = stored.map_or_else(|before| before, |_| taken);
+        // Relaxed: the exits that tell of it order themselves at the VMM.
+        let tells = if begins {
+            (self.measuring.fetch_add(1, Ordering::Relaxed) == 0).then_some(event::MEASURE)
+        } else {
+            (self.measuring.fetch_sub(1, Ordering::Relaxed) == 1).then_some(event::MEASURED)
+        };
+        if let Some(code) = tells {
+            milestone(self.platform, code);
+        }
+        taken.saturating_sub(before)
+    }
+
+    /// Tells the operator of a failure.
+    pub(super) fn tell(&self, number: usize, failure: &Failure) {
+        // Acquire and release: the console's memory is one processor's at a time.
+        while self.printing.swap(true, Ordering::Acquire) {
+            core::hint::spin_loop();
+        }
+        self.console.tell(number, failure);
+        self.printing.store(false, Ordering::Release);
+    }
+
+    /// Injects the failure that a test configured.
+    pub(super) fn inject(&self, cpu: usize) {
+        match self.inject {
+            inject::CRASH => self.platform.crash(),
+            inject::HANG => loop {
+                self.platform.wait(cpu, self.platform.interrupts(cpu));
+            },
+            inject::PANIC => panic!("a panic, as asked for"),
+            _ => {}
+        }
+    }
+}
