@@ -2,6 +2,7 @@
 mod bench_top;
 mod devices;
 mod linux;
+mod processors;
 mod scenarios;
 
 use paravane_vmm::AccelChoice;
@@ -68,6 +69,10 @@ both!(
     an_image_is_free_again_after_every_end,
     twenty_write_tests_in_a_row,
     the_footprint_stays_small,
+    several_processors_share_the_devices,
+    processors_without_work_are_no_harm,
+    a_failure_on_any_processor_ends_the_run,
+    a_cancelled_run_stops_all_processors,
 );
 
 #[test]

@@ -1,6 +1,7 @@
 //! What runs must do, with KVM and with a thread.
 use crate::bench_top::{config, digest, go, image, skipped, with_disk};
 use crate::devices::{Card, Disk, Machine, Network};
+pub(crate) use crate::processors::*;
 use paravane_device::blk::EngineChoice;
 use paravane_test_support::patience;
 use paravane_vmm::{
