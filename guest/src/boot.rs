@@ -110,7 +110,7 @@ mod tests {
             device_count: 1,
             transport: 0,
             cpus: 1,
-            reserved: 0,
+            moves: 0,
             devices: [DeviceEntry::default(); MAX_DEVICES],
         }
     }

@@ -194,6 +194,10 @@ impl<P: Platform, T: Transport> Worker<P> for Ping<T> {
         self.began.is_some()
     }
 
+    fn completes_by_interrupt(&self) -> bool {
+        true
+    }
+
     fn driver(&mut self) -> &mut dyn Interrupts {
         &mut self.net
     }

@@ -27,8 +27,10 @@ pub trait Platform: Sync {
     fn interrupts_on(&self, cpu: usize, number: u32) -> u64;
     /// Makes the line of `gsi` interrupt a processor (programs the interrupt controller).
     fn enable_line(&self, gsi: u32, cpu: usize);
-    /// Interrupts another processor, whose [`Platform::wait`] then returns.
-    fn wake(&self, cpu: usize);
+    /// Interrupts a processor, whose [`Platform::wait`] then returns.
+    ///
+    /// A lower number is taken after higher ones that are pending.
+    fn interrupt(&self, cpu: usize, number: u32);
     /// Runs `run` on each processor with its number and its work, and returns when all have returned.
     ///
     /// For processor 0. There are as many processors as pieces of work, or more.

@@ -6,6 +6,7 @@
 //! Sleeping loses no wake-up: the count of interrupts is sampled first, then every device is armed
 //! and looked at once more, as is what other processors tell, and the platform does not sleep if the
 //! count is no longer the sampled one.
+mod mover;
 mod shared;
 
 pub(crate) use shared::Shared;
@@ -16,7 +17,8 @@ use crate::report::{CpuPage, DiskPage, Failure, Totals};
 use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use paravane_spec::builtin::{DeviceEntry, event};
+use mover::Mover;
+use paravane_spec::builtin::{BootInfo, event};
 
 /// Polling rounds without work between two readings of the interrupt causes.
 ///
@@ -52,9 +54,15 @@ struct Device<'p, P: Platform> {
     running: bool,
     /// Whether the other devices were told that they can rely on it.
     ready: bool,
+    /// `None`: its messages stay where they are.
+    mover: Option<Mover>,
 }
 
 impl<P: Platform> Device<'_, P> {
+    fn moves(&self) -> bool {
+        self.running && self.mover.as_ref().is_some_and(Mover::is_active)
+    }
+
     fn end(&mut self, shared: &Shared<'_, P>, cpu: usize) {
         self.running = false;
         if !self.worker.serves() {
@@ -84,10 +92,13 @@ impl<'p, P: Platform> Processor<'p, P> {
     }
 
     /// Gives it a device.
-    pub(crate) fn add(&mut self, number: usize, entry: &DeviceEntry, worker: Work<'p, P>, page: DiskPage) {
+    pub(crate) fn add(&mut self, number: usize, info: &BootInfo, worker: Work<'p, P>, page: DiskPage) {
+        let entry = &info.devices[number];
+        let moves = info.moves > 0 && entry.message_count > 0 && worker.completes_by_interrupt();
+        let mover = moves.then(|| Mover::new(entry, info.moves));
         let sources = [entry.gsi, entry.messages].map(InterruptSource::new);
-        let gsi = entry.gsi;
-        self.devices.push(Device { gsi, sources, worker, page, number, running: true, ready: false });
+        let (gsi, running, ready) = (entry.gsi, true, false);
+        self.devices.push(Device { gsi, sources, worker, page, number, running, ready, mover });
     }
 
     /// Works until its devices are done or have failed, and no other processor needs those that serve.
@@ -112,7 +123,7 @@ impl<'p, P: Platform> Processor<'p, P> {
             if busy {
                 continue;
             }
-            if shared.polling {
+            if shared.polling || self.devices.iter().any(Device::moves) {
                 core::hint::spin_loop();
             } else {
                 self.sleep(cpu, shared);
@@ -173,6 +184,11 @@ impl<'p, P: Platform> Processor<'p, P> {
         self.totals.entropy_bytes += entropy_bytes;
         self.totals.heartbeat += completed;
         self.totals.kicks += kicks;
+        if let Some(mover) = &mut device.mover
+            && mover.after(device.worker.driver(), completed, cpu, shared)?
+        {
+            self.totals.moves += 1;
+        }
         if sent > 0 && shared.is_first() {
             milestone(shared.platform, event::FIRST_IO);
             shared.inject(cpu);

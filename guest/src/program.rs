@@ -66,7 +66,7 @@ fn work<P: Platform>(platform: &P) -> u32 {
         };
         match bring_up(platform, &info, number, page, kicks, &mut pool) {
             Ok(None) => {}
-            Ok(Some(worker)) => cpus[entry.cpu as usize].add(number, entry, worker, page),
+            Ok(Some(worker)) => cpus[entry.cpu as usize].add(number, &info, worker, page),
             Err(failure) => {
                 page.fail(&failure);
                 console.tell(number, &failure);

@@ -19,6 +19,7 @@ pub(crate) struct Totals {
     pub(crate) measured_interrupts: u64,
     pub(crate) kicks: u64,
     pub(crate) entropy_bytes: u64,
+    pub(crate) moves: u64,
 }
 
 /// The head of the area.
@@ -79,6 +80,7 @@ impl CpuPage {
             ),
             (offset_of!(CpuReport, kicks), shown.kicks, totals.kicks),
             (offset_of!(CpuReport, entropy_bytes), shown.entropy_bytes, totals.entropy_bytes),
+            (offset_of!(CpuReport, moves), shown.moves, totals.moves),
             (offset_of!(CpuReport, heartbeat), shown.heartbeat, totals.heartbeat),
         ] {
             if old != new {

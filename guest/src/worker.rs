@@ -4,7 +4,7 @@ use crate::report::Failure;
 use paravane_driver::blk::Blk;
 use paravane_driver::net::Net;
 use paravane_driver::rng::Rng;
-use paravane_driver::{DriverError, Transport};
+use paravane_driver::{DriverError, Message, Transport};
 
 /// Results of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub(crate) trait Worker<P: Platform> {
         false
     }
 
+    /// Whether what [`Worker::step`] completes has interrupted, if interrupts were armed before.
+    fn completes_by_interrupt(&self) -> bool {
+        false
+    }
     /// Whether it serves the other devices until [`Worker::finish`], and has no end.
     fn serves(&self) -> bool {
         false
@@ -61,6 +65,8 @@ pub(crate) trait Interrupts {
 
     /// Reads and acknowledges the causes of an interrupt.
     fn interrupt(&mut self) -> Result<u32, DriverError>;
+    /// See [`paravane_driver::Transport::set_message`].
+    fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError>;
 }
 
 macro_rules! interrupts {
@@ -76,6 +82,9 @@ macro_rules! interrupts {
 
             fn interrupt(&mut self) -> Result<u32, DriverError> {
                 self.interrupt()
+            }
+            fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+                self.device().set_message(number, message)
             }
         }
     )*};

@@ -81,6 +81,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         rebalance: args.rebalance,
         longest_poll: Duration::from_micros(args.poll_us.into()),
         hang_timeout,
+        moves: args.move_interrupts,
         inject: args.inject,
         ..RunConfig::default()
     })

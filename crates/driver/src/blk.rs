@@ -272,6 +272,11 @@ impl<T: Transport> Blk<T> {
         self.channel.disable_interrupts();
     }
 
+    /// The device, for what is the same with every driver.
+    pub fn device(&self) -> &Virtio<T> {
+        self.channel.device()
+    }
+
     /// Reads and acknowledges the causes of an interrupt of this device.
     ///
     /// Call it after an interrupt, before you look for completed requests.

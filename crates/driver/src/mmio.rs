@@ -170,19 +170,24 @@ impl<R: Registers> Mmio<R> {
         // No more different ones than the device can tell apart; those beyond share the last.
         let limit = self.messages.len().min(self.read(msi::MSI_LIMIT) as usize);
         let message = limit.checked_sub(1).and_then(|last| self.messages.get(number.min(last)));
-        if let Some(&Message { address, data }) = message {
+        if let Some(&message) = message {
             self.write(mmio::QUEUE_SEL, source);
-            self.write(msi::MSI_ADDRESS_LOW, address as u32);
-            self.write(msi::MSI_ADDRESS_HIGH, (address >> 32) as u32);
-            self.write(msi::MSI_DATA, data);
-            self.write(msi::MSI_COMMAND, command::CONFIGURE);
-            if self.read(msi::MSI_STATE) & (state::CONFIGURED | state::REFUSED) == state::CONFIGURED {
+            if self.put_message(message) {
                 return Ok(());
             }
         }
         // Once it is in use MSI cannot be turned off any more, and the queue is not started.
         let running = self.status() & status::DRIVER_OK != 0;
         if running || !self.switch_msi(false) { Err(DriverError::Message(source)) } else { Ok(()) }
+    }
+
+    /// Gives the selected source a message; `false` if the device refuses it.
+    fn put_message(&self, Message { address, data }: Message) -> bool {
+        self.write(msi::MSI_ADDRESS_LOW, address as u32);
+        self.write(msi::MSI_ADDRESS_HIGH, (address >> 32) as u32);
+        self.write(msi::MSI_DATA, data);
+        self.write(msi::MSI_COMMAND, command::CONFIGURE);
+        self.read(msi::MSI_STATE) & (state::CONFIGURED | state::REFUSED) == state::CONFIGURED
     }
 
     /// Notification address of queue `index`, checked.
@@ -259,6 +264,19 @@ impl<R: Registers> Transport for Mmio<R> {
             self.configure(msi::SELECT_CONFIGURATION, 0)?;
         }
         Ok(())
+    }
+
+    /// Masked meanwhile: an interrupt is pending until the new message is in place.
+    fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+        if !self.msi {
+            return Err(DriverError::Message(number.into()));
+        }
+        let source = number.checked_sub(1).map_or(msi::SELECT_CONFIGURATION, u32::from);
+        self.write(mmio::QUEUE_SEL, source);
+        self.write(msi::MSI_COMMAND, command::MASK);
+        let configured = self.put_message(message);
+        self.write(msi::MSI_COMMAND, command::UNMASK);
+        if configured { Ok(()) } else { Err(DriverError::Message(source)) }
     }
 
     fn enable_queue(&mut self, index: u16, at: &QueueAddresses) -> Result<(), DriverError> {

@@ -556,6 +556,11 @@ impl<T: Transport> Net<T> {
         self.pairs.get(usize::from(pair)).map(|pair| pair.poller.clone())
     }
 
+    /// The device, for what is the same with every driver.
+    pub fn device(&self) -> &Virtio<T> {
+        &self.device
+    }
+
     /// Reads and acknowledges the causes of an interrupt of this device.
     ///
     /// Call it after an interrupt, before you look for frames.

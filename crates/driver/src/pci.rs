@@ -267,15 +267,20 @@ impl<S: Space> Pci<S> {
                 space.write32(entry + msix::VECTOR_CONTROL, msix::MASKED);
                 continue;
             }
-            let Message { address, data } = message(vector);
-            space.write32(entry + msix::ADDRESS_LOW, address as u32);
-            space.write32(entry + msix::ADDRESS_HIGH, (address >> 32) as u32);
-            space.write32(entry + msix::DATA, data);
-            space.write32(entry + msix::VECTOR_CONTROL, 0);
+            self.put_message(entry, message(vector));
         }
         function(msix::ENABLE);
         self.used_vectors = used;
         true
+    }
+
+    /// Writes the message of a masked table entry, and unmasks it.
+    fn put_message(&self, entry: u64, Message { address, data }: Message) {
+        let space = &self.function.space;
+        space.write32(entry + msix::ADDRESS_LOW, address as u32);
+        space.write32(entry + msix::ADDRESS_HIGH, (address >> 32) as u32);
+        space.write32(entry + msix::DATA, data);
+        space.write32(entry + msix::VECTOR_CONTROL, 0);
     }
 
     /// How many messages are used: 0 is the wired interrupt.
@@ -378,6 +383,21 @@ impl<S: Space> Transport for Pci<S> {
     fn queue_enabled(&self, index: u16) -> bool {
         self.select(index);
         self.common16(common::QUEUE_ENABLE) != 0
+    }
+
+    /// Masked meanwhile: an interrupt is pending until the new message is in place.
+    ///
+    /// Queues that share a vector share the message.
+    fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+        let vectors = self.vectors.filter(|_| self.used_vectors > 0);
+        let vectors = vectors.ok_or(DriverError::Message(number.into()))?;
+        let vector = number.min(self.used_vectors - 1);
+        let entry = vectors.table + u64::from(vector) * msix::ENTRY;
+        self.function.space.write32(entry + msix::VECTOR_CONTROL, msix::MASKED);
+        self.put_message(entry, message);
+        // The read waits for the writes, which may be posted (PCI Local Bus 3.0, section 6.8.3.5).
+        self.function.space.read32(entry + msix::VECTOR_CONTROL);
+        Ok(())
     }
 
     fn enable_queue(&mut self, index: u16, at: &QueueAddresses) -> Result<(), DriverError> {

@@ -75,6 +75,11 @@ impl<T: Transport> Rng<T> {
         self.channel.disable_interrupts();
     }
 
+    /// The device, for what is the same with every driver.
+    pub fn device(&self) -> &Virtio<T> {
+        self.channel.device()
+    }
+
     /// Reads and acknowledges the causes of an interrupt of this device.
     ///
     /// # Errors

@@ -40,6 +40,16 @@ pub trait Transport {
         let _ = features;
         Ok(())
     }
+    /// Changes message `number` while the device works: 0 is the configuration change's, n + 1 queue n's.
+    ///
+    /// When it returns, the device sends no interrupt to the old message any more, and none was lost.
+    ///
+    /// # Errors
+    /// The source has no message, or the device refuses the new one and keeps the old one.
+    fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+        let _ = message;
+        Err(DriverError::Message(number.into()))
+    }
     /// Largest size of queue `index`, 0 if it does not exist.
     fn queue_max(&self, index: u16) -> u32;
     /// Whether queue `index` is enabled.

@@ -13,7 +13,7 @@
 //!                             |
 //!                           reset (bounded)
 //! ```
-use crate::{DmaArea, DriverError, Pool, Transport};
+use crate::{DmaArea, DriverError, Message, Pool, Transport};
 use alloc::boxed::Box;
 use paravane_ring::driver::poll::Poller;
 use paravane_ring::driver::{DriverConfig, Queue};
@@ -324,6 +324,14 @@ impl<T: Transport> Virtio<T> {
             core::hint::spin_loop();
         }
         Err(DriverError::Reset)
+    }
+
+    /// See [`Transport::set_message`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+        self.transport.set_message(number, message)
     }
 
     /// Negotiated features.

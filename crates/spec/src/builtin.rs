@@ -255,8 +255,8 @@ pub struct BootInfo {
     pub transport: u32,
     /// Number of processors, at least 1.
     pub cpus: u32,
-    /// 0.
-    pub reserved: u32,
+    /// How often each device's messages are moved to another processor while it works.
+    pub moves: u32,
     /// The devices.
     pub devices: [DeviceEntry; MAX_DEVICES],
 }
@@ -296,8 +296,10 @@ pub struct CpuReport {
     pub kicks: u64,
     /// Number of entropy bytes drawn and found plausible.
     pub entropy_bytes: u64,
+    /// Number of times that messages of a device were moved to another processor.
+    pub moves: u64,
     /// 0.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// Offset of the [`KickReport`] in the report area.

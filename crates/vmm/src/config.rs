@@ -179,6 +179,10 @@ pub struct RunConfig {
     pub vcpu_cpu: Option<usize>,
     /// Time without progress after which the guest counts as hung.
     pub hang_timeout: Duration,
+    /// How often the messages of each disk and echo are moved to another vCPU while it works.
+    ///
+    /// The guest checks that no interrupt is lost, and that none comes to the vCPU before.
+    pub moves: u32,
     /// Test fault.
     pub inject: Inject,
 }
@@ -225,6 +229,7 @@ impl Default for RunConfig {
             time_kicks: false,
             vcpu_cpu: None,
             hang_timeout: Duration::from_secs(30),
+            moves: 0,
             inject: Inject::None,
         }
     }

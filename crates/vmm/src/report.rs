@@ -268,6 +268,8 @@ pub struct Report {
     pub violations: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
+    /// Times that the guest moved a device's messages to another processor.
+    pub moves: u64,
     /// CPU time of all threads in seconds: user (with guest) and system.
     pub host_cpu_s: f64,
     /// Megabytes (10^6 bytes) moved per CPU second, over all phases.

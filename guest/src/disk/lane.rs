@@ -166,6 +166,10 @@ impl<P: Platform, D: Disk> Worker<P> for Lane<D> {
         self.began.is_some() && self.job.is_measured()
     }
 
+    fn completes_by_interrupt(&self) -> bool {
+        true
+    }
+
     fn driver(&mut self) -> &mut dyn Interrupts {
         &mut self.disk
     }

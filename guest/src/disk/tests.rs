@@ -8,7 +8,7 @@ use crate::{Area, DmaArea, pattern};
 use core::cell::{Cell, RefCell};
 use core::ptr::NonNull;
 use paravane_driver::blk::{Done, Request};
-use paravane_driver::{DriverError, Pool};
+use paravane_driver::{DriverError, Message, Pool};
 use paravane_spec::blk::{S_IOERR, S_OK};
 use paravane_spec::builtin::{
     ABI, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, error, order, state,
@@ -194,6 +194,9 @@ impl Interrupts for Fake {
     fn interrupt(&mut self) -> Result<u32, DriverError> {
         Ok(0)
     }
+    fn set_message(&self, _number: u16, _message: Message) -> Result<(), DriverError> {
+        Ok(())
+    }
 }
 
 /// Guest memory for one test, never given back: areas have no lifetime.
@@ -250,7 +253,7 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         device_count: 1,
         transport: 0,
         cpus: 1,
-        reserved: 0,
+        moves: 0,
         devices: [DeviceEntry::default(); MAX_DEVICES],
     }
 }

@@ -6,6 +6,7 @@
 //! ```
 use crate::arch::Machine;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use paravane_spec::builtin::WAKE;
 
 /// The work of one call of [`on_each`].
 struct Work<'a> {
@@ -50,7 +51,7 @@ pub(crate) fn on_each<W: Send>(work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sy
     BUSY.store(cpus.saturating_sub(1), Ordering::Relaxed);
     // Release, pairs with the acquire in `serve`: with it comes the work, and BUSY.
     WORK.store((&raw mut given).cast(), Ordering::Release);
-    (1..cpus).for_each(Machine::interrupt);
+    (1..cpus).for_each(|cpu| Machine::send(cpu, WAKE));
     if cpus > 0 {
         each(0);
     }
@@ -78,7 +79,7 @@ pub(crate) fn serve(cpu: usize) -> ! {
                 (work.run)(cpu);
                 // Release, pairs with the acquire in `on_each`.
                 if BUSY.fetch_sub(1, Ordering::Release) == 1 {
-                    Machine::interrupt(0);
+                    Machine::send(0, WAKE);
                 }
             }
             Machine::stop();

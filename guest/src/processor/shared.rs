@@ -5,7 +5,7 @@ use crate::platform::Platform;
 use crate::program::milestone;
 use crate::report::Failure;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use paravane_spec::builtin::{BootInfo, completion, event, inject};
+use paravane_spec::builtin::{BootInfo, WAKE, completion, event, inject};
 
 /// State of all processors.
 ///
@@ -15,7 +15,7 @@ pub(crate) struct Shared<'p, P> {
     pub(super) platform: &'p P,
     pub(super) polling: bool,
     inject: u32,
-    cpus: usize,
+    pub(super) cpus: usize,
     console: Console<'p, P>,
     /// Whether a processor prints.
     printing: AtomicBool,
@@ -91,7 +91,7 @@ impl<'p, P: Platform> Shared<'p, P> {
     }
 
     fn wake_others(&self, cpu: usize) {
-        (0..self.cpus).filter(|other| *other != cpu).for_each(|other| self.platform.wake(other));
+        (0..self.cpus).filter(|other| *other != cpu).for_each(|other| self.platform.interrupt(other, WAKE));
     }
 
     /// Whether a request that was just published is the first of all.

@@ -196,6 +196,11 @@ pub(crate) struct RunArgs {
     /// Hide the progress bar
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// Move the interrupts of each disk and echo N times between CPUs while it works (mmio-msi, pci)
+    ///
+    /// The guest checks that none is lost, and that none comes to the CPU before.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) move_interrupts: u32,
     /// Make the guest fail after its first request (for tests of the report)
     #[arg(long, value_parser = one_of(INJECTIONS), default_value = "none", hide = true)]
     pub(crate) inject: Inject,

@@ -115,6 +115,9 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     if let Some(dirty) = &report.dirty {
         row("dirty log", dirty_log(dirty))?;
     }
+    if report.moves > 0 {
+        row("moves", format!("{} of a device's interrupts to another CPU", report.moves))?;
+    }
     if report.entropy_bytes > 0 {
         row("entropy", format!("{} read by the guest", bytes(report.entropy_bytes)))?;
     }
@@ -254,6 +257,7 @@ mod tests {
             messages: 2,
             violations: 0,
             entropy_bytes: 0,
+            moves: 0,
             host_cpu_s: 0.5,
             mb_per_cpu_s: 10.0,
             boot_ms: 1.5,

@@ -1,5 +1,5 @@
 //! Checks of a configuration that need no open file.
-use super::RunConfig;
+use super::{Completion, RunConfig, TransportChoice};
 use crate::error::RunError;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{FIRST_GSI, IRQ_COUNT, MAX_DEVICES};
@@ -66,6 +66,11 @@ pub(crate) fn check(config: &RunConfig, devices: usize) -> Result<(), RunError> 
     if !config.memory.is_multiple_of(page) {
         return refuse(format!("guest memory of {} bytes: must be a multiple of {page}", config.memory));
     }
+    if config.moves > 0
+        && (config.transport == TransportChoice::Mmio || config.completion == Completion::Poll)
+    {
+        return refuse("interrupts can be moved on mmio-msi and PCI only, and not by a guest that polls");
+    }
     if let Some(threads) = config.io_threads
         && !(1..=MAX_IO_THREADS).contains(&threads)
     {
@@ -98,7 +103,7 @@ mod tests {
 
     #[test]
     fn each_impossible_configuration_is_refused_by_name() {
-        let configurations: [(&str, Spoil); 13] = [
+        let configurations: [(&str, Spoil); 14] = [
             ("depth of 0", |c| c.depth = 0),
             ("depth of 257", |c| c.depth = 257),
             ("block of 0", |c| c.block = 0),
@@ -108,6 +113,7 @@ mod tests {
             ("65 CPUs", |c| c.cpus = 65),
             ("from 16 MiB", |c| c.memory = 1 << 20),
             ("multiple of 4096", |c| c.memory += 512),
+            ("interrupts can be moved on mmio-msi", |c| c.moves = 1),
             ("0 I/O threads", |c| c.io_threads = Some(0)),
             ("65 I/O threads", |c| c.io_threads = Some(65)),
             ("polls of 10001 µs", |c| c.longest_poll = Duration::from_micros(10_001)),

@@ -186,7 +186,7 @@ pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], cpus: u16, clo
             TransportChoice::Pci => transport::PCI,
         },
         cpus,
-        reserved: 0,
+        moves: config.moves,
         devices,
     }
 }

@@ -58,8 +58,8 @@ impl Over<'_> {
                 other => other,
             };
         }
-        let entropy_bytes = area.totals().map_or(0, |totals| totals.entropy_bytes);
-        let entropy_bytes = work.rng.map_or(0, |rng| entropy_bytes.min(rng.bytes));
+        let totals = area.totals().unwrap_or_default();
+        let entropy_bytes = work.rng.map_or(0, |rng| totals.entropy_bytes.min(rng.bytes));
         let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
         let attached = self.machine.bus.devices();
         Report {
@@ -80,10 +80,11 @@ impl Over<'_> {
             exits: self.counters.exits(),
             cpus: self.counters.cpus(),
             exits_by_kind: self.counters.exits_by_kind(),
-            measured: self.machine.bus.measured().map(|phase| {
-                let taken = self.area.totals().map_or(0, |totals| totals.measured_interrupts);
-                PhaseFigures { taken, ..phase }
-            }),
+            measured: self
+                .machine
+                .bus
+                .measured()
+                .map(|phase| PhaseFigures { taken: totals.measured_interrupts, ..phase }),
             kick_stops: self.area.kick_stops(),
             kicks: self.counters.kicks(),
             exit_kicks: attached.iter().map(AttachedDevice::exit_kicks).sum(),
@@ -93,6 +94,7 @@ impl Over<'_> {
             messages: attached.iter().map(AttachedDevice::messages).sum(),
             violations: attached.iter().map(AttachedDevice::violations).sum(),
             entropy_bytes,
+            moves: totals.moves,
             host_cpu_s,
             mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
             boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),

@@ -41,6 +41,7 @@ impl ReportArea {
                 (&mut sum.interrupts, one.interrupts),
                 (&mut sum.kicks, one.kicks),
                 (&mut sum.entropy_bytes, one.entropy_bytes),
+                (&mut sum.moves, one.moves),
             ] {
                 *sum = sum.saturating_add(one);
             }

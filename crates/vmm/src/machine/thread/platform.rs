@@ -6,7 +6,6 @@ use paravane_attach::LocalIoEventFds;
 use paravane_dma::Region;
 use paravane_guest::Platform;
 use paravane_ring::{Area, DmaArea};
-use paravane_spec::builtin::WAKE;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -121,8 +120,8 @@ impl Platform for HostThread {
         self.lines.enable(gsi, cpu);
     }
 
-    fn wake(&self, cpu: usize) {
-        self.lines.deliver(cpu, WAKE as usize);
+    fn interrupt(&self, cpu: usize, number: u32) {
+        self.lines.deliver(cpu, number as usize);
     }
 
     fn on_each_cpu<W: Send>(&self, work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sync)) {

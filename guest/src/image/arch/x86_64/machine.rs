@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use paravane_guest::{Area, DmaArea, Platform, Space, VolatileSpace};
 use paravane_spec::builtin::{
     BOOT_INFO, BootInfo, HEAP_BASE, IRQ_COUNT, IRQ_VECTOR_BASE, MMIO_BASE, REPORT_BASE, REPORT_SIZE,
-    WAIT_VECTOR, WAKE,
+    WAIT_VECTOR,
 };
 
 /// I/O APIC: selects a register.
@@ -89,11 +89,11 @@ impl Machine {
         taken
     }
 
-    /// Sends [`WAKE`] to a processor.
-    pub(crate) fn interrupt(cpu: usize) {
+    /// Sends an interrupt to a processor.
+    pub(crate) fn send(cpu: usize, number: u32) {
         // The upper half of the command holds the destination; a write of the lower half sends.
         Self::write32(APIC_COMMAND_HIGH, (cpu as u32) << 24);
-        Self::write32(APIC_COMMAND, u32::from(IRQ_VECTOR_BASE) + WAKE);
+        Self::write32(APIC_COMMAND, u32::from(IRQ_VECTOR_BASE) + number);
     }
 
     /// Sleeps until the calling processor's count of interrupts is no longer `seen`.
@@ -175,8 +175,8 @@ impl Platform for Machine {
         }
     }
 
-    fn wake(&self, cpu: usize) {
-        Self::interrupt(cpu);
+    fn interrupt(&self, cpu: usize, number: u32) {
+        Self::send(cpu, number);
     }
 
     fn on_each_cpu<W: Send>(&self, work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sync)) {
