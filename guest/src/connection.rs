@@ -118,6 +118,9 @@ impl<P: Platform> Transport for Connection<'_, P> {
     fn set_up_interrupts(&mut self, features: u64) -> Result<(), DriverError> {
         either!(mut self, registers => registers.set_up_interrupts(features))
     }
+    fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
+        either!(self, registers => registers.set_message(number, message))
+    }
     fn queue_max(&self, index: u16) -> u32 {
         either!(self, registers => registers.queue_max(index))
     }

@@ -145,7 +145,7 @@ pub(crate) fn boot_info(config: &RunConfig, work: &[DeviceEntry], cpus: u16, clo
             gsi: FIRST_GSI + number,
             iova_offset: iova_offset(config, number),
             messages: IRQ_COUNT as u32 + number * MESSAGES,
-            message_count: MESSAGES,
+            message_count: work.message_count.min(MESSAGES),
             cpu: number % cpus,
             ..*work
         };

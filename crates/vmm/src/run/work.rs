@@ -82,7 +82,8 @@ impl Work {
                     entry
                 }
             };
-            work.entries.push(entry);
+            let message_count = device.queue_sizes().len() as u32 + 1;
+            work.entries.push(DeviceEntry { message_count, ..entry });
         }
         if work.cards.len() > MAX_NETS {
             let cards = work.cards.len();

@@ -70,6 +70,7 @@ both!(
     twenty_write_tests_in_a_row,
     the_footprint_stays_small,
     several_processors_share_the_devices,
+    interrupts_move_between_processors,
     processors_without_work_are_no_harm,
     a_failure_on_any_processor_ends_the_run,
     a_cancelled_run_stops_all_processors,

@@ -52,6 +52,21 @@ pub(crate) fn several_processors_share_the_devices(accel: AccelChoice) {
     }
 }
 
+pub(crate) fn interrupts_move_between_processors(accel: AccelChoice) {
+    let images = images();
+    for transport in [TransportChoice::MmioMsi, TransportChoice::Pci] {
+        let mut machine = machine(accel, &images);
+        (machine.transport, machine.moves) = (transport, 50);
+        machine.duration = Duration::from_millis(500);
+        machine.nets[1] = Card { mac: [2, 0, 0, 0, 0, 3], frames: 500, ..Card::default() };
+        machine.nets.remove(0);
+        let report = go(machine);
+        assert_eq!(report.outcome, Outcome::Verified, "{transport:?}");
+        assert!(report.moves > 20, "{} moves", report.moves);
+        assert_eq!(report.messages, report.interrupts);
+    }
+}
+
 pub(crate) fn processors_without_work_are_no_harm(accel: AccelChoice) {
     let image = image(512);
     let disk = Disk { path: image.path().to_owned(), read_only: true, work: DiskWork::Hash };
