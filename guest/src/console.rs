@@ -42,6 +42,11 @@ impl<'p, P: Platform> Console<'p, P> {
     }
 }
 
+/// Tells the VMM of a milestone.
+pub(crate) fn milestone<P: Platform>(platform: &P, code: u32) {
+    platform.mmio_write32(CONTROL_BASE + control::EVENT, code);
+}
+
 struct Line {
     bytes: [u8; LINE],
     len: usize,

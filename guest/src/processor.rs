@@ -11,8 +11,8 @@ mod shared;
 
 pub(crate) use shared::Shared;
 
+use crate::console::milestone;
 use crate::platform::Platform;
-use crate::program::milestone;
 use crate::report::{CpuPage, DiskPage, Failure, Totals};
 use crate::worker::{Step, Worker};
 use alloc::boxed::Box;
@@ -99,6 +99,22 @@ impl<'p, P: Platform> Processor<'p, P> {
         let sources = [entry.gsi, entry.messages].map(InterruptSource::new);
         let (gsi, running, ready) = (entry.gsi, true, false);
         self.devices.push(Device { gsi, sources, worker, page, number, running, ready, mover });
+    }
+
+    /// Number of its devices: all, and those whose work has an end.
+    pub(crate) fn devices(&self) -> [usize; 2] {
+        let ending = self.devices.iter().filter(|device| !device.worker.serves());
+        [self.devices.len(), ending.count()]
+    }
+
+    /// Routes the lines of its devices to itself, unless the program polls.
+    pub(crate) fn prepare(&mut self, cpu: usize, shared: &Shared<'_, P>) {
+        for device in &mut self.devices {
+            device.worker.driver().disable_interrupts();
+            if !shared.polling {
+                shared.platform.enable_line(device.gsi, cpu);
+            }
+        }
     }
 
     /// Works until its devices are done or have failed, and no other processor needs those that serve.

@@ -6,7 +6,7 @@
 use crate::boot::{self, Boot};
 use crate::chance::Chance;
 use crate::connection::Connection;
-use crate::console::{self, Console};
+use crate::console::{self, Console, milestone};
 use crate::disk::{Buffers, Disk, Hash, Job, Lane, WriteTest, WriteTestParams};
 use crate::entropy::{self, Draw};
 use crate::failure::{refusal, set_up};
@@ -73,7 +73,8 @@ fn work<P: Platform>(platform: &P) -> u32 {
             }
         }
     }
-    let shared = Shared::new(platform, console, &info, &mut cpus);
+    let shared = Shared::new(platform, console, &info, cpus.iter().map(Processor::devices));
+    cpus.iter_mut().enumerate().for_each(|(cpu, processor)| processor.prepare(cpu, &shared));
     milestone(platform, event::DRIVERS_UP);
     platform.on_each_cpu(&mut cpus, &|cpu, processor: &mut Processor<'_, P>| processor.work(cpu, &shared));
     exit::DONE
@@ -204,9 +205,4 @@ pub(crate) fn test_lane<D: Disk>(
     };
     let test = WriteTest::new(terms, Chance::new(info.seed, number), map);
     Ok(Lane::new(disk, Job::WriteTest(test), depth, buffers, page))
-}
-
-/// Tells the VMM of a milestone.
-pub(crate) fn milestone<P: Platform>(platform: &P, code: u32) {
-    platform.mmio_write32(CONTROL_BASE + control::EVENT, code);
 }

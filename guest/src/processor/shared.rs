@@ -1,8 +1,6 @@
 //! What the processors share: who is ready, who is done, and the console.
-use super::Processor;
-use crate::console::Console;
+use crate::console::{Console, milestone};
 use crate::platform::Platform;
-use crate::program::milestone;
 use crate::report::Failure;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use paravane_spec::builtin::{BootInfo, WAKE, completion, event, inject};
@@ -32,33 +30,26 @@ pub(crate) struct Shared<'p, P> {
 }
 
 impl<'p, P: Platform> Shared<'p, P> {
-    /// For these processors, whose devices are ready to be worked on.
+    /// For processors with these numbers of devices: all, and those whose work has an end.
     pub(crate) fn new(
         platform: &'p P,
         console: Console<'p, P>,
         info: &BootInfo,
-        cpus: &mut [Processor<'p, P>],
+        devices: impl Iterator<Item = [usize; 2]>,
     ) -> Self {
-        let polling = info.completion == completion::POLL;
-        for (cpu, processor) in cpus.iter_mut().enumerate() {
-            for device in &mut processor.devices {
-                device.worker.driver().disable_interrupts();
-                if !polling {
-                    platform.enable_line(device.gsi, cpu);
-                }
-            }
-        }
-        let devices = || cpus.iter().flat_map(|processor| &processor.devices);
+        let mut sums = [0, 0];
+        let cpus = devices.map(|[all, ending]| sums = [sums[0] + all, sums[1] + ending]).count();
+        let [unready, left] = sums.map(AtomicUsize::new);
         Self {
             platform,
-            polling,
+            polling: info.completion == completion::POLL,
             inject: info.inject,
-            cpus: cpus.len(),
+            cpus,
             console,
             printing: AtomicBool::new(false),
             started: AtomicBool::new(false),
-            unready: AtomicUsize::new(devices().count()),
-            left: AtomicUsize::new(devices().filter(|device| !device.worker.serves()).count()),
+            unready,
+            left,
             measuring: AtomicUsize::new(0),
             taken_before: AtomicU64::new(u64::MAX),
         }
