@@ -12,8 +12,9 @@ const ENOUGH_MEMLOCK: u64 = 64 << 20;
 /// Checks everything that devices use of the kernel.
 pub(super) fn examine() -> Vec<Finding> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let thp =
-        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    let transparent = |name| {
+        std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).unwrap_or_default()
+    };
     vec![
         device_file(
             "vhost-net",
@@ -21,8 +22,9 @@ pub(super) fn examine() -> Vec<Finding> {
             "modprobe vhost_net; without it, vhost=on has no effect and this process serves the queues",
         ),
         device_file("tun", "/dev/net/tun", "modprobe tun; in a container, pass the device in"),
-        hugepages(&meminfo, &thp),
-        shared_hugepages(&meminfo, &thp),
+        transparent_hugepages(&transparent("enabled")),
+        hugepages(&meminfo),
+        shared_hugepages(&meminfo, &transparent("shmem_enabled")),
         io_uring(),
         memlock(),
         postcopy(),
@@ -58,8 +60,23 @@ fn chosen(line: &str) -> &str {
     line.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(word, _)| word)
 }
 
-fn hugepages(meminfo: &str, thp: &str) -> Finding {
-    let thp = chosen(thp);
+/// Huge pages for memory of one process, which need no reservation.
+fn transparent_hugepages(enabled: &str) -> Finding {
+    let (name, mode) = ("transparent hugepages", chosen(enabled));
+    match mode {
+        "always" | "madvise" => {
+            Finding::ok(name, format!("{mode}: `paravane run` gets 2 MiB pages without set-up"))
+        }
+        _ => Finding::warn(
+            name,
+            format!("{mode}: guest memory of `paravane run` has 4 KiB pages"),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; or reserve pages (vm.nr_hugepages) and give \
+             --hugepages",
+        ),
+    }
+}
+
+fn hugepages(meminfo: &str) -> Finding {
     let (Some(total), Some(free), Some(kib)) =
         (field(meminfo, "HugePages_Total"), field(meminfo, "HugePages_Free"), field(meminfo, "Hugepagesize"))
     else {
@@ -70,8 +87,7 @@ fn hugepages(meminfo: &str, thp: &str) -> Finding {
         );
     };
     let mib = kib >> 10;
-    let found =
-        format!("{free} of {total} pages of {mib} MiB free; transparent huge pages for guest memory: {thp}");
+    let found = format!("{free} of {total} pages of {mib} MiB free");
     if free > 0 {
         return Finding::ok("hugepages", found);
     }
@@ -150,23 +166,41 @@ mod tests {
     #[test]
     fn all_of_it_is_found() {
         let findings = examine();
-        for name in ["vhost-net", "tun", "hugepages", "shared hugepages", "io_uring", "memlock", "postcopy"] {
+        for name in [
+            "vhost-net",
+            "tun",
+            "transparent hugepages",
+            "hugepages",
+            "shared hugepages",
+            "io_uring",
+            "memlock",
+            "postcopy",
+        ] {
             assert!(findings.iter().any(|finding| finding.name == name), "{name}");
         }
     }
 
     #[test]
     fn hugepages_are_counted() {
-        let none_free = hugepages(MEMINFO, "always [madvise] never\n");
+        let none_free = hugepages(MEMINFO);
         assert_eq!(none_free.level, Level::Warn);
-        assert_eq!(
-            none_free.found,
-            "0 of 512 pages of 2 MiB free; transparent huge pages for guest memory: madvise"
-        );
+        assert_eq!(none_free.found, "0 of 512 pages of 2 MiB free");
         assert!(none_free.remedy.contains("vm.nr_hugepages=64"));
         let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
-        assert_eq!(hugepages(&some, "").level, Level::Ok);
-        assert_eq!(hugepages("", "").level, Level::Missing);
+        assert_eq!(hugepages(&some).level, Level::Ok);
+        assert_eq!(hugepages("").level, Level::Missing);
+    }
+
+    #[test]
+    fn a_host_without_transparent_huge_pages_gets_a_remedy() {
+        for mode in ["always", "madvise"] {
+            assert_eq!(transparent_hugepages(&format!("never [{mode}]")).level, Level::Ok, "{mode}");
+        }
+        for mode in ["always madvise [never]", ""] {
+            let found = transparent_hugepages(mode);
+            assert_eq!(found.level, Level::Warn, "{mode}");
+            assert!(found.remedy.contains("transparent_hugepage/enabled"));
+        }
     }
 
     #[test]

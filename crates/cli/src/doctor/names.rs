@@ -16,6 +16,7 @@ pub(crate) const HOST: &[Name] = &[
     ("ring 0", "Does the processor run ring 0 natively?"),
     ("vhost-net", "Can the kernel serve network cards (`paravane run`)?"),
     ("tun", "Can TAP devices be opened?"),
+    ("transparent hugepages", "Does `paravane run` get large pages without set-up?"),
     ("hugepages", "Are pages reserved for `paravane run --hugepages`?"),
     ("shared hugepages", "Can memory that a VMM shares have huge pages?"),
     ("io_uring", "Can disks use io_uring, and which features does the kernel have?"),
