@@ -241,6 +241,29 @@ fn a_refused_message_sends_everything_back_to_the_wire() {
 }
 
 #[test]
+fn a_message_moves_while_the_device_works() {
+    let device = Device::new(Platform { limit: Some(0x80), ..Platform::default() }, OFFERED);
+    let transport = start(&device, messages(0x60, 4)).unwrap();
+    device.accesses();
+    let moved = |number: u16, data| transport.set_message(number, Message { address: 0xfee0_3000, data });
+    assert_eq!(moved(2, 0x72), Ok(()));
+    let commands = device.accesses();
+    let commands = commands.iter().filter(|(at, _)| *at == msi::MSI_COMMAND).map(|(_, value)| *value);
+    let commands: Vec<_> = commands.flatten().collect();
+    assert_eq!(commands, [msi::command::MASK, msi::command::CONFIGURE, msi::command::UNMASK]);
+    assert_eq!(moved(0, 0x70), Ok(()));
+    assert_eq!(device.interrupt_all(), [0x70, 0x61, 0x72, 0x63]);
+    // A refused one leaves the old one, and nothing masked.
+    assert_eq!(moved(1, 0x90), Err(DriverError::Message(0)));
+    assert_eq!(moved(9, 0x70), Err(DriverError::Message(8)));
+    assert_eq!(device.interrupt_all(), [0x70, 0x61, 0x72, 0x63]);
+    let plain = Device::new(Platform::default(), OFFERED & !F_MSI);
+    let transport = start(&plain, messages(0x60, 4)).unwrap();
+    let message = Message { address: 0xfee0_0000, data: 0x60 };
+    assert_eq!(transport.set_message(1, message), Err(DriverError::Message(1)));
+}
+
+#[test]
 fn a_refusal_when_it_is_too_late_is_an_error() {
     let device = Device::new(Platform::default(), OFFERED);
     let mut transport = start(&device, messages(0x60, 4)).unwrap();

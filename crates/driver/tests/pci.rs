@@ -295,6 +295,31 @@ fn messages_are_set_under_the_function_mask() {
 }
 
 #[test]
+fn a_message_moves_under_the_mask_of_its_vector() {
+    let memory = Memory::good();
+    let mut pci = memory.open().unwrap();
+    let moved = Message { address: 0xfee0_3000, data: 0x80 };
+    assert_eq!(pci.set_message(1, moved), Err(DriverError::Message(1)));
+    assert!(pci.use_messages(message));
+    // Queue 9 shares the last of the three vectors.
+    for (number, vector) in [(1, 1), (10, 2)] {
+        let before = memory.0.borrow().writes.len();
+        pci.set_message(number, moved).unwrap();
+        let entry = BAR + TABLE + vector * msix::ENTRY;
+        let writes: Vec<_> =
+            memory.0.borrow().writes[before..].iter().map(|write| (write.0, write.2)).collect();
+        let expected = [
+            (entry + msix::VECTOR_CONTROL, msix::MASKED),
+            (entry + msix::ADDRESS_LOW, 0xfee0_3000),
+            (entry + msix::ADDRESS_HIGH, 0),
+            (entry + msix::DATA, 0x80),
+            (entry + msix::VECTOR_CONTROL, 0),
+        ];
+        assert_eq!(writes, expected);
+    }
+}
+
+#[test]
 fn without_a_usable_table_the_wire_stays() {
     for table in [TABLE as u32 | 6, 0xfff_fff8, 0x10_0000 - 56] {
         let memory = Memory::good();
