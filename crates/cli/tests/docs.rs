@@ -175,3 +175,32 @@ fn the_calls_of_a_request_exist() {
         assert!(source.contains(&format!("fn {function}(")), "{file} has no function {function}");
     }
 }
+
+/// Adds the sources of a file or of a folder.
+fn read_all(path: &Path, text: &mut String) {
+    if path.is_dir() {
+        let entries = fs::read_dir(path).expect("a folder");
+        entries.for_each(|entry| read_all(&entry.expect("an entry").path(), text));
+    } else {
+        text.push_str(&fs::read_to_string(path).expect("a source"));
+    }
+}
+
+#[test]
+fn the_tests_that_answer_reviews_exist() {
+    let page = fs::read_to_string(repository().join("contrib/README.md")).expect("the page");
+    let mut count = 0;
+    for row in page.lines().filter(|line| line.matches(" | ").count() == 2) {
+        let shown = row.rsplit(" | ").next().expect("a cell");
+        for group in shown.trim_end_matches(" |").split("; ") {
+            let Some((file, tests)) = group.split_once("`: ") else { continue };
+            let mut source = String::new();
+            read_all(&repository().join("crates").join(file.trim_start_matches('`')), &mut source);
+            for test in tests.split(", ").map(|test| test.trim_matches('`')) {
+                assert!(source.contains(&format!("fn {test}(")), "{file} has no test {test}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 12, "{count} tests");
+}
