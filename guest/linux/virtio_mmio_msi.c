@@ -2,9 +2,10 @@
 /*
  * virtio over MMIO with notification addresses and message-signalled interrupts.
  *
- * The numbers and the rules are those of docs/reference/virtio-mmio-msi.md, beside the specification of virtio (1.4, section
- * 4.2); section numbers without a name are the former's. A device that does not offer the extension is left to the
- * stock driver, virtio_mmio, as it was found.
+ * The numbers and the rules are those of docs/reference/virtio-mmio-msi.md, beside the
+ * specification of virtio (1.4, section 4.2); section numbers without a name are the former's.
+ * A device that does not offer the extension is left to the stock driver, virtio_mmio, as it was
+ * found.
  *
  *   probe: whose device is it? --no--> -ENODEV
  *     | yes
@@ -13,7 +14,7 @@
  *     v
  *   find_vqs: rings -> interrupts -> queues are made ready
  *                         |
- *                         +-- ENABLE, a message for every source ---> one handler a queue, or shared ones
+ *                         +-- ENABLE, a message for every source --> a handler for each queue
  *                         |                        | refused, or Linux has no vectors
  *                         |                        v
  *                         +-- not accepted ---> DISABLE ---> wired interrupt, status register
@@ -43,12 +44,15 @@
 #include <asm/irqdomain.h>
 #endif
 
+#include "compat.h"
+
 /* Missing in <linux/virtio_mmio.h> of 6.1. */
 #define MAGIC			0x74726976	/* "virt" */
 #define QUEUE_RESET		0x0c0
 
 /* Section 2. */
-#define VENDOR			0x41524150	/* "PARA": only there the bits mean this extension */
+/* "PARA": only there the bits mean this extension. */
+#define VENDOR			0x41524150
 #define F_NOTIFICATION		44
 #define F_MSI			45
 
@@ -176,7 +180,7 @@ static void config_get(struct virtio_device *vdev, unsigned int offset, void *bu
 	__le32 words[2];
 	__le16 half;
 
-	/* A field is read by its own width, and one of 64 bits as two of 32 (virtio, section 4.2.2.2). */
+	/* A field is read by its own width, 64 bits as two of 32 (virtio, section 4.2.2.2). */
 	switch (len) {
 	case 1:
 		*(u8 *)buf = readb(at);
@@ -198,7 +202,8 @@ static void config_get(struct virtio_device *vdev, unsigned int offset, void *bu
 	}
 }
 
-static void config_set(struct virtio_device *vdev, unsigned int offset, const void *buf, unsigned int len)
+static void config_set(struct virtio_device *vdev, unsigned int offset, const void *buf,
+		       unsigned int len)
 {
 	void __iomem *at = to_mmio(vdev)->base + VIRTIO_MMIO_CONFIG + offset;
 	__le32 words[2];
@@ -241,7 +246,7 @@ static void set_status(struct virtio_device *vdev, u8 status)
 		reg_write(to_mmio(vdev), VIRTIO_MMIO_STATUS, status);
 }
 
-static void reset(struct virtio_device *vdev)
+static void reset_device(struct virtio_device *vdev)
 {
 	struct mmio_device *vm = to_mmio(vdev);
 	unsigned int waited = 0;
@@ -301,16 +306,21 @@ static const char *bus_name(struct virtio_device *vdev)
 	return to_mmio(vdev)->pdev->name;
 }
 
+static u64 reg_read_pair(const struct mmio_device *vm, unsigned int low, unsigned int high)
+{
+	return reg_read(vm, low) | (u64)reg_read(vm, high) << 32;
+}
+
 static bool get_shm_region(struct virtio_device *vdev, struct virtio_shm_region *region, u8 id)
 {
 	struct mmio_device *vm = to_mmio(vdev);
 
 	reg_write(vm, VIRTIO_MMIO_SHM_SEL, id);
-	region->len = reg_read(vm, VIRTIO_MMIO_SHM_LEN_LOW) | (u64)reg_read(vm, VIRTIO_MMIO_SHM_LEN_HIGH) << 32;
+	region->len = reg_read_pair(vm, VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_SHM_LEN_HIGH);
 	/* All ones: there is none. */
 	if (region->len == U64_MAX)
 		return false;
-	region->addr = reg_read(vm, VIRTIO_MMIO_SHM_BASE_LOW) | (u64)reg_read(vm, VIRTIO_MMIO_SHM_BASE_HIGH) << 32;
+	region->addr = reg_read_pair(vm, VIRTIO_MMIO_SHM_BASE_LOW, VIRTIO_MMIO_SHM_BASE_HIGH);
 	return true;
 }
 
@@ -321,14 +331,17 @@ static void select_source(struct mmio_device *vm, const struct source *source)
 	reg_write(vm, VIRTIO_MMIO_QUEUE_SEL, source->vq ? source->vq->index : SELECT_CONFIGURATION);
 }
 
-/* Configures @vector's message for the selected source. Returns whether the device took it. The lock is held. */
+/*
+ * Configures @vector's message for the selected source. Returns whether the device took it. The
+ * lock is held.
+ */
 static bool configure(struct mmio_device *vm, const struct vector *vector)
 {
 	reg_write(vm, MSI_ADDRESS_LOW, vector->msg.address_lo);
 	reg_write(vm, MSI_ADDRESS_HIGH, vector->msg.address_hi);
 	reg_write(vm, MSI_DATA, vector->msg.data);
 	reg_write(vm, MSI_COMMAND, CONFIGURE);
-	/* The read is also what completes the change: behind it nothing is sent to the old message (4.5). */
+	/* The read completes the change: after it nothing is sent to the old message (4.5). */
 	return (reg_read(vm, MSI_STATE) & (STATE_CONFIGURED | STATE_REFUSED)) == STATE_CONFIGURED;
 }
 
@@ -347,8 +360,8 @@ static bool switch_msi(struct mmio_device *vm, bool on)
 }
 
 /*
- * Sets the message of a vector. Linux calls it with interrupts off: when the interrupt is requested, when it moves to
- * another CPU, and with zeros when it is freed.
+ * Sets the message of a vector. Linux calls it with interrupts off: when the interrupt is
+ * requested, when it moves to another CPU, and with zeros when it is freed.
  */
 static void write_message(struct msi_desc *desc, struct msi_msg *msg)
 {
@@ -360,7 +373,7 @@ static void write_message(struct msi_desc *desc, struct msi_msg *msg)
 	raw_spin_lock_irqsave(&vm->lock, flags);
 	vector->msg = *msg;
 	vector->configured = msg->address_lo || msg->address_hi || msg->data;
-	/* A vector that many share is moved source by source: plan_vectors() leaves one message for that. */
+	/* A shared vector is moved source by source: plan_vectors() leaves a message for that. */
 	for (source = vm->sources; vm->msi && source < vm->sources + vm->source_count; source++) {
 		if (source->vector != desc->msi_index)
 			continue;
@@ -369,8 +382,9 @@ static void write_message(struct msi_desc *desc, struct msi_msg *msg)
 			reg_write(vm, MSI_COMMAND, UNCONFIGURE);
 			reg_read(vm, MSI_STATE);
 		} else if (!configure(vm, vector)) {
-			/* The old message, if there was one, stays in force (4.6). Linux cannot be told. */
-			dev_warn_ratelimited(desc->dev, "the device refuses message %u\n", desc->msi_index);
+			/* The old message, if any, stays in force (4.6). Linux cannot be told. */
+			dev_warn_ratelimited(desc->dev, "the device refuses message %u\n",
+					     desc->msi_index);
 			vector->refused = true;
 		}
 	}
@@ -379,8 +393,15 @@ static void write_message(struct msi_desc *desc, struct msi_msg *msg)
 
 #ifdef CONFIG_X86_LOCAL_APIC
 /*
- * x86 has no domain for messages of platform devices. This is one, on top of the local APICs' vectors; both
- * x86_vector_domain and what makes the domain are exported to GPL modules.
+ * x86 has no interrupt domain for messages of platform devices: that of the local APICs' vectors
+ * takes PCI devices only. This is one on top of it, for all devices of this driver. It only passes
+ * on; what differs from one device to the next is in the domain that Linux makes for each:
+ *
+ *   device's domain      mask, unmask and write the message: registers of the device
+ *     v
+ *   own_domain           allows that
+ *     v
+ *   x86_vector_domain    vector and CPU; composes the message
  */
 static struct irq_domain *own_domain;
 static struct fwnode_handle *own_domain_node;
@@ -399,7 +420,7 @@ static void set_masked(struct irq_data *data, bool masked)
 			continue;
 		select_source(vm, source);
 		reg_write(vm, MSI_COMMAND, masked ? MASK : UNMASK);
-		/* Behind the read nothing is sent any more (4.5). */
+		/* After the read nothing is sent any more (4.5). */
 		if (masked)
 			reg_read(vm, MSI_STATE);
 	}
@@ -416,44 +437,66 @@ static void unmask_vector(struct irq_data *data)
 	set_masked(data, false);
 }
 
-/* Every message has a number in the domain. Linux's default on x86 would give all of them number 0. */
-static void number_message(msi_alloc_info_t *arg, struct msi_desc *desc)
+/* Completes the domain that Linux makes for the messages of @dev. */
+static bool init_device_domain(struct device *dev, struct irq_domain *domain,
+			       struct irq_domain *parent, struct msi_domain_info *info)
 {
-	struct mmio_device *vm = dev_get_drvdata(desc->dev);
-
-	arg->desc = desc;
-	arg->hwirq = (irq_hw_number_t)vm->vdev.index * VECTOR_LIMIT + desc->msi_index;
+	/* Linux adds how a message is composed and moved, and allocates the descriptors. */
+	info->flags |= MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS |
+		       MSI_FLAG_ALLOC_SIMPLE_MSI_DESCS | MSI_FLAG_FREE_MSI_DESCS;
+	info->chip->name = "virtio-mmio-MSI";
+	info->chip->irq_mask = mask_vector;
+	info->chip->irq_unmask = unmask_vector;
+	info->chip->irq_ack = irq_chip_ack_parent;
+	info->chip->irq_retrigger = irq_chip_retrigger_hierarchy;
+	info->chip->flags |= IRQCHIP_SKIP_SET_WAKE | IRQCHIP_AFFINITY_PRE_STARTUP;
+	info->handler = handle_edge_irq;
+	info->handler_name = "edge";
+	return true;
 }
 
+static const struct msi_parent_ops own_domain_msi_ops = {
+	.init_dev_msi_info = init_device_domain,
+};
+
 static struct irq_chip own_chip = {
-	.name = "virtio-mmio-MSI",
-	.irq_mask = mask_vector,
-	.irq_unmask = unmask_vector,
+	.name = "virtio-mmio",
 	.irq_ack = irq_chip_ack_parent,
-	.irq_retrigger = irq_chip_retrigger_hierarchy,
-	.flags = IRQCHIP_SKIP_SET_WAKE | IRQCHIP_AFFINITY_PRE_STARTUP,
+	.irq_set_affinity = irq_chip_set_affinity_parent,
 };
 
-static struct msi_domain_ops own_domain_ops = {
-	.set_desc = number_message,
-};
+static int alloc_vectors(struct irq_domain *domain, unsigned int virq, unsigned int count,
+			 void *arg)
+{
+	unsigned int i;
+	int err;
 
-/* Linux adds how a message is composed, written and moved. */
-static struct msi_domain_info own_domain_info = {
-	.flags = MSI_FLAG_USE_DEF_DOM_OPS | MSI_FLAG_USE_DEF_CHIP_OPS,
-	.ops = &own_domain_ops,
-	.chip = &own_chip,
-	.handler = handle_edge_irq,
-	.handler_name = "edge",
+	/* @arg is from the device's domain. It asks for nothing special: any vector will do. */
+	err = irq_domain_alloc_irqs_parent(domain, virq, count, arg);
+	/* Messages of several devices have the same number: the interrupts' numbers differ. */
+	for (i = 0; !err && i < count; i++)
+		err = irq_domain_set_hwirq_and_chip(domain, virq + i, virq + i, &own_chip, NULL);
+	return err;
+}
+
+static const struct irq_domain_ops own_domain_ops = {
+	.alloc = alloc_vectors,
+	.free = irq_domain_free_irqs_common,
 };
 
 static void make_own_domain(void)
 {
+	struct irq_domain_info info = {
+		.ops = &own_domain_ops,
+		.parent = x86_vector_domain,
+	};
+
 	if (!x86_vector_domain)
 		return;
 	own_domain_node = irq_domain_alloc_named_fwnode("virtio-mmio-MSI");
+	info.fwnode = own_domain_node;
 	if (own_domain_node)
-		own_domain = platform_msi_create_irq_domain(own_domain_node, &own_domain_info, x86_vector_domain);
+		own_domain = msi_create_parent_irq_domain(&info, &own_domain_msi_ops);
 	if (!own_domain)
 		pr_warn("no interrupt domain: devices use their wires\n");
 }
@@ -495,7 +538,7 @@ static irqreturn_t shared_message(int irq, void *cookie)
 	unsigned int number = vector - vm->vectors;
 	struct source *source;
 
-	/* The source is unknown: check all. There is no status to read, and nothing to acknowledge (4.6). */
+	/* The source is unknown: check all. There is neither status nor acknowledgement (4.6). */
 	for (source = vm->sources; source < vm->sources + vm->source_count; source++) {
 		if (source->vector != number)
 			continue;
@@ -531,8 +574,8 @@ static irqreturn_t wired(int irq, void *cookie)
 }
 
 /*
- * How many messages @sources sources get. Where they must share, one is left over: while a shared message moves to
- * another CPU, its sources have the old one and the new one between them.
+ * How many messages @sources sources get. Where they must share, one is left over: while a shared
+ * message moves to another CPU, its sources have the old one and the new one between them.
  */
 static unsigned int plan_vectors(unsigned int sources, u32 limit)
 {
@@ -576,7 +619,7 @@ static void free_messages(struct mmio_device *vm)
 		if (vector->cookie)
 			free_irq(vector->irq, vector->cookie);
 	/* What follows takes the messages from the sources, if there was no reset. */
-	platform_msi_domain_free_irqs(&vm->pdev->dev);
+	platform_device_msi_free_irqs_all(&vm->pdev->dev);
 	kfree(vm->vectors);
 	vm->vectors = NULL;
 	vm->vector_count = 0;
@@ -593,8 +636,11 @@ static int request_messages(struct mmio_device *vm, unsigned int count)
 	if (!vm->vectors)
 		return -ENOMEM;
 	share_out(vm, count);
-	err = platform_msi_domain_alloc_irqs(dev, count, write_message);
+	err = platform_device_msi_init_and_alloc_irqs(dev, count, write_message);
 	if (err) {
+		/* The domain of a failed attempt is in the way of the next one. */
+		if (dev->msi.data)
+			platform_device_msi_free_irqs_all(dev);
 		kfree(vm->vectors);
 		vm->vectors = NULL;
 		return err;
@@ -609,11 +655,12 @@ static int request_messages(struct mmio_device *vm, unsigned int count)
 
 		vector->vm = vm;
 		vector->irq = msi_get_virq(dev, i);
+		compat_move_at_once(vector->irq);
 		snprintf(vector->name, sizeof(vector->name), "%s-%s", dev_name(&vm->vdev.dev),
 			 vq ? vq->name : only ? "config" : "shared");
 		/* This gives the device the message. */
-		err = request_irq(vector->irq, vq ? vring_interrupt : shared_message, 0, vector->name,
-				  vq ? (void *)vq : vector);
+		err = request_irq(vector->irq, vq ? vring_interrupt : shared_message, 0,
+				  vector->name, vq ? (void *)vq : vector);
 		if (!err)
 			vector->cookie = vq ? (void *)vq : vector;
 		if (!err && (!vector->configured || vector->refused))
@@ -701,6 +748,12 @@ static bool notify(struct virtqueue *vq)
 	return true;
 }
 
+static bool notify_with_data(struct virtqueue *vq)
+{
+	writel(vring_notification_data(vq), (void __iomem *)vq->priv);
+	return true;
+}
+
 /* Where queue @index is notified. The device must not make Linux write beyond its window. */
 static void __iomem *notification_address(struct mmio_device *vm, unsigned int index)
 {
@@ -711,15 +764,18 @@ static void __iomem *notification_address(struct mmio_device *vm, unsigned int i
 	base = reg_read(vm, NOTIFY_BASE);
 	multiplier = reg_read(vm, NOTIFY_MULTIPLIER);
 	offset = base + index * multiplier;
-	if (base && base % NOTIFY_PAGE == 0 && multiplier && multiplier % 4 == 0 && offset + 4 <= vm->window)
+	if (base && base % NOTIFY_PAGE == 0 && multiplier && multiplier % 4 == 0 &&
+	    offset + 4 <= vm->window)
 		return vm->base + offset;
-	dev_warn(&vm->vdev.dev, "the notification address of queue %u is none, QueueNotify is used\n", index);
+	dev_warn(&vm->vdev.dev, "wrong notification address for queue %u: using QueueNotify\n",
+		 index);
 	return vm->base + VIRTIO_MMIO_QUEUE_NOTIFY;
 }
 
-static struct virtqueue *make_queue(struct mmio_device *vm, unsigned int index, vq_callback_t *callback,
-				    const char *name, bool ctx)
+static struct virtqueue *make_queue(struct mmio_device *vm, unsigned int index,
+				    const struct virtqueue_info *info)
 {
+	bool with_data = virtio_has_feature(&vm->vdev, VIRTIO_F_NOTIFICATION_DATA);
 	struct virtqueue *vq;
 	u32 size;
 
@@ -728,7 +784,9 @@ static struct virtqueue *make_queue(struct mmio_device *vm, unsigned int index, 
 	size = queue_read(vm, index, VIRTIO_MMIO_QUEUE_NUM_MAX);
 	if (!size || size > QUEUE_SIZE_LIMIT)
 		return ERR_PTR(-ENOENT);
-	vq = vring_create_virtqueue(index, size, PAGE_SIZE, &vm->vdev, true, true, ctx, notify, callback, name);
+	vq = vring_create_virtqueue(index, size, PAGE_SIZE, &vm->vdev, true, true, info->ctx,
+				    with_data ? notify_with_data : notify, info->callback,
+				    info->name);
 	if (!vq)
 		return ERR_PTR(-ENOMEM);
 	vq->num_max = size;
@@ -738,13 +796,14 @@ static struct virtqueue *make_queue(struct mmio_device *vm, unsigned int index, 
 
 static void make_ready(struct mmio_device *vm, struct virtqueue *vq)
 {
+	/* The register for the high 32 bits of each address is the next one. */
 	const struct {
-		unsigned int low, high;
+		unsigned int low;
 		u64 address;
 	} areas[] = {
-		{ VIRTIO_MMIO_QUEUE_DESC_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH, virtqueue_get_desc_addr(vq) },
-		{ VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_AVAIL_HIGH, virtqueue_get_avail_addr(vq) },
-		{ VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_QUEUE_USED_HIGH, virtqueue_get_used_addr(vq) },
+		{ VIRTIO_MMIO_QUEUE_DESC_LOW, virtqueue_get_desc_addr(vq) },
+		{ VIRTIO_MMIO_QUEUE_AVAIL_LOW, virtqueue_get_avail_addr(vq) },
+		{ VIRTIO_MMIO_QUEUE_USED_LOW, virtqueue_get_used_addr(vq) },
 	};
 	unsigned long flags;
 	unsigned int i;
@@ -754,7 +813,7 @@ static void make_ready(struct mmio_device *vm, struct virtqueue *vq)
 	reg_write(vm, VIRTIO_MMIO_QUEUE_NUM, virtqueue_get_vring_size(vq));
 	for (i = 0; i < ARRAY_SIZE(areas); i++) {
 		reg_write(vm, areas[i].low, lower_32_bits(areas[i].address));
-		reg_write(vm, areas[i].high, upper_32_bits(areas[i].address));
+		reg_write(vm, areas[i].low + 4, upper_32_bits(areas[i].address));
 	}
 	/* Writes to the device are in order with those to memory that come before. */
 	reg_write(vm, VIRTIO_MMIO_QUEUE_READY, 1);
@@ -790,8 +849,7 @@ static void del_vqs(struct virtio_device *vdev)
 }
 
 static int find_vqs(struct virtio_device *vdev, unsigned int count, struct virtqueue *vqs[],
-		    vq_callback_t *callbacks[], const char * const names[], const bool *ctx,
-		    struct irq_affinity *desc)
+		    struct virtqueue_info infos[], struct irq_affinity *desc)
 {
 	struct mmio_device *vm = to_mmio(vdev);
 	unsigned int i, index = 0;
@@ -804,15 +862,15 @@ static int find_vqs(struct virtio_device *vdev, unsigned int count, struct virtq
 	vm->source_count = 1;
 	for (i = 0; i < count; i++) {
 		vqs[i] = NULL;
-		if (!names[i])
+		if (!infos[i].name)
 			continue;
-		vqs[i] = make_queue(vm, index++, callbacks[i], names[i], ctx && ctx[i]);
+		vqs[i] = make_queue(vm, index++, &infos[i]);
 		if (IS_ERR(vqs[i])) {
 			err = PTR_ERR(vqs[i]);
 			break;
 		}
-		/* A queue without a callback wants no interrupt: a source without a message sends none. */
-		if (callbacks[i])
+		/* No callback, no interrupt: a source without a message sends none. */
+		if (infos[i].callback)
 			vm->sources[vm->source_count++].vq = vqs[i];
 	}
 	if (!err)
@@ -849,7 +907,8 @@ static int disable_vq_and_reset(struct virtqueue *vq)
 	queue_write(vm, vq->index, QUEUE_RESET, 1);
 	while (queue_read(vm, vq->index, QUEUE_RESET)) {
 		if (waited++ == 5000) {
-			dev_err(&vq->vdev->dev, "the device does not finish the reset of queue %u\n", vq->index);
+			dev_err(&vq->vdev->dev, "the device does not finish the reset of queue %u\n",
+				vq->index);
 			return -ETIMEDOUT;
 		}
 		usleep_range(1000, 2000);
@@ -895,14 +954,16 @@ static int enable_vq_after_reset(struct virtqueue *vq)
 	return 0;
 }
 
+COMPAT_DEFINE_FIND_VQS(find_vqs)
+
 static const struct virtio_config_ops config_ops = {
 	.get = config_get,
 	.set = config_set,
 	.generation = config_generation,
 	.get_status = get_status,
 	.set_status = set_status,
-	.reset = reset,
-	.find_vqs = find_vqs,
+	.reset = reset_device,
+	.find_vqs = COMPAT_FIND_VQS(find_vqs),
 	.del_vqs = del_vqs,
 	.synchronize_cbs = synchronize_cbs,
 	.get_features = get_features,
@@ -916,11 +977,16 @@ static const struct virtio_config_ops config_ops = {
 
 /* Platform device */
 
-/* Whether the device is for this driver. Changes nothing but DeviceFeaturesSel, and that on our own devices only. */
+/*
+ * Whether the device is for this driver. Changes nothing but DeviceFeaturesSel, and that on our own
+ * devices only.
+ */
 static bool offers_extension(const struct mmio_device *vm)
 {
 	/* Wrong magic or version: no other register may be touched (virtio, section 4.2.3.1.1). */
-	if (reg_read(vm, VIRTIO_MMIO_MAGIC_VALUE) != MAGIC || reg_read(vm, VIRTIO_MMIO_VERSION) != 2)
+	if (reg_read(vm, VIRTIO_MMIO_MAGIC_VALUE) != MAGIC)
+		return false;
+	if (reg_read(vm, VIRTIO_MMIO_VERSION) != 2)
 		return false;
 	if (!reg_read(vm, VIRTIO_MMIO_DEVICE_ID) || reg_read(vm, VIRTIO_MMIO_VENDOR_ID) != VENDOR)
 		return false;
@@ -938,7 +1004,7 @@ static int probe(struct platform_device *pdev)
 	struct resource *window;
 	int err;
 
-	vm = kzalloc(sizeof(*vm), GFP_KERNEL);
+	vm = kzalloc_obj(*vm);
 	if (!vm)
 		return -ENOMEM;
 	raw_spin_lock_init(&vm->lock);
@@ -979,17 +1045,17 @@ free:
 	return err;
 }
 
-static int remove(struct platform_device *pdev)
+static void remove(struct platform_device *pdev)
 {
 	struct mmio_device *vm = platform_get_drvdata(pdev);
 
 	/* The device's driver goes, and with it its queues and interrupts. */
 	unregister_virtio_device(&vm->vdev);
 	leave_own_domain(pdev);
-	return 0;
 }
 
-#ifdef CONFIG_PM_SLEEP
+COMPAT_DEFINE_REMOVE(remove)
+
 /* The virtio core resets the device and negotiates again; its driver finds its queues again. */
 static int freeze(struct device *dev)
 {
@@ -1004,13 +1070,13 @@ static int restore(struct device *dev)
 
 	return virtio_device_restore(&vm->vdev);
 }
-#endif
 
-static const struct dev_pm_ops pm_ops = {
-	SET_SYSTEM_SLEEP_PM_OPS(freeze, restore)
-};
+static DEFINE_SIMPLE_DEV_PM_OPS(pm_ops, freeze, restore);
 
-/* The same devices as the stock driver's: by device tree, ACPI, and name (board files, virtio_mmio.device=). */
+/*
+ * The same devices as the stock driver's: by device tree, ACPI, and name (board files,
+ * virtio_mmio.device=).
+ */
 static const struct of_device_id of_ids[] = {
 	{ .compatible = "virtio,mmio" },
 	{ }
@@ -1031,13 +1097,13 @@ MODULE_DEVICE_TABLE(platform, platform_ids);
 
 static struct platform_driver driver = {
 	.probe = probe,
-	.remove = remove,
+	.remove = COMPAT_REMOVE(remove),
 	.id_table = platform_ids,
 	.driver = {
 		.name = "virtio-mmio-msi",
 		.of_match_table = of_match_ptr(of_ids),
 		.acpi_match_table = ACPI_PTR(acpi_ids),
-		.pm = pm_ptr(&pm_ops),
+		.pm = pm_sleep_ptr(&pm_ops),
 	},
 };
 
