@@ -83,6 +83,8 @@ enum command {
 #define STATE_CONFIGURED	BIT(1)
 #define STATE_REFUSED		BIT(4)
 
+/* Milliseconds after which a reset that is not over is reported. */
+#define RESET_WARNING		5000
 /* virtio's largest queue. */
 #define QUEUE_SIZE_LIMIT	32768
 /* Linux's limit for a platform device. */
@@ -118,6 +120,8 @@ struct mmio_device {
 	void __iomem *base;
 	/* Size of the window in bytes, from firmware. */
 	resource_size_t window;
+	/* virtio-mmio's version: 2, or 3 with a reset that may take time. */
+	u32 version;
 
 	/* Protects QueueSel and what it selects, the vectors' messages and bits, and msi. */
 	raw_spinlock_t lock;
@@ -257,10 +261,18 @@ static void reset_device(struct virtio_device *vdev)
 	reg_write(vm, VIRTIO_MMIO_STATUS, 0);
 	raw_spin_unlock_irqrestore(&vm->lock, flags);
 
-	while (reg_read(vm, VIRTIO_MMIO_STATUS) && waited++ < 5000)
-		usleep_range(1000, 2000);
-	if (waited > 5000)
-		dev_warn(&vdev->dev, "the device does not finish its reset\n");
+	/*
+	 * A device of version 3 may take its time; until it reads 0, queues and buffers are in use.
+	 * With version 2 the reset is over at once, and a driver need not look.
+	 */
+	while (reg_read(vm, VIRTIO_MMIO_STATUS)) {
+		if (waited++ == RESET_WARNING) {
+			dev_warn(&vdev->dev, "the device does not finish its reset\n");
+			if (vm->version < 3)
+				break;
+		}
+		fsleep(1000);
+	}
 }
 
 static u64 read_features(const struct mmio_device *vm)
@@ -286,7 +298,8 @@ static int finalize_features(struct virtio_device *vdev)
 	/* It drops the bits that the rings do not know: those of transports are for us to add. */
 	vring_transport_features(vdev);
 	if (!virtio_has_feature(vdev, VIRTIO_F_VERSION_1)) {
-		dev_err(&vdev->dev, "a version 2 device without VIRTIO_F_VERSION_1\n");
+		dev_err(&vdev->dev, "a version %u device without VIRTIO_F_VERSION_1\n",
+			vm->version);
 		return -EINVAL;
 	}
 	/* Addresses beyond the window could not be used. */
@@ -538,7 +551,7 @@ static irqreturn_t shared_message(int irq, void *cookie)
 	unsigned int number = vector - vm->vectors;
 	struct source *source;
 
-	/* The source is unknown: check all. There is neither status nor acknowledgement (4.6). */
+	/* The source is unknown: check all. There is no status and nothing to acknowledge (4.6). */
 	for (source = vm->sources; source < vm->sources + vm->source_count; source++) {
 		if (source->vector != number)
 			continue;
@@ -906,7 +919,7 @@ static int disable_vq_and_reset(struct virtqueue *vq)
 		return -ENOENT;
 	queue_write(vm, vq->index, QUEUE_RESET, 1);
 	while (queue_read(vm, vq->index, QUEUE_RESET)) {
-		if (waited++ == 5000) {
+		if (waited++ == RESET_WARNING) {
 			dev_err(&vq->vdev->dev, "the device does not finish the reset of queue %u\n",
 				vq->index);
 			return -ETIMEDOUT;
@@ -981,12 +994,13 @@ static const struct virtio_config_ops config_ops = {
  * Whether the device is for this driver. Changes nothing but DeviceFeaturesSel, and that on our own
  * devices only.
  */
-static bool offers_extension(const struct mmio_device *vm)
+static bool offers_extension(struct mmio_device *vm)
 {
 	/* Wrong magic or version: no other register may be touched (virtio, section 4.2.3.1.1). */
 	if (reg_read(vm, VIRTIO_MMIO_MAGIC_VALUE) != MAGIC)
 		return false;
-	if (reg_read(vm, VIRTIO_MMIO_VERSION) != 2)
+	vm->version = reg_read(vm, VIRTIO_MMIO_VERSION);
+	if (vm->version != 2 && vm->version != 3)
 		return false;
 	if (!reg_read(vm, VIRTIO_MMIO_DEVICE_ID) || reg_read(vm, VIRTIO_MMIO_VENDOR_ID) != VENDOR)
 		return false;
