@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What Linux 7.3 has and older kernels do not. virtio_mmio_msi.c is written for Linux 7.3; without
- * this file, and with kernel functions in place of the macros COMPAT_..., it is the whole driver.
+ * What Linux 7.3 has and older kernels do not. virtio_mmio_msi.c is written for Linux 7.3, for which
+ * this file only defines names.
  */
 #ifndef VIRTIO_MMIO_MSI_COMPAT_H
 #define VIRTIO_MMIO_MSI_COMPAT_H
@@ -17,7 +17,11 @@
 #include <linux/virtio_ring.h>
 
 #if KERNEL_VERSION(6, 2, 0) <= LINUX_VERSION_CODE && LINUX_VERSION_CODE < KERNEL_VERSION(6, 12, 0)
-#error "for Linux 6.1, and for 6.12 and later"
+#error "for Linux 6.1 and for Linux 6.12 and later"
+#endif
+
+#ifndef CONFIG_GENERIC_MSI_IRQ
+#error "for kernels with CONFIG_GENERIC_MSI_IRQ, which CONFIG_PCI_MSI selects"
 #endif
 
 #ifndef kzalloc_obj
@@ -37,10 +41,9 @@ static inline void compat_move_at_once(unsigned int irq)
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)
 
-#define COMPAT_FIND_VQS(name) name
-#define COMPAT_DEFINE_FIND_VQS(name)
-#define COMPAT_REMOVE(name) name
-#define COMPAT_DEFINE_REMOVE(name)
+/* Functions of the driver with other parameters or results on Linux 6.1. */
+#define COMPAT_FIND_VQS find_vqs
+#define COMPAT_REMOVE remove
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 16, 0)
 static inline struct irq_domain *
@@ -65,33 +68,39 @@ struct virtqueue_info {
 	bool ctx;
 };
 
-#define COMPAT_FIND_VQS(name) compat_##name
-#define COMPAT_DEFINE_FIND_VQS(find) \
-static int compat_##find(struct virtio_device *vdev, unsigned int count, struct virtqueue *vqs[], \
-			 vq_callback_t *callbacks[], const char * const names[], \
-			 const bool *ctx, struct irq_affinity *desc) \
-{ \
-	struct virtqueue_info *infos = kcalloc(count, sizeof(*infos), GFP_KERNEL); \
-	unsigned int i; \
-	int err = -ENOMEM; \
-\
-	for (i = 0; infos && i < count; i++) { \
-		infos[i].name = names[i]; \
-		infos[i].callback = callbacks[i]; \
-		infos[i].ctx = ctx && ctx[i]; \
-	} \
-	if (infos) \
-		err = find(vdev, count, vqs, infos, desc); \
-	kfree(infos); \
-	return err; \
+#define COMPAT_FIND_VQS compat_find_vqs
+#define COMPAT_REMOVE compat_remove
+
+static int find_vqs(struct virtio_device *vdev, unsigned int count, struct virtqueue *vqs[],
+		    struct virtqueue_info infos[], struct irq_affinity *desc);
+static void remove(struct platform_device *pdev);
+
+static inline int compat_find_vqs(struct virtio_device *vdev, unsigned int count,
+				  struct virtqueue *vqs[], vq_callback_t *callbacks[],
+				  const char * const names[], const bool *ctx,
+				  struct irq_affinity *desc)
+{
+	struct virtqueue_info *infos;
+	unsigned int i;
+	int err;
+
+	infos = kcalloc(count, sizeof(*infos), GFP_KERNEL);
+	if (!infos)
+		return -ENOMEM;
+	for (i = 0; i < count; i++) {
+		infos[i].name = names[i];
+		infos[i].callback = callbacks[i];
+		infos[i].ctx = ctx && ctx[i];
+	}
+	err = find_vqs(vdev, count, vqs, infos, desc);
+	kfree(infos);
+	return err;
 }
 
-#define COMPAT_REMOVE(name) compat_##name
-#define COMPAT_DEFINE_REMOVE(name) \
-static int compat_##name(struct platform_device *pdev) \
-{ \
-	name(pdev); \
-	return 0; \
+static inline int compat_remove(struct platform_device *pdev)
+{
+	remove(pdev);
+	return 0;
 }
 
 /* Its rings do not know this feature. */

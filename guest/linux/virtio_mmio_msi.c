@@ -967,8 +967,6 @@ static int enable_vq_after_reset(struct virtqueue *vq)
 	return 0;
 }
 
-COMPAT_DEFINE_FIND_VQS(find_vqs)
-
 static const struct virtio_config_ops config_ops = {
 	.get = config_get,
 	.set = config_set,
@@ -976,7 +974,7 @@ static const struct virtio_config_ops config_ops = {
 	.get_status = get_status,
 	.set_status = set_status,
 	.reset = reset_device,
-	.find_vqs = COMPAT_FIND_VQS(find_vqs),
+	.find_vqs = COMPAT_FIND_VQS,
 	.del_vqs = del_vqs,
 	.synchronize_cbs = synchronize_cbs,
 	.get_features = get_features,
@@ -1068,8 +1066,6 @@ static void remove(struct platform_device *pdev)
 	leave_own_domain(pdev);
 }
 
-COMPAT_DEFINE_REMOVE(remove)
-
 /* The virtio core resets the device and negotiates again; its driver finds its queues again. */
 static int freeze(struct device *dev)
 {
@@ -1111,7 +1107,7 @@ MODULE_DEVICE_TABLE(platform, platform_ids);
 
 static struct platform_driver driver = {
 	.probe = probe,
-	.remove = COMPAT_REMOVE(remove),
+	.remove = COMPAT_REMOVE,
 	.id_table = platform_ids,
 	.driver = {
 		.name = "virtio-mmio-msi",
