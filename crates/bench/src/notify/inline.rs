@@ -7,7 +7,9 @@
 //!  completion:  a thread, asleep --> lock--> the same
 //! ```
 //! The vCPU stands still while the device works. The lock is the price that an event loop does not pay.
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::unistd::Pid;
 use paravane_device::{MappedQueue, QueueHandler, Rest, ServeError, WakeSet};
 use paravane_dma::Memory;
 use paravane_io::{Loan, QueueBackend, QueueEvents};
@@ -24,11 +26,24 @@ const NEWS: u64 = 1;
 
 /// Serves the queues of a machine in the exits of their kicks.
 #[derive(Debug)]
-pub(super) struct Inline;
+pub(super) struct Inline {
+    /// CPUs for the threads of completions. A queue starts on the vCPU's thread, which may be elsewhere.
+    cpus: CpuSet,
+}
+
+impl Inline {
+    /// With threads where the caller is.
+    ///
+    /// # Errors
+    /// The host does not say where that is.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { cpus: sched_getaffinity(Pid::from_raw(0))? })
+    }
+}
 
 impl QueueServer for Inline {
     fn backend(&self, _device: usize, _queue: u16) -> Box<dyn QueueBackend> {
-        Box::new(Queue(None))
+        Box::new(Queue { at_work: None, cpus: self.cpus })
     }
 
     fn figures(&self) -> ServerFigures {
@@ -38,7 +53,10 @@ impl QueueServer for Inline {
 }
 
 /// A queue; at work while it is lent.
-struct Queue(Option<AtWork>);
+struct Queue {
+    at_work: Option<AtWork>,
+    cpus: CpuSet,
+}
 
 struct AtWork {
     served: Arc<Mutex<Served>>,
@@ -79,7 +97,13 @@ impl QueueBackend for Queue {
         let served = Arc::new(Mutex::new(served));
         let of_thread = Arc::clone(&served);
         let thread = std::thread::Builder::new().name("io-inline".into());
-        let thread = thread.spawn(move || wait(&epoll, &of_thread)).inspect_err(|_| {
+        let cpus = self.cpus;
+        let thread = thread.spawn(move || {
+            // Where the host refuses, the thread runs where the vCPU's does.
+            let _ = sched_setaffinity(Pid::from_raw(0), &cpus);
+            wait(&epoll, &of_thread);
+        });
+        let thread = thread.inspect_err(|_| {
             let _ = handler.register(None);
         })?;
         {
@@ -87,12 +111,12 @@ impl QueueBackend for Queue {
             served.handler = loan.handler.take();
             served.serve();
         }
-        self.0 = Some(AtWork { served, stop, thread: Some(thread) });
+        self.at_work = Some(AtWork { served, stop, thread: Some(thread) });
         Ok(())
     }
 
     fn kick(&mut self) -> bool {
-        let Some(at_work) = &self.0 else { return false };
+        let Some(at_work) = &self.at_work else { return false };
         let mut served = lock(&at_work.served);
         served.events.kicked(served.number, 1);
         served.serve();
@@ -100,7 +124,7 @@ impl QueueBackend for Queue {
     }
 
     fn stop(&mut self) -> io::Result<u32> {
-        let at_work = self.0.as_mut().ok_or_else(|| io::Error::other("it is not at work"))?;
+        let at_work = self.at_work.as_mut().ok_or_else(|| io::Error::other("it is not at work"))?;
         at_work.stop.signal();
         if let Some(thread) = at_work.thread.take() {
             thread.join().map_err(|_| io::Error::other("its thread has panicked"))?;
@@ -118,7 +142,7 @@ impl QueueBackend for Queue {
     }
 
     fn handler(&mut self) -> Option<Box<dyn QueueHandler>> {
-        lock(&self.0.take()?.served).handler.take()
+        lock(&self.at_work.take()?.served).handler.take()
     }
 }
 

@@ -34,7 +34,8 @@ pub(super) fn sample(
         ..case.machine(size, device)
     };
     if subject == Subject::Inline {
-        config.server = Some(Arc::new(Inline));
+        let inline = Inline::new().map_err(|error| format!("cannot find its CPUs: {error}"))?;
+        config.server = Some(Arc::new(inline));
     }
     if subject != Subject::Process {
         return Ok(figures(case, &guest::run(&config, device)?, real_time));
