@@ -115,7 +115,7 @@ impl Image {
     /// Does a job and waits for it. Returns its result as io_uring would.
     ///
     /// # Safety
-    /// As [`Store::perform`].
+    /// As [`paravane_store::Store::perform`].
     pub(super) unsafe fn perform(&self, job: Job) -> i32 {
         if let (Job::Flush, Err(error)) = (job, self.sync_base()) {
             return -error.raw_os_error().unwrap_or(libc::EIO);
@@ -129,7 +129,7 @@ impl Image {
     }
 
     /// # Safety
-    /// As [`Store::perform`].
+    /// As [`paravane_store::Store::perform`].
     unsafe fn perform_on_source(&self, job: Job) -> i32 {
         // SAFETY: the caller promises what is asked for.
         let result = unsafe { self.file.source.perform(job) };

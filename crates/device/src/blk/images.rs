@@ -187,7 +187,7 @@ fn open_file(place: &LayerSource, format: Format, read_only: bool) -> Result<Ima
 /// Warns of layers that are larger than their overlays. Nothing is locked.
 ///
 /// # Errors
-/// [`OpenReason::Layer`], or the image cannot be read.
+/// [`OpenReason::Layer`](crate::blk::OpenReason::Layer), or the image cannot be read.
 pub fn check_layers(place: &LayerSource, format: Format, backing: &[Layer]) -> Result<(), OpenError> {
     layers::check(&place.bytes(false)?, &place.path(), format, backing)
 }

@@ -42,7 +42,7 @@ impl WriteLock {
     /// Locks the file at `path`, whatever is in it.
     ///
     /// # Errors
-    /// [`OpenReason::InUse`], or the file cannot be opened for writing.
+    /// [`OpenReason::InUse`](crate::blk::OpenReason::InUse), or the file cannot be opened for writing.
     pub fn new(path: &Path) -> Result<Self, OpenError> {
         HeldFile::open(path, Opening::cached(Format::Qcow2, false)).map(Self)
     }
@@ -50,7 +50,7 @@ impl WriteLock {
     /// Checks that the file is still at `path`.
     ///
     /// # Errors
-    /// [`OpenReason::Replaced`], [`OpenReason::Deleted`].
+    /// [`OpenReason::Replaced`](crate::blk::OpenReason::Replaced), [`OpenReason::Deleted`](crate::blk::OpenReason::Deleted).
     pub fn check(&self, path: &Path) -> Result<(), OpenError> {
         self.0.check(path)
     }
