@@ -116,7 +116,12 @@ mod mapped {
             len: usize,
             refused: impl Fn(&'static str, std::io::Error) -> MemoryError,
         ) -> Result<Self, MemoryError> {
-            let mapping = Mapped::aligned(file.as_ref(), len).map_err(|error| refused("map", error))?;
+            let mapping = match &file {
+                // Too small for a huge page.
+                Some(file) if len < HUGE as usize => Mapped::new(file, 0, len, true),
+                file => Mapped::aligned(file.as_ref(), len),
+            };
+            let mapping = mapping.map_err(|error| refused("map", error))?;
             mapping.advise(Advice::LinuxHugepage);
             if file.is_none() {
                 // A child would share it until one of the two writes, page by page.

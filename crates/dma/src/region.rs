@@ -47,9 +47,9 @@ pub struct Region {
 impl Region {
     /// Makes zeroed memory: a memfd that is mapped shared, or private memory ([`Backing`]).
     ///
-    /// It begins at a multiple of 2 MiB in this process. The memfd is sealed against changes of size,
-    /// where the host supports it. Pages are allocated at their first access, or by
-    /// [`Region::populate`].
+    /// If it has 2 MiB or more, it begins at a multiple of 2 MiB in this process. The memfd is sealed
+    /// against changes of size, where the host supports it. Pages are allocated at their first access,
+    /// or by [`Region::populate`].
     ///
     /// # Errors
     /// The configuration is misaligned, or the host lacks the memory (for huge pages the error says
