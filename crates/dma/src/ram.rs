@@ -21,6 +21,8 @@ mod mapped {
     // linux/magic.h
     const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
     const FUSE: rustix::fs::FsWord = 0x6573_5546;
+    // asm-generic/mman-common.h; not every C library has it.
+    const MADV_COLLAPSE: libc::c_int = 25;
 
     /// Mapping of a file, of a part of it, or of private memory. Unmapped on drop.
     #[derive(Debug)]
@@ -138,7 +140,7 @@ mod mapped {
             // A memfd's pages are small if the host's setting says so. This exchanges them all the same
             // (Linux 6.1). Where it fails, memory is slower and as good.
             // SAFETY: as above.
-            let _ = unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_COLLAPSE) };
+            let _ = unsafe { libc::madvise(start.as_ptr().cast(), len, MADV_COLLAPSE) };
             Ok(())
         }
 
