@@ -181,7 +181,7 @@ pub struct RunConfig {
     pub hang_timeout: Duration,
     /// How often the messages of each disk and echo are moved to another vCPU while it works.
     ///
-    /// The guest checks that no interrupt is lost, and that none comes to the vCPU before.
+    /// The guest checks that no interrupt is lost, and that the old vCPU takes none afterwards.
     pub moves: u32,
     /// Test fault.
     pub inject: Inject,

@@ -22,7 +22,7 @@ static WORK: AtomicPtr<Work<'static>> = AtomicPtr::new(core::ptr::null_mut());
 /// Processors besides 0 that have not ended the work.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 
-/// A place that several processors share, each with an element of its own.
+/// Elements of a slice: each processor takes the one of its number.
 struct Elements<W>(*mut W);
 
 // SAFETY: each processor takes the element of its number only, and W may go to another processor.

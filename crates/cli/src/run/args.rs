@@ -198,7 +198,7 @@ pub(crate) struct RunArgs {
     pub(crate) quiet: bool,
     /// Move the interrupts of each disk and echo N times between CPUs while it works (mmio-msi, pci)
     ///
-    /// The guest checks that none is lost, and that none comes to the CPU before.
+    /// The guest checks that none is lost, and that the old CPU takes none afterwards.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) move_interrupts: u32,
     /// Make the guest fail after its first request (for tests of the report)

@@ -2,7 +2,7 @@
 use super::{Completion, RunConfig, TransportChoice};
 use crate::error::RunError;
 use paravane_spec::blk::SECTOR;
-use paravane_spec::builtin::{FIRST_GSI, IRQ_COUNT, MAX_DEVICES};
+use paravane_spec::builtin::{self, FIRST_GSI, IRQ_COUNT, MAX_DEVICES};
 use std::time::Duration;
 
 /// Least guest RAM: the heap starts at 8 MiB.
@@ -14,7 +14,7 @@ const MAX_DEPTH: u32 = 256;
 /// Most bytes a request.
 const MAX_BLOCK: u32 = 16 << 20;
 /// Most vCPUs.
-pub(crate) const MAX_CPUS: u16 = 64;
+const MAX_CPUS: u16 = builtin::MAX_CPUS as u16;
 /// Most I/O threads.
 pub(crate) const MAX_IO_THREADS: u16 = 64;
 /// Longest poll. A longer one keeps a core busy.

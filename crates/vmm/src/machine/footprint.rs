@@ -9,7 +9,7 @@ pub(crate) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// CPU time of the calling thread in nanoseconds: user (with guest) and system.
+/// CPU time of the calling thread in nanoseconds.
 pub(crate) fn thread_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
@@ -17,24 +17,29 @@ pub(crate) fn thread_ns() -> u64 {
 
 /// Resident memory in bytes without guest RAM; 0 if the kernel hides it.
 pub(crate) fn resident_beyond(region: &Region) -> u64 {
-    sum_of(region, false, &["Rss"])
+    sum(&smaps(), range(region), false, &["Rss"])
 }
 
 /// Resident bytes of guest RAM, and bytes of it in huge pages; 0 if the kernel hides them.
 pub(crate) fn guest_memory(region: &Region) -> (u64, u64) {
-    const POOL: [&str; 2] = ["Shared_Hugetlb", "Private_Hugetlb"];
-    let pool = sum_of(region, true, &POOL);
-    let huge = sum_of(region, true, &["AnonHugePages", "ShmemPmdMapped"]);
-    (sum_of(region, true, &["Rss"]) + pool, huge + pool)
+    let smaps = smaps();
+    let sum = |fields: &[&str]| sum(&smaps, range(region), true, fields);
+    // Pages of the pool do not count as resident.
+    let pool = sum(&["Shared_Hugetlb", "Private_Hugetlb"]);
+    (sum(&["Rss"]) + pool, sum(&["AnonHugePages", "ShmemPmdMapped"]) + pool)
 }
 
-/// Sums fields of the process's mappings, of those in guest RAM or of all others, in bytes.
-fn sum_of(region: &Region, inside: bool, fields: &[&str]) -> u64 {
+fn smaps() -> String {
+    std::fs::read_to_string("/proc/self/smaps").unwrap_or_default()
+}
+
+/// Addresses of guest RAM in this process.
+fn range(region: &Region) -> Range<u64> {
     let start = region.host().as_ptr() as u64;
-    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    sum(&smaps, start..start + region.size(), inside, fields)
+    start..start + region.size()
 }
 
+/// Sums fields of mappings, of those in `ram` or of all others, in bytes.
 fn sum(smaps: &str, ram: Range<u64>, inside: bool, fields: &[&str]) -> u64 {
     let mut counted = !inside;
     let mut sum = 0;
