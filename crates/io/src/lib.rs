@@ -81,6 +81,6 @@ pub use places::Spread;
 pub use pool::{DeviceThreads, IoPool};
 pub use queue_events::QueueEvents;
 pub use queue_key::QueueKey;
-pub use queue_set::{QueuePlace, QueueSet, Retired};
+pub use queue_set::{QueuePlace, QueueSet, Retired, StoppingQueues};
 pub use queue_start::{QueueStart, QueueStartError};
 pub use resting::{RestingQueue, ResumeError};

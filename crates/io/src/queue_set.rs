@@ -38,6 +38,55 @@ enum Stage {
     Lost,
 }
 
+/// A queue on its way out of the set.
+struct Leaving {
+    queue: u16,
+    stage: Stage,
+    /// Its thread gives it up.
+    taking_off: Option<TakingOff>,
+}
+
+impl Leaving {
+    /// Waits for the queue.
+    fn wait(self) -> Ended {
+        let Self { queue, stage, taking_off } = self;
+        match stage {
+            Stage::Resting(resting) => Ended::Resting(resting),
+            Stage::Lent(lent) => lent.end().map_or_else(
+                |reason| {
+                    tracing::debug!(queue, "a back end has stopped: {reason}");
+                    Ended::Lost
+                },
+                Ended::Resting,
+            ),
+            _ => taking_off.and_then(TakingOff::wait).map_or(Ended::Lost, Ended::Taken),
+        }
+    }
+}
+
+/// Queues that [`QueueSet::begin_stop`] has begun to stop.
+#[must_use = "until `finish` returns, the queues use memory"]
+pub struct StoppingQueues(Vec<Leaving>);
+
+impl StoppingQueues {
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Waits for the queues and stops them, as [`QueueSet::stop`] does.
+    pub fn finish(self, complete: bool) {
+        for leaving in self.0 {
+            match leaving.wait() {
+                Ended::Taken(host_queue) => host_queue.stop(complete),
+                Ended::Resting(resting) => resting.end(),
+                Ended::Lost => {}
+            }
+        }
+    }
+}
+
 /// A queue that is not live any more.
 enum Ended {
     Taken(Box<HostQueue>),
@@ -158,12 +207,8 @@ impl QueueSet {
         self.threads.take_off(self.threads.key(queue))
     }
 
-    /// Ends live queues, all of which leave their threads before the first is ended.
-    fn end_all<T>(
-        &mut self,
-        queues: impl IntoIterator<Item = u16>,
-        mut end: impl FnMut(u16, Ended) -> T,
-    ) -> Vec<T> {
+    /// Takes live queues out of the set. All begin to leave their threads.
+    fn begin_end(&mut self, queues: impl IntoIterator<Item = u16>) -> Vec<Leaving> {
         let mut leaving = Vec::new();
         for queue in queues.into_iter().filter(|&queue| self.is_live(queue)).collect::<Vec<_>>() {
             let place = self.place(queue);
@@ -171,34 +216,24 @@ impl QueueSet {
                 std::mem::replace(&mut self.slots[usize::from(queue)], Slot { place, ..Slot::default() });
             let is_served = matches!(before.stage, Stage::Live);
             let taking_off = is_served.then(|| self.threads.begin_take_off(self.threads.key(queue)));
-            leaving.push((queue, before.stage, taking_off.flatten()));
+            leaving.push(Leaving { queue, stage: before.stage, taking_off: taking_off.flatten() });
         }
-        let ended = leaving.into_iter().map(|(queue, stage, taking_off)| {
-            let stage = match stage {
-                Stage::Resting(resting) => Ended::Resting(resting),
-                Stage::Lent(lent) => lent.end().map_or_else(
-                    |reason| {
-                        tracing::debug!(queue, "a back end has stopped: {reason}");
-                        Ended::Lost
-                    },
-                    Ended::Resting,
-                ),
-                _ => taking_off.and_then(TakingOff::wait).map_or(Ended::Lost, Ended::Taken),
-            };
-            end(queue, stage)
-        });
-        ended.collect()
+        leaving
     }
 
     /// Stops queues. What is in flight is completed with `complete`, else forgotten.
     ///
     /// When this returns nothing is in flight, and memory is not touched any more.
     pub fn stop(&mut self, queues: impl IntoIterator<Item = u16>, complete: bool) {
-        self.end_all(queues, |_, ended| match ended {
-            Ended::Taken(host_queue) => host_queue.stop(complete),
-            Ended::Resting(resting) => resting.end(),
-            Ended::Lost => {}
-        });
+        self.begin_stop(queues).finish(complete);
+    }
+
+    /// Begins [`QueueSet::stop`] and returns at once, unless a queue moves now.
+    ///
+    /// From now on the set has the queues as stopped. Do not start one of them before
+    /// [`StoppingQueues::finish`] has returned.
+    pub fn begin_stop(&mut self, queues: impl IntoIterator<Item = u16>) -> StoppingQueues {
+        StoppingQueues(self.begin_end(queues))
     }
 
     /// Ends queues, and says where the next server goes on.
@@ -213,8 +248,9 @@ impl QueueSet {
         leave: bool,
         events: impl Fn(u16) -> Arc<dyn QueueEvents>,
     ) -> Vec<Retired> {
-        self.end_all(queues, |queue, ended| {
-            let ended = match ended {
+        let ended = self.begin_end(queues).into_iter().map(|leaving| {
+            let queue = leaving.queue;
+            let ended = match leaving.wait() {
                 Ended::Taken(mut host_queue) => {
                     host_queue.tell(events(queue));
                     if leave { host_queue.leave() } else { host_queue.park().map(|resting| resting.retire()) }
@@ -227,7 +263,8 @@ impl QueueSet {
             }
             let (position, in_flight) = ended.map_or((None, 0), |(position, left)| (Some(position), left));
             Retired { queue, position, in_flight }
-        })
+        });
+        ended.collect()
     }
 
     /// Pauses a queue until [`QueueSet::resume`]. Requests in flight are completed.
