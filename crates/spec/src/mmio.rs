@@ -1,4 +1,4 @@
-//! Registers of virtio-mmio, version 2 (section 4.2.2).
+//! Registers of virtio-mmio, versions 2 and 3 (section 4.2.2).
 //!
 //! Offsets are in bytes. Every register except the configuration space is 32 bits wide and must be
 //! accessed as such.
@@ -9,8 +9,10 @@ pub const MAGIC_VALUE: u64 = 0x000;
 pub const MAGIC: u32 = 0x7472_6976;
 /// Device version (R).
 pub const VERSION: u64 = 0x004;
-/// Value of [`VERSION`].
+/// Value of [`VERSION`]: a reset is done when the write of 0 to [`STATUS`] is.
 pub const VERSION_2: u32 = 2;
+/// Value of [`VERSION`]: a reset is done when [`STATUS`] reads 0 (virtio 1.5).
+pub const VERSION_3: u32 = 3;
 /// Device type (R), see [`crate::device_id`].
 pub const DEVICE_ID: u64 = 0x008;
 /// Vendor (R).

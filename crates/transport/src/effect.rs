@@ -3,7 +3,7 @@ use paravane_spec::queue::QueueAddresses;
 
 /// Action that a register access requests from the owner of the device.
 ///
-/// The owner carries it out before the access returns to the guest.
+/// The owner carries it out before the access returns to the guest, [`Effect::Reset`] perhaps after.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// DRIVER_OK was written: start the device with the ready queues.
@@ -31,7 +31,8 @@ pub enum Effect {
     },
     /// Stop everything: no access to guest memory and no interrupt afterwards.
     ///
-    /// Then call `reset_done`.
+    /// Then call `reset_done`. Where drivers poll for that
+    /// ([`Transport::polls_reset`](crate::Transport::polls_reset)), the access may return before.
     Reset,
     /// Stop serving: complete and announce what is being served, and keep all queues.
     ///

@@ -11,7 +11,7 @@
 //!                                (status, acknowledge, vectors)               needs_reset, config_changed
 //! ```
 //!
-//! [`mmio`] is virtio-mmio version 2 with the MSI extension, [`pci`] is modern virtio-pci.
+//! [`mmio`] is virtio-mmio, version 2 or 3, with the MSI extension, [`pci`] is modern virtio-pci.
 //!
 //! # Example
 //!
@@ -62,7 +62,8 @@
 //!      | reset_done                                                                    |
 //!      |                            status = 0, from anywhere                          |
 //!   Resetting <------------------------------------------------------------------------+
-//!   (the status reads what it was, writes have no effect)
+//!   (the status reads what it was, writes have no effect;
+//!    as long as the access, or until the driver reads 0: `Transport::polls_reset`)
 //!
 //!                 SUSPEND                 suspend_done
 //!   Running -----------------> Suspending ---------------> Suspended (SUSPEND, not DRIVER_OK)
@@ -137,7 +138,8 @@ pub trait Transport: Common + Send {
 
     /// Writes at `offset` of the transport's window.
     ///
-    /// Carry out the effect before the access returns to the guest.
+    /// Carry out the effect before the access returns to the guest; see [`Effect::Reset`] for the one
+    /// exception.
     fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect>;
 
     /// Classifies an access, for statistics. Has no effect on the guest.
@@ -147,6 +149,13 @@ pub trait Transport: Common + Send {
     ///
     /// `None` if only the exit path can tell them apart, so that they must exit.
     fn notify_address(&self, queue: u16) -> Option<NotifyAddress>;
+
+    /// Whether every driver of the device polls the status after a reset until it reads 0.
+    ///
+    /// Then [`Effect::Reset`] may be carried out after the access has returned.
+    fn polls_reset(&self) -> bool {
+        false
+    }
 
     /// Resets the device, as a driver does by writing 0 to the device status.
     fn reset(&mut self) -> Option<Effect>;

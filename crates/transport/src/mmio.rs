@@ -1,4 +1,4 @@
-//! Virtio over MMIO, version 2 (section 4.2), as a pure register machine.
+//! Virtio over MMIO, versions 2 and 3 (section 4.2), as a pure register machine.
 //!
 //! ```text
 //! register access -> decode -> DeviceState (states of the device and its queues) -> Effect
@@ -8,6 +8,11 @@
 //! The [front page](crate#states) has the states, and the handling of forbidden accesses. This
 //! layout adds:
 //!
+//! - **A reset** is done when the write of 0 to Status is, with version 2: [`Effect::Reset`] has to be
+//!   carried out before the access returns to the guest. With version 3 ([`Mmio::version_3`]; virtio
+//!   1.5) the driver then reads Status until it is 0, so the reset may take place afterwards. Until
+//!   then each write is a violation, but for 0 to Status, which changes nothing, and InterruptACK:
+//!   another processor of the guest may be in its interrupt handler.
 //! - Undefined bits in InterruptACK are a violation, and the defined ones are still acknowledged.
 //! - **QueueReady=0 on a live queue** stops it (section 4.2.2.2), with or without RING_RESET.
 //!   [`Effect::ResetQueue`] stops the queue; QueueReady reads 1 until that is done, because 0
@@ -16,7 +21,7 @@
 //! - **QueueReset** reads 1 during the reset.
 //! - **The MSI extension** (docs/reference/virtio-mmio-msi.md) exists if its feature bits are
 //!   offered, and the driver has accepted them: otherwise its registers do not exist, and a driver
-//!   of version 2 sees a plain device. The address of a kick identifies the queue; the value
+//!   that does not know it sees a plain device. The address of a kick identifies the queue; the value
 //!   written does not matter.
 mod msi;
 
@@ -32,11 +37,15 @@ use std::sync::Arc;
 
 /// Kind of transport in saved registers.
 const KIND: u8 = 1;
+/// The same with version 3: a driver that polls and one that does not are not exchanged.
+const KIND_3: u8 = 3;
 
 /// Register machine of one device.
 #[derive(Debug)]
 pub struct Mmio {
     device_id: u32,
+    /// Version register.
+    version: u32,
     state: DeviceState,
     msi: MsiRegisters,
 }
@@ -53,10 +62,19 @@ impl Mmio {
         }
         Self {
             device_id: device.device_id,
+            version: reg::VERSION_2,
             // No size (section 4.2.2).
             state: DeviceState::new(&device, interrupts, |_| 0),
             msi: MsiRegisters::default(),
         }
+    }
+
+    /// Gives the device version 3 \[2\]: the driver polls Status until a reset is done.
+    ///
+    /// Linux drives version 3 from 7.3 on.
+    #[must_use]
+    pub fn version_3(self) -> Self {
+        Self { version: reg::VERSION_3, ..self }
     }
 
     /// Reads a register. Fills `data` for any offset and length.
@@ -98,11 +116,16 @@ impl Mmio {
         self.state.status.bits
     }
 
+    /// Kind of transport in saved registers.
+    fn kind(&self) -> u8 {
+        if self.version == reg::VERSION_3 { KIND_3 } else { KIND }
+    }
+
     fn read_register(&self, offset: u64) -> Result<u32, Violation> {
         let queue = self.state.selected();
         Ok(match offset {
             reg::MAGIC_VALUE => reg::MAGIC,
-            reg::VERSION => reg::VERSION_2,
+            reg::VERSION => self.version,
             reg::DEVICE_ID => self.device_id,
             reg::VENDOR_ID => reg::VENDOR,
             reg::DEVICE_FEATURES => self.state.features.offered_word(),
@@ -136,7 +159,7 @@ impl Mmio {
         if offset == reg::STATUS {
             return common::write_status(self, value);
         }
-        if self.state.status.resetting() {
+        if self.state.status.resetting() && offset != reg::INTERRUPT_ACK {
             return Err(Violation);
         }
         match offset {
@@ -257,8 +280,12 @@ impl Transport for Mmio {
         Self::write(self, reg::STATUS, &[0; 4])
     }
 
+    fn polls_reset(&self) -> bool {
+        self.version == reg::VERSION_3
+    }
+
     fn save(&self) -> Vec<u8> {
-        let mut bytes = saved::begin(KIND);
+        let mut bytes = saved::begin(self.kind());
         bytes.extend(self.device_id.to_le_bytes());
         self.state.save(&mut bytes);
         bytes.extend(self.state.interrupts.line().status().to_le_bytes());
@@ -267,7 +294,7 @@ impl Transport for Mmio {
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<Restored, RestoreError> {
-        let mut from = Reader::new(saved, KIND)?;
+        let mut from = Reader::new(saved, self.kind())?;
         same(from.u32()?, self.device_id, "device identifier")?;
         let restored = self.state.restore(&mut from)?;
         let causes = from.causes()?;

@@ -294,6 +294,29 @@ fn status_stays_until_the_reset_is_done() {
 }
 
 #[test]
+fn with_version_3_the_driver_polls_for_the_end_of_a_reset() {
+    let mut rig = Rig::running();
+    assert!(!rig.mmio.polls_reset());
+    rig.mmio = rig.mmio.version_3();
+    assert_eq!(rig.read(reg::VERSION), 3);
+    assert!(rig.mmio.polls_reset());
+    assert_eq!(rig.write(reg::STATUS, 0), Some(Effect::Reset));
+    assert_eq!(rig.status(), RUNNING);
+    // A handler that another processor runs takes its interrupt.
+    rig.interrupts.used_buffer(0);
+    assert_eq!(rig.read(reg::INTERRUPT_STATUS), reg::INT_USED_BUFFER);
+    rig.quiet(reg::INTERRUPT_ACK, reg::INT_USED_BUFFER);
+    assert_eq!(rig.read(reg::INTERRUPT_STATUS), 0);
+    assert_eq!(rig.mmio.violations(), 0);
+    // One that does not wait sets nothing up.
+    rig.refused(reg::STATUS, status::ACKNOWLEDGE);
+    rig.mmio.reset_done();
+    assert_eq!(rig.status(), 0);
+    rig.negotiate(OFFERED);
+    assert_eq!(rig.status(), NEGOTIATED);
+}
+
+#[test]
 fn a_reset_forgets_features_and_selectors() {
     let mut rig = Rig::running();
     rig.quiet(reg::DEVICE_FEATURES_SEL, 1);

@@ -444,8 +444,9 @@ fn writes_while_a_reset_is_under_way_have_no_effect() {
     rig.refused(reg::QUEUE_READY, 1);
     rig.refused(reg::QUEUE_RESET, 1);
     rig.refused(reg::QUEUE_NOTIFY, 0);
-    rig.refused(reg::INTERRUPT_ACK, 1);
     rig.refused(reg::DRIVER_FEATURES, 1);
+    rig.refused(reg::STATUS, RUNNING);
+    rig.refused(reg::STATUS, status::ACKNOWLEDGE);
     assert_eq!(rig.mmio.write(reg::CONFIG, &[1]), None);
     rig.mmio.config_changed();
     rig.mmio.needs_reset();
