@@ -1,6 +1,7 @@
 //! The registers of a device as a driver in this process reaches them.
 use crate::AttachedDevice;
 use paravane_driver::mmio::Registers;
+use std::time::Duration;
 
 /// Registers of a device behind virtio-mmio, for programs without a guest.
 ///
@@ -20,6 +21,10 @@ impl Registers for &AttachedDevice {
 
     fn read8(&self, offset: u64) -> u8 {
         u8::from_le_bytes(bytes(self, offset))
+    }
+
+    fn pause(&self) {
+        std::thread::sleep(Duration::from_micros(10));
     }
 
     fn window(&self) -> u64 {

@@ -9,7 +9,7 @@ pub enum DriverError {
     /// There is no virtio-mmio device at this address (section 4.2.2.1).
     #[error("no virtio device: the magic value is {0:#x}")]
     Magic(u32),
-    /// Only version 2 is supported; version 1 is the legacy interface.
+    /// Versions 2 and 3 are supported; version 1 is the legacy interface.
     #[error("version {0} of virtio-mmio is not supported")]
     Version(u32),
     /// The PCI function is of another vendor, or a legacy device (section 4.1.2).

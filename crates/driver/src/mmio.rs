@@ -1,4 +1,4 @@
-//! Registers of virtio over MMIO, version 2 (section 4.2), and of our extension.
+//! Registers of virtio over MMIO, versions 2 and 3 (section 4.2), and of our extension.
 //!
 //! docs/reference/virtio-mmio-msi.md specifies the extension, which a device may offer.
 //!
@@ -11,6 +11,7 @@
 //!    |                                                             v and the wired interrupt is used
 //!  in use                                                        wired
 //! ```
+use crate::transport::pause;
 use crate::{DriverError, Message, Space, Transport, VolatileSpace};
 use alloc::vec::Vec;
 use paravane_spec::mmio_msi::{self as msi, command, state};
@@ -27,6 +28,10 @@ pub trait Registers {
     fn read16(&self, offset: u64) -> u16;
     /// Reads 8 bits (configuration space).
     fn read8(&self, offset: u64) -> u8;
+    /// See [`Transport::pause`] \[its default\].
+    fn pause(&self) {
+        pause();
+    }
     /// Length of the register window in bytes, from firmware.
     ///
     /// The driver touches nothing beyond.
@@ -111,7 +116,7 @@ impl<R: Registers> Mmio<R> {
     /// Checks magic value and version.
     ///
     /// # Errors
-    /// It is not a virtio-mmio version 2 device.
+    /// It is not a virtio-mmio device of version 2 or 3.
     pub fn new(registers: R) -> Result<Self, DriverError> {
         // Section 4.2.3.1.1: wrong magic or version is "no device", and no other register may be
         // touched then.
@@ -120,7 +125,8 @@ impl<R: Registers> Mmio<R> {
             return Err(DriverError::Magic(magic));
         }
         let version = registers.read32(mmio::VERSION);
-        if version != mmio::VERSION_2 {
+        // With version 3 a reset takes until Status reads 0, which `Virtio` waits for on any transport.
+        if !matches!(version, mmio::VERSION_2 | mmio::VERSION_3) {
             return Err(DriverError::Version(version));
         }
         Ok(Self { registers, messages: Vec::new(), msi: false, notification: false, kicks: Vec::new() })
@@ -220,6 +226,10 @@ impl<R: Registers> Transport for Mmio<R> {
 
     fn set_status(&self, status: u32) {
         self.write(mmio::STATUS, status);
+    }
+
+    fn pause(&self) {
+        self.registers.pause();
     }
 
     fn device_features(&self) -> u64 {

@@ -11,6 +11,14 @@ pub struct Message {
     pub data: u32,
 }
 
+/// Turns of a spin loop in a pause.
+const PAUSE: u32 = 256;
+
+/// Passes some time.
+pub(crate) fn pause() {
+    (0..PAUSE).for_each(|_| core::hint::spin_loop());
+}
+
 /// The registers of one device.
 ///
 /// An implementation checks only what its own layout needs: a device may answer anything, and
@@ -20,6 +28,13 @@ pub trait Transport {
     fn device_id(&self) -> u32;
     /// Device status.
     fn status(&self) -> u32;
+    /// Passes some time between two reads of a register that says how far the device is.
+    ///
+    /// The driver waits for a reset of the device or of a queue in this way, and gives the device up
+    /// after a million of them. The default takes some microseconds.
+    fn pause(&self) {
+        pause();
+    }
     /// Writes the device status.
     fn set_status(&self, status: u32);
     /// The 64 feature bits that the device offers.

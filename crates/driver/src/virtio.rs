@@ -20,10 +20,10 @@ use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_spec::{feature, mmio, queue, status};
 use thiserror::Error;
 
-/// Most reads of the status register until a reset must have finished.
+/// Most reads of a register until a reset must have finished, with a [`Transport::pause`] between two.
 ///
-/// Each is an exit to the VMM.
-const RESET_READS: u32 = 100_000;
+/// A reset waits for requests in flight. Each read is an exit to the VMM, so this is seconds.
+const RESET_READS: u32 = 1_000_000;
 
 /// Most attempts to read the configuration space while it changes.
 const CONFIG_READS: u32 = 64;
@@ -195,7 +195,7 @@ impl<T: Transport> Virtio<T> {
                 }
                 return Ok(());
             }
-            core::hint::spin_loop();
+            self.transport.pause();
         }
         Err(DriverError::QueueReset(index))
     }
@@ -321,7 +321,7 @@ impl<T: Transport> Virtio<T> {
             if self.status() == 0 {
                 return Ok(());
             }
-            core::hint::spin_loop();
+            self.transport.pause();
         }
         Err(DriverError::Reset)
     }

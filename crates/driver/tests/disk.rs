@@ -64,6 +64,19 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
+fn with_version_3_a_reset_may_take_a_while() {
+    let (device, mut pool) = Device::disk();
+    (device.0.borrow_mut().version, device.0.borrow_mut().slow_reset) = (mmio::VERSION_3, 500_000);
+    for round in 0..2 {
+        let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();
+        let buffer = device.buffer(0, 512);
+        assert!(buffer.area.write(0, &[round; 512]));
+        assert_eq!(one(&device, &mut disk, Request::Write { sector: 0, buffer }), Ok(blk::S_OK));
+        assert_eq!(device.0.borrow().disk[..512], [round; 512]);
+    }
+}
+
+#[test]
 fn every_other_request_reaches_the_device() {
     let (device, mut pool) = Device::disk();
     let mut disk = Blk::new(device.transport(), 4, &mut pool).unwrap();

@@ -46,9 +46,12 @@ fn wrong_magic() {
 
 #[test]
 fn wrong_version() {
-    let (device, pool) = Device::lying(Lie::Version);
-    assert_eq!(refused(&device, pool), DriverError::Version(1));
-    assert!(device.0.borrow().writes.is_empty());
+    for version in [1, 4] {
+        let (device, pool) = Device::disk();
+        device.0.borrow_mut().version = version;
+        assert_eq!(refused(&device, pool), DriverError::Version(version));
+        assert!(device.0.borrow().writes.is_empty());
+    }
 }
 
 #[test]

@@ -33,7 +33,6 @@ pub(crate) enum Lie {
     #[default]
     None,
     Magic,
-    Version,
     NeverResets,
     RefusesFeatures,
     NeedsResetAtOnce,
@@ -71,6 +70,12 @@ pub(crate) struct State {
     pub(crate) serves_kicks: bool,
     /// How often QueueReset still reads 1.
     pub(crate) resetting: u32,
+    /// Version register.
+    pub(crate) version: u32,
+    /// Reads of Status that a reset takes.
+    pub(crate) slow_reset: u32,
+    /// The same for the reset that is under way.
+    reset_reads: u32,
     /// Every write, in order.
     pub(crate) writes: Vec<(u64, u32)>,
     pub(crate) disk: Vec<u8>,
@@ -121,6 +126,9 @@ impl Device {
             kicks: 0,
             serves_kicks: false,
             resetting: 0,
+            version: mmio::VERSION_2,
+            slow_reset: 0,
+            reset_reads: 0,
             writes: Vec::new(),
             disk: vec![0; (SECTORS * 512) as usize],
             driver_features: 0,
@@ -304,8 +312,7 @@ impl State {
         match offset {
             mmio::MAGIC_VALUE if self.lie == Lie::Magic => 0x1234_5678,
             mmio::MAGIC_VALUE => mmio::MAGIC,
-            mmio::VERSION if self.lie == Lie::Version => 1,
-            mmio::VERSION => mmio::VERSION_2,
+            mmio::VERSION => self.version,
             mmio::DEVICE_ID => self.device_id,
             mmio::DEVICE_FEATURES => (self.features >> (32 * self.select[0].min(1))) as u32,
             mmio::QUEUE_SIZE_MAX => self.queue_max,
@@ -320,6 +327,14 @@ impl State {
             }
             mmio::INTERRUPT_STATUS => self.interrupt,
             mmio::STATUS if self.lie == Lie::NeverResets => 0x40,
+            mmio::STATUS if self.reset_reads > 0 => {
+                self.reset_reads -= 1;
+                let status = self.status;
+                if self.reset_reads == 0 {
+                    self.status = 0;
+                }
+                status
+            }
             mmio::STATUS => self.status,
             mmio::CONFIG_GENERATION => {
                 if self.lie == Lie::ConfigKeepsChanging {
@@ -376,6 +391,7 @@ impl State {
     }
 
     fn set_status(&mut self, value: u32) {
+        assert!(value == 0 || self.reset_reads == 0, "the driver does not wait for the end of a reset");
         let mut value = value;
         if self.lie == Lie::RefusesFeatures {
             value &= !status::FEATURES_OK;
@@ -389,12 +405,18 @@ impl State {
         }
         if value == 0 {
             (self.ready, self.resetting, self.live) = (0, 0, None);
+            if self.status != 0 && self.slow_reset > 0 {
+                self.reset_reads = self.slow_reset;
+                return;
+            }
         }
         self.status = value;
     }
 }
 
 impl Registers for Device {
+    fn pause(&self) {}
+
     fn read32(&self, offset: u64) -> u32 {
         assert!(offset.is_multiple_of(4), "an unaligned access at {offset:#x}");
         self.0.borrow_mut().register(offset)
