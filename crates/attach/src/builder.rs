@@ -49,6 +49,7 @@ pub struct Builder {
     tracking: Option<InFlightMemory>,
     saved: Option<SavedDevice>,
     suspendable: bool,
+    is_version_3: bool,
 }
 
 impl AttachedDevice {
@@ -67,6 +68,7 @@ impl AttachedDevice {
             tracking: None,
             saved: None,
             suspendable: false,
+            is_version_3: false,
         }
     }
 }
@@ -113,6 +115,15 @@ impl Builder {
         Self { suspendable: true, ..self }
     }
 
+    /// Gives virtio-mmio register version 3 \[2\]: the driver polls Status until a reset is done.
+    ///
+    /// A reset then waits for requests in flight in a thread, not in the vCPU's write. Linux drives
+    /// version 3 from 7.3 on; older kernels refuse the device. PCI does not change: though its drivers
+    /// have to poll, too, some firmware does not.
+    pub fn mmio_version_3(self) -> Self {
+        Self { is_version_3: true, ..self }
+    }
+
     /// Lends each queue to a back end at its start, if the back end takes it.
     ///
     /// No I/O thread has served it before.
@@ -148,7 +159,7 @@ impl Builder {
     pub fn mmio(self, base: u64, line: Arc<dyn InterruptSink>) -> Result<AttachedDevice, AttachError> {
         let interrupts = Arc::new(Interrupts::wired(line));
         let description = self.description();
-        let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
+        let transport = self.registers(description.clone(), &interrupts);
         self.attach(description.features, transport, interrupts, (Some(base), mmio::WINDOW))
     }
 
@@ -170,7 +181,7 @@ impl Builder {
         let interrupts = self.with_messages(line, messages, self.number.unwrap_or_default() as u32)?;
         let mut description = self.description();
         description.features |= mmio_msi::F_MSI | mmio_msi::F_NOTIFICATION;
-        let transport = Box::new(Mmio::new(description.clone(), Arc::clone(&interrupts)));
+        let transport = self.registers(description.clone(), &interrupts);
         self.attach(description.features, transport, interrupts, (Some(base), mmio_msi::WINDOW))
     }
 
@@ -197,6 +208,12 @@ impl Builder {
         pci.place(place.bar);
         let size = pci.bar_size();
         self.attach(features, Box::new(pci), interrupts, (None, size))
+    }
+
+    /// Registers of virtio-mmio.
+    fn registers(&self, device: DeviceDescription, interrupts: &Arc<Interrupts>) -> Box<dyn Transport> {
+        let mmio = Mmio::new(device, Arc::clone(interrupts));
+        Box::new(if self.is_version_3 { mmio.version_3() } else { mmio })
     }
 
     fn description(&self) -> DeviceDescription {

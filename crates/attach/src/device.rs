@@ -1,14 +1,14 @@
 //! A device behind its transport: what happens when the one asks for the other.
+use crate::control::{Control, ControlLock};
 use crate::counters::Counters;
 use crate::events::DeviceEvents;
-use crate::queue::{Queue, Started};
+use crate::queue::Started;
 use crate::status::{KickPath, QueueStatus};
 use paravane_device::Device;
 use paravane_dma::{Domain, Memory};
 use paravane_io::{DeviceThreads, InFlightMemory, MoveError, QueueBackend, QueueSet};
 use paravane_notify::{IoEventFds, NotifierState};
 use paravane_transport::{AccessKind, Effect};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,26 +27,16 @@ pub(crate) struct Settings {
     pub(crate) tracking: Option<InFlightMemory>,
 }
 
-/// What one register access at a time may touch.
-pub(crate) struct Control {
-    /// `None`: stopped.
-    pub(crate) device: Option<Box<dyn Device>>,
-    pub(crate) queues: QueueSet,
-    pub(crate) slots: Vec<Queue>,
-    /// The driver has suspended the device.
-    pub(crate) suspended: bool,
-    /// The host's side is to be looked at when the device is resumed.
-    pub(crate) refresh: bool,
-}
-
 /// A device behind a transport. Any thread may call any method.
 ///
 /// Dropping it stops the device as [`AttachedDevice::stop`] does.
 pub struct AttachedDevice {
     pub(crate) events: Arc<DeviceEvents>,
     pub(crate) settings: Settings,
-    pub(crate) control: Mutex<Control>,
+    pub(crate) control: Arc<ControlLock>,
     features: u64,
+    /// The driver polls for the end of a reset.
+    polls_reset: bool,
     /// Guest-physical address of the window, or [`NO_WINDOW`].
     pub(crate) window: AtomicU64,
     window_size: u64,
@@ -61,14 +51,14 @@ impl AttachedDevice {
         features: u64,
         (window, window_size): (Option<u64>, u64),
     ) -> Self {
-        let slots: Vec<_> = device.queue_sizes().iter().map(|_| Queue::default()).collect();
-        let queues = QueueSet::new(Arc::new(threads), slots.len());
-        let control = Control { device: Some(device), queues, slots, suspended: false, refresh: false };
+        let queues = QueueSet::new(Arc::new(threads), device.queue_sizes().len());
+        let polls_reset = events.transport.lock().polls_reset();
         Self {
             events: Arc::new(events),
             settings,
-            control: Mutex::new(control),
+            control: Arc::new(ControlLock::new(Control::new(device, queues))),
             features,
+            polls_reset,
             window: AtomicU64::new(window.unwrap_or(NO_WINDOW)),
             window_size,
         }
@@ -119,7 +109,8 @@ impl AttachedDevice {
 
     /// The guest writes at `offset` in the window.
     ///
-    /// What that asks for is done when this returns.
+    /// What that asks for is done when this returns, but for a reset with version 3 of virtio-mmio
+    /// ([`Builder::mmio_version_3`](crate::Builder::mmio_version_3)): the driver polls for its end.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let mut control = self.control.lock();
         let mut transport = self.events.transport.lock();
@@ -135,10 +126,10 @@ impl AttachedDevice {
     ///
     /// What is in flight is waited for and forgotten. The driver may set the device up again.
     pub fn reset(&self) {
-        let mut control = self.control.lock();
-        let effect = self.events.transport.lock().reset();
-        if let Some(effect) = effect {
-            self.carry_out(&mut control, effect);
+        let mut control = self.control.lock_settled();
+        let reset = self.events.transport.lock().reset();
+        if reset.is_some() {
+            self.begin_reset(&mut control, false);
         }
     }
 
@@ -151,7 +142,7 @@ impl AttachedDevice {
     /// # Errors
     /// The host does not answer; nothing has changed.
     pub fn refresh(&self) -> std::io::Result<bool> {
-        let mut control = self.control.lock();
+        let mut control = self.control.lock_settled();
         if control.suspended {
             control.refresh = true;
             return Ok(false);
@@ -174,8 +165,9 @@ impl AttachedDevice {
     /// Returns the device, which may hold locks and interfaces of the host; `None`: it was stopped
     /// before. The registers stay, for a guest that still runs.
     pub fn stop(&self) -> Option<Box<dyn Device>> {
-        let mut control = self.control.lock();
-        stop_queues(&mut control, true);
+        let mut control = self.control.lock_settled();
+        let all = control.queues.all();
+        control.queues.stop(all, true);
         control.device.take()
     }
 
@@ -187,7 +179,7 @@ impl AttachedDevice {
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
-        let moved = self.control.lock().queues.move_to(queue, thread);
+        let moved = self.control.lock_settled().queues.move_to(queue, thread);
         moved.inspect_err(|error| {
             if let MoveError::Lost { source, .. } = error {
                 self.events
@@ -249,14 +241,7 @@ impl AttachedDevice {
             }
             Effect::Suspend => self.suspend(control),
             Effect::Resume => self.resume_from_suspend(control),
-            Effect::Reset => {
-                control.suspended = false;
-                stop_queues(control, false);
-                if let Some(device) = &mut control.device {
-                    device.reset();
-                }
-                self.events.transport.lock().reset_done();
-            }
+            Effect::Reset => self.begin_reset(control, self.polls_reset),
             Effect::Notify { queue } => {
                 let slot = control.slots.get(usize::from(queue));
                 if let Some(notifier) = slot.and_then(|slot| slot.notifier.as_ref())
@@ -291,10 +276,6 @@ impl AttachedDevice {
             }
         }
     }
-}
-
-fn stop_queues(control: &mut Control, complete: bool) {
-    control.queues.stop(control.queues.all(), complete);
 }
 
 impl Drop for AttachedDevice {

@@ -5,10 +5,12 @@
 //! vCPU's exit --------------------------> Transport (pure) -> Effect, carried out before the access returns:
 //!                                            Activate, StartQueue   rings mapped, handler made, put on an I/O thread
 //! guest's kick --ioeventfd or exit-----> Notify: the queue's eventfd ------------------>  served
-//!                                            ResetQueue, Reset      queue taken off its thread and stopped
+//!                                            ResetQueue, Reset      queue taken off its thread and stopped [1]
 //! guest's interrupt <--irqfd, MSI, closure-- Interrupts <-------------------------------  used buffers
 //!                                            Move                   ioeventfds follow the window
 //! ```
+//! \[1\] perhaps after the access, see [Resets](crate#resets).
+//!
 //! [`AttachedDevice::builder`] takes the device and guest memory; what else there is has a default.
 //! The last call of the [`Builder`] names the transport, its place and its interrupt:
 //! [`Builder::mmio`], [`Builder::mmio_msi`], [`Builder::pci`]. From then on the VMM passes register
@@ -83,6 +85,12 @@
 //! A queue that its driver breaks, or whose start fails, sets DEVICE_NEEDS_RESET and is recorded as
 //! a [`Fault`].
 //!
+//! # Resets
+//! A reset waits for requests in flight. With version 3 of virtio-mmio
+//! ([`Builder::mmio_version_3`]) the write that asks for it returns at once, and a thread waits:
+//! no vCPU does. [`AttachedDevice::stop`], [`AttachedDevice::save`] and whatever else changes the
+//! device wait for the end of a reset.
+//!
 //! # Locks
 //! `control` (device, queues), then `transport` (registers). An I/O thread takes only `transport`,
 //! to mark a failed queue, and nobody waits for an I/O thread while holding `transport`. An access
@@ -90,6 +98,7 @@
 //!
 //! [`Device`]: paravane_device::Device
 mod builder;
+mod control;
 mod counters;
 mod device;
 mod error;
@@ -101,6 +110,7 @@ mod local_ioeventfds;
 mod queue;
 #[cfg(feature = "driver")]
 mod registers;
+mod reset;
 mod saved;
 mod start;
 mod status;

@@ -106,7 +106,7 @@ impl AttachedDevice {
     /// Returns the device as well, which may hold locks and interfaces of the host; `None`: it was
     /// stopped before.
     pub fn save(&self) -> Option<(SavedDevice, Box<dyn Device>)> {
-        let mut control = self.control.lock();
+        let mut control = self.control.lock_settled();
         let device = control.device.take()?;
         let (all, leave) = (control.queues.all(), self.settings.tracking.is_some());
         let mut queues = Vec::new();

@@ -1,6 +1,7 @@
 //! Starts the queues of a device.
 use crate::AttachedDevice;
-use crate::device::{Control, NO_WINDOW, Settings};
+use crate::control::Control;
+use crate::device::{NO_WINDOW, Settings};
 use crate::queue::Started;
 use crate::saved::SavedQueue;
 use crate::status::KickPath;

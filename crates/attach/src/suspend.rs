@@ -4,7 +4,7 @@
 //! device that wait for room on the host's side are dropped. A queue is lent again only to the back
 //! end of [`Builder::lend_to`](crate::Builder::lend_to).
 use crate::AttachedDevice;
-use crate::device::Control;
+use crate::control::Control;
 
 impl AttachedDevice {
     /// Carries out a suspension.

@@ -22,6 +22,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod reset;
 mod saved;
 
 const BASE: u64 = 0xd000_0000;

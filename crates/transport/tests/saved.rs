@@ -257,7 +257,8 @@ proptest! {
 #[test]
 fn a_driver_that_polls_for_a_reset_is_not_given_to_a_device_of_version_2() {
     let make = |is_3: bool| {
-        let device = DeviceDescription { device_id: device_id::BLK, features: FEATURES, queue_sizes: vec![4] };
+        let device =
+            DeviceDescription { device_id: device_id::BLK, features: FEATURES, queue_sizes: vec![4] };
         let mmio = Mmio::new(device, Arc::new(Interrupts::wired(Arc::new(NoInterrupt))));
         if is_3 { mmio.version_3() } else { mmio }
     };
