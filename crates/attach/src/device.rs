@@ -142,7 +142,7 @@ impl AttachedDevice {
     /// # Errors
     /// The host does not answer; nothing has changed.
     pub fn refresh(&self) -> std::io::Result<bool> {
-        let mut control = self.control.lock_settled();
+        let mut control = self.control.lock();
         if control.suspended {
             control.refresh = true;
             return Ok(false);
@@ -179,7 +179,7 @@ impl AttachedDevice {
     /// See [`MoveError`]. After [`MoveError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn move_queue(&self, queue: u16, thread: usize) -> Result<(), MoveError> {
-        let moved = self.control.lock_settled().queues.move_to(queue, thread);
+        let moved = self.control.lock().queues.move_to(queue, thread);
         moved.inspect_err(|error| {
             if let MoveError::Lost { source, .. } = error {
                 self.events

@@ -17,7 +17,7 @@ impl AttachedDevice {
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device; else
     /// nothing has changed.
     pub fn lend_queue(&self, queue: u16, backend: Box<dyn QueueBackend>) -> Result<(), LendError> {
-        let mut control = self.control.lock_settled();
+        let mut control = self.control.lock();
         // One that the driver or a back end keeps from our threads stays there.
         if control.queues.is_resting(queue) {
             return Err(LendError::NotOurs { queue });
@@ -30,7 +30,7 @@ impl AttachedDevice {
     /// # Errors
     /// See [`LendError`]. After [`LendError::Lost`] the driver has to reset the device.
     pub fn take_back_queue(&self, queue: u16) -> Result<(), LendError> {
-        let taken = self.control.lock_settled().queues.take_back(queue);
+        let taken = self.control.lock().queues.take_back(queue);
         taken.inspect_err(|error| self.note_loss(error))
     }
 

@@ -88,8 +88,8 @@
 //! # Resets
 //! A reset waits for requests in flight. With version 3 of virtio-mmio
 //! ([`Builder::mmio_version_3`]) the write that asks for it returns at once, and a thread waits:
-//! no vCPU does. [`AttachedDevice::stop`], [`AttachedDevice::save`] and whatever else changes the
-//! device wait for the end of a reset.
+//! no vCPU does. [`AttachedDevice::stop`], [`AttachedDevice::save`] and [`AttachedDevice::reset`] wait
+//! for the end of such a reset; until then no queue is live.
 //!
 //! # Locks
 //! `control` (device, queues), then `transport` (registers). An I/O thread takes only `transport`,

@@ -11,8 +11,9 @@
 //! ```
 //! A device has at most one such thread: the transport asks for no second reset before the first is
 //! done. Meanwhile the queues count as stopped, and the transport refuses what a driver could want of
-//! them, so register accesses take [`ControlLock::lock`] as ever and wait for nobody. What changes the
-//! device otherwise takes [`ControlLock::lock_settled`].
+//! them, so register accesses take [`ControlLock::lock`] as ever and wait for nobody; nor does the host
+//! that lends or moves a queue, or looks at its side again. What ends the device or its reset takes
+//! [`ControlLock::lock_settled`].
 use crate::AttachedDevice;
 use crate::control::{Control, ControlLock, Reset};
 use crate::events::DeviceEvents;
