@@ -70,6 +70,7 @@ fn config(args: &RunArgs) -> Result<RunConfig, anyhow::Error> {
         seed: args.seed,
         completion: args.completion,
         transport: args.transport,
+        mmio_version: args.mmio_version,
         msi_delivery: args.msi_delivery,
         ring: args.ring,
         in_order: args.in_order,

@@ -121,13 +121,15 @@ fn frames_go_to_an_echo_and_come_back() {
 }
 
 fn by_messages(accel: &str) {
+    by_messages_over(accel, "mmio-msi", &["--mmio-version", "3"]);
     for transport in ["mmio-msi", "pci"] {
-        by_messages_over(accel, transport);
+        by_messages_over(accel, transport, &[]);
     }
 }
 
-fn by_messages_over(accel: &str, transport: &str) {
-    let output = run(&["--accel", accel, "--seconds", "0.2", "--transport", transport, "--json"]);
+fn by_messages_over(accel: &str, transport: &str, more: &[&str]) {
+    let arguments = ["--accel", accel, "--seconds", "0.2", "--transport", transport, "--json"];
+    let output = run(&[&arguments, more].concat());
     let report = json(&output);
     assert_eq!(output.status.code(), Some(0), "{report}");
     assert_eq!((&report["verified"], &report["transport"]), (&true.into(), &transport.into()));
@@ -150,6 +152,16 @@ fn messages_serve_under_kvm() {
         Ok(()) => by_messages("kvm"),
         Err(why) => skip("messages_serve_under_kvm", &why),
     }
+}
+
+#[test]
+fn mmio_has_version_3_and_pci_has_not() {
+    let version = ["--mmio-version", "3"];
+    let output = run(&[&["--accel", "thread", "--seconds", "0.2", "--json"], &version[..]].concat());
+    let report = json(&output);
+    assert_eq!((&report["verified"], &report["mmio_version"]), (&true.into(), &3.into()));
+    let refused = run(&[&["--transport", "pci"], &version[..]].concat());
+    assert_refused(&refused, "--mmio-version is for virtio-mmio: use --transport mmio or mmio-msi");
 }
 
 fn behind_domains_and_logged(accel: &str) {

@@ -5,6 +5,7 @@ pub(crate) use check::{check, refuse};
 
 use crate::machine::server::QueueServer;
 use paravane_attach::RingFeatures;
+use paravane_spec::mmio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ pub enum RingLayout {
 /// Transport: registers, kicks and interrupts of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// virtio-mmio, version 2.
+    /// virtio-mmio.
     #[default]
     Mmio,
     /// The same with messages and notification addresses.
@@ -64,6 +65,17 @@ pub enum TransportChoice {
     MmioMsi,
     /// virtio-pci with MSI-X.
     Pci,
+}
+
+impl MmioVersion {
+    /// Value of the register.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::V2 => mmio::VERSION_2,
+            Self::V3 => mmio::VERSION_3,
+        }
+    }
 }
 
 impl TransportChoice {
@@ -76,6 +88,16 @@ impl TransportChoice {
             Self::Pci => "pci",
         }
     }
+}
+
+/// Register version of virtio-mmio.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MmioVersion {
+    /// A reset is done when the write that asks for it is.
+    #[default]
+    V2,
+    /// The driver polls until a reset is done (virtio 1.5).
+    V3,
 }
 
 /// Delivery of messages under KVM.
@@ -145,6 +167,8 @@ pub struct RunConfig {
     pub completion: Completion,
     /// Transport.
     pub transport: TransportChoice,
+    /// Register version, if the transport is virtio-mmio.
+    pub mmio_version: MmioVersion,
     /// Delivery of messages, if the transport has messages.
     pub msi_delivery: MsiDelivery,
     /// Virtqueue layout.
@@ -215,6 +239,7 @@ impl Default for RunConfig {
             seed: 1,
             completion: Completion::Interrupt,
             transport: TransportChoice::Mmio,
+            mmio_version: MmioVersion::V2,
             msi_delivery: MsiDelivery::Signal,
             ring: RingLayout::Split,
             in_order: false,

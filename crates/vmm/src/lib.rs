@@ -28,8 +28,8 @@ pub mod injection;
 
 pub use arch::LoadError;
 pub use config::{
-    AccelChoice, BlockOrder, Completion, DirtyLogging, Inject, MsiDelivery, RingLayout, RunConfig,
-    TransportChoice,
+    AccelChoice, BlockOrder, Completion, DirtyLogging, Inject, MmioVersion, MsiDelivery, RingLayout,
+    RunConfig, TransportChoice,
 };
 pub use error::RunError;
 pub use job::{DiskJob, DiskWork, Job, NetJob, Traffic};

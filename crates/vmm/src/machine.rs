@@ -32,7 +32,7 @@ pub(crate) mod thread;
 mod vhost_net;
 
 use crate::arch::SystemDevices;
-use crate::config::{RunConfig, TransportChoice};
+use crate::config::{MmioVersion, RunConfig, TransportChoice};
 use crate::error::RunError;
 use accel::Accelerator;
 use attach::attach;
@@ -108,6 +108,9 @@ impl Machine {
             }
             if config.ioeventfd {
                 builder = builder.ioeventfds(Arc::clone(&fds));
+            }
+            if config.mmio_version == MmioVersion::V3 {
+                builder = builder.mmio_version_3();
             }
             if vhost {
                 builder = builder.lend_to(|_| Box::new(VhostNet::default()) as Box<dyn QueueBackend>);

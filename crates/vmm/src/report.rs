@@ -229,6 +229,8 @@ pub struct Report {
     pub accel_reason: String,
     /// Transport: "mmio", "mmio-msi" or "pci".
     pub transport: &'static str,
+    /// Register version of virtio-mmio; `None`: PCI.
+    pub mmio_version: Option<u32>,
     /// Ring layout: "split" or "packed"; ", in order" follows if offered.
     pub ring: &'static str,
     /// Whether the devices were behind IOMMU domains.

@@ -8,7 +8,8 @@ use crate::size::Size;
 use clap::Args;
 use paravane_device::blk::EngineChoice;
 use paravane_vmm::{
-    AccelChoice, Completion, DirtyLogging, Inject, MsiDelivery, OnReboot, RingLayout, TransportChoice,
+    AccelChoice, Completion, DirtyLogging, Inject, MmioVersion, MsiDelivery, OnReboot, RingLayout,
+    TransportChoice,
 };
 use std::path::PathBuf;
 
@@ -150,6 +151,9 @@ pub(crate) struct RunArgs {
     /// Transport of the devices
     #[arg(long, value_parser = one_of(TRANSPORTS), value_name = "TRANSPORT", default_value = "mmio")]
     pub(crate) transport: TransportChoice,
+    /// Register version of virtio-mmio (mmio, mmio-msi)
+    #[arg(long, value_parser = one_of(MMIO_VERSIONS), value_name = "VERSION", default_value = "2")]
+    pub(crate) mmio_version: MmioVersion,
     /// Delivery of MSI messages under KVM
     #[arg(long, value_parser = one_of(DELIVERIES), value_name = "HOW", default_value = "signal")]
     pub(crate) msi_delivery: MsiDelivery,
@@ -228,6 +232,10 @@ const TRANSPORTS: &[Choice<TransportChoice>] = &[
         TransportChoice::MmioMsi,
     ),
     ("pci", "virtio-pci with MSI-X", TransportChoice::Pci),
+];
+const MMIO_VERSIONS: &[Choice<MmioVersion>] = &[
+    ("2", "A reset is done when the write to Status returns; all kernels", MmioVersion::V2),
+    ("3", "The driver polls until a reset is done; Linux 7.3 and later", MmioVersion::V3),
 ];
 const DELIVERIES: &[Choice<MsiDelivery>] = &[
     ("signal", "A system call for each message (KVM_SIGNAL_MSI)", MsiDelivery::Signal),

@@ -86,7 +86,8 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     };
     row("accel", format!("{} ({})", report.accel, report.accel_reason))?;
     let iommu = if report.iommu { ", devices behind IOMMU domains" } else { "" };
-    row("transport", format!("{}, {} virtqueues{iommu}", report.transport, report.ring))?;
+    let version = if report.mmio_version == Some(3) { " version 3" } else { "" };
+    row("transport", format!("{}{version}, {} virtqueues{iommu}", report.transport, report.ring))?;
     row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
     let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = report.exits_by_kind;
     let exits = report.exits;
@@ -206,6 +207,7 @@ mod tests {
             accel: "thread",
             accel_reason: "asked for with --accel thread".into(),
             transport: "mmio",
+            mmio_version: Some(3),
             ring: "split",
             iommu: true,
             dirty: Some(DirtyFigures {
@@ -271,8 +273,17 @@ mod tests {
     fn json_has_its_stable_names() {
         let value = serde_json::to_value(json(&report(Outcome::Verified))).unwrap();
         assert_eq!(value["verified"], true);
-        let keys =
-            ["accel", "accel_reason", "transport", "exits", "kicks", "interrupts", "host_cpu_s", "boot_ms"];
+        let keys = [
+            "accel",
+            "accel_reason",
+            "transport",
+            "mmio_version",
+            "exits",
+            "kicks",
+            "interrupts",
+            "host_cpu_s",
+            "boot_ms",
+        ];
         for key in keys {
             assert!(!value[key].is_null(), "{key}");
         }

@@ -1,5 +1,5 @@
 //! Checks of a configuration that need no open file.
-use super::{Completion, RunConfig, TransportChoice};
+use super::{Completion, MmioVersion, RunConfig, TransportChoice};
 use crate::error::RunError;
 use paravane_spec::blk::SECTOR;
 use paravane_spec::builtin::{self, FIRST_GSI, IRQ_COUNT, MAX_DEVICES};
@@ -71,6 +71,9 @@ pub(crate) fn check(config: &RunConfig, devices: usize) -> Result<(), RunError> 
     {
         return refuse("interrupts can be moved on mmio-msi and PCI only, and not by a guest that polls");
     }
+    if config.transport == TransportChoice::Pci && config.mmio_version != MmioVersion::V2 {
+        return refuse("--mmio-version is for virtio-mmio: use --transport mmio or mmio-msi");
+    }
     if let Some(threads) = config.io_threads
         && !(1..=MAX_IO_THREADS).contains(&threads)
     {
@@ -103,7 +106,7 @@ mod tests {
 
     #[test]
     fn each_impossible_configuration_is_refused_by_name() {
-        let configurations: [(&str, Spoil); 14] = [
+        let configurations: [(&str, Spoil); 15] = [
             ("depth of 0", |c| c.depth = 0),
             ("depth of 257", |c| c.depth = 257),
             ("block of 0", |c| c.block = 0),
@@ -114,6 +117,9 @@ mod tests {
             ("from 16 MiB", |c| c.memory = 1 << 20),
             ("multiple of 4096", |c| c.memory += 512),
             ("interrupts can be moved on mmio-msi", |c| c.moves = 1),
+            ("use --transport mmio or mmio-msi", |c| {
+                (c.transport, c.mmio_version) = (TransportChoice::Pci, MmioVersion::V3);
+            }),
             ("0 I/O threads", |c| c.io_threads = Some(0)),
             ("65 I/O threads", |c| c.io_threads = Some(65)),
             ("polls of 10001 µs", |c| c.longest_poll = Duration::from_micros(10_001)),

@@ -3,7 +3,7 @@ use super::Progress;
 use super::report_area::ReportArea;
 use super::watch::Verdict;
 use super::work::Work;
-use crate::config::{RingLayout, RunConfig};
+use crate::config::{RingLayout, RunConfig, TransportChoice};
 use crate::machine::counters::RunCounters;
 use crate::machine::devices::NamedDevice;
 use crate::machine::{Machine, footprint, ram};
@@ -67,6 +67,8 @@ impl Over<'_> {
             accel: self.accel,
             accel_reason: self.accel_reason,
             transport: self.config.transport.name(),
+            mmio_version: (self.config.transport != TransportChoice::Pci)
+                .then(|| self.config.mmio_version.number()),
             ring: match (self.config.ring, self.config.in_order) {
                 (RingLayout::Split, false) => "split",
                 (RingLayout::Split, true) => "split, in order",
