@@ -313,7 +313,7 @@ const MMIO: &[Seed] = {
     ]
 };
 
-/// Steps of `mmio_msi`, after one byte: a prompt owner (0) or a slow one (1).
+/// Steps of `mmio_msi`, after one byte: a prompt owner (0) or a slow one (1), version 3 (2).
 mod messages {
     pub(super) const NEGOTIATE: &[u8] = &[9, 2];
     pub(super) const NEGOTIATE_WITHOUT: &[u8] = &[9, 0];
@@ -342,6 +342,7 @@ mod messages {
     pub(super) const DRIVER_OK: &[u8] = &[12, 1];
     pub(super) const FAILED: &[u8] = &[12, 2];
     pub(super) const RESET: &[u8] = &[13, 0];
+    pub(super) const ACKNOWLEDGE: &[u8] = &[13, 1];
     pub(super) const DONE: &[u8] = &[13, 2];
     pub(super) const NOTIFY_0: &[u8] = &[14, 0, 0xff, 0xff, 0, 0];
     pub(super) const NOTIFY_BESIDE: &[u8] = &[14, 6, 0, 0, 0, 0];
@@ -351,7 +352,38 @@ const MMIO_MSI: &[Seed] = {
     use messages::*;
     const PROMPT: &[u8] = &[0];
     const SLOW: &[u8] = &[1];
+    const PROMPT_3: &[u8] = &[2];
+    const SLOW_3: &[u8] = &[3];
     &[
+        (
+            "version-3",
+            &[
+                PROMPT_3, NEGOTIATE, ENABLE, MESSAGE, READY, DRIVER_OK, RAISE_0, RESET, NOTIFY_0, MASK,
+                RAISE_0, STOP, RESET, NEGOTIATE, DONE, NEGOTIATE, ENABLE, MESSAGE, READY, DRIVER_OK,
+                NOTIFY_0,
+            ],
+        ),
+        (
+            "version-3-acknowledge",
+            &[PROMPT_3, NEGOTIATE_WITHOUT, READY, DRIVER_OK, RAISE_0, RESET, ACKNOWLEDGE, RAISE_0, DONE],
+        ),
+        (
+            "version-3-queue-reset",
+            &[
+                SLOW_3,
+                NEGOTIATE,
+                ENABLE,
+                MESSAGE,
+                READY,
+                DRIVER_OK,
+                RESET_QUEUE,
+                RESET,
+                RESET_QUEUE,
+                DONE,
+                NEGOTIATE,
+                READY,
+            ],
+        ),
         (
             "start",
             &[

@@ -1,4 +1,4 @@
-//! The MSI extension of virtio-mmio against a driver that ignores all rules.
+//! The MSI extension of virtio-mmio against a driver that ignores all rules, with register versions 2 and 3.
 //!
 //! Each source is compared with a plain model of message, mask and pending bit, and each message
 //! with that of the model.
@@ -60,8 +60,10 @@ impl Rig {
         let table = MsiTable::new(&platform, vectors, QUEUES.len()).expect("this platform refuses none");
         let interrupts = Arc::new(Interrupts::with_msi(Arc::new(NoInterrupt), table));
         let device = DeviceDescription { device_id: 1, features: OFFERED, queue_sizes: QUEUES.to_vec() };
+        let mmio = Mmio::new(device, Arc::clone(&interrupts));
+        let bits = u.arbitrary::<u8>()?;
         Ok(Self {
-            mmio: Mmio::new(device, Arc::clone(&interrupts)),
+            mmio: if bits & 2 == 0 { mmio } else { mmio.version_3() },
             interrupts,
             platform,
             on: false,
@@ -71,7 +73,7 @@ impl Rig {
             selected: 0,
             sent: Vec::new(),
             stopping: [false; QUEUES.len()],
-            prompt: u.arbitrary::<u8>()? & 1 == 0,
+            prompt: bits & 1 == 0,
             resetting: false,
         })
     }
@@ -167,7 +169,14 @@ impl Rig {
         let before = self.mmio.status();
         let (messages, notifications) = self.negotiated();
         let writable = before & status::FEATURES_OK != 0 && before & status::FAILED == 0 && !self.resetting;
+        let violations = self.mmio.violations();
         let effect = self.mmio.write(offset, &value.to_le_bytes());
+        if self.resetting {
+            let is_allowed = (offset, value) == (reg::STATUS, 0) || offset == reg::INTERRUPT_ACK;
+            assert!(is_allowed || self.mmio.violations() == violations + 1, "{offset:#x} during a reset");
+            assert_eq!((effect, self.mmio.status()), (None, before));
+            return;
+        }
         if offset >= msi::NOTIFY_PAGE {
             if let Some(effect) = effect {
                 let at = msi::NOTIFY_PAGE..msi::NOTIFY_PAGE + 4 * QUEUES.len() as u64;
@@ -196,7 +205,8 @@ impl Rig {
         match effect {
             Some(Effect::Reset) => {
                 self.resetting = true;
-                if self.prompt {
+                // With version 3 it takes until the owner says so.
+                if self.prompt && !self.mmio.polls_reset() {
                     self.finish();
                 }
             }
