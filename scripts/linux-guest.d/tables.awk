@@ -1,0 +1,215 @@
+# Makes the tables of scripts/linux-guest tables from boots.csv and rounds.csv: medians of the rounds, and of the ratios
+# within each round.
+#
+#   awk -v command=TEXT -v load=TEXT -v programs=TEXT -f tables.awk boots.csv rounds.csv
+BEGIN {
+    FS = ","
+    loads = "rr rr2 from-guest to-guest read1 read32"
+    named["rr"] = "TCP_RR 32/1024"
+    named["rr2"] = "TCP_RR 32/1024, two connections"
+    named["from-guest"] = "TCP_STREAM, guest to host"
+    named["to-guest"] = "TCP_STREAM, host to guest"
+    named["read1"] = "random reads, depth 1"
+    named["read32"] = "random reads, depth 32"
+    # What the series of 2010 published for the nearest case: ioeventfd, vhost-net, to unmodified.
+    published["rr"] = "0.99, 2.86 (1 byte)"
+    published["from-guest"] = "1.87, 2.76 (16 KiB)"
+    published["to-guest"] = "1.02, 1.93 (16 KiB)"
+    published["read1"] = "1.09 (1 thread)"
+    published["read32"] = "1.10 (16 threads)"
+}
+
+FNR == 1 { file++; for (i = 1; i <= NF; i++) title[i] = $i; next }
+$1 > rounds { rounds = $1 }
+file == 1 { boot["ms", $2, $1] = $3; boot["exits", $2, $1] = $4; booted[$2] = 1; next }
+NF == 10 {
+    for (i = 6; i <= NF; i++) value[title[i], $2 "/" $3, $4, $5, $1] = $i
+    measured[$2 "/" $3] = 1
+    with_load[$5] = 1
+}
+
+# Sets low and high, too.
+function median(list,    values, n, i, j, other) {
+    n = split(list, values, " ")
+    if (!n) return ""
+    for (i = 2; i <= n; i++)
+        for (j = i; j > 1 && values[j] + 0 < values[j - 1] + 0; j--) {
+            other = values[j]; values[j] = values[j - 1]; values[j - 1] = other
+        }
+    low = values[1]
+    high = values[n]
+    return n % 2 ? values[(n + 1) / 2] : (values[n / 2] + values[n / 2 + 1]) / 2
+}
+
+function of(metric, machine, placement, load, form,    list, round, key) {
+    for (round = 1; round <= rounds; round++) {
+        key = metric SUBSEP machine SUBSEP placement SUBSEP load SUBSEP round
+        if (key in value) list = list " " value[key]
+    }
+    return list == "" ? "" : sprintf(form, median(list))
+}
+
+# Median of the ratios within each round, with the smallest and the largest.
+function ratio(metric, machine, base, placement, load, spread,    list, round, one, other, middle) {
+    for (round = 1; round <= rounds; round++) {
+        one = metric SUBSEP machine SUBSEP placement SUBSEP load SUBSEP round
+        other = metric SUBSEP base SUBSEP placement SUBSEP load SUBSEP round
+        if (one in value && other in value && value[other] > 0) list = list " " value[one] / value[other]
+    }
+    if (list == "") return ""
+    middle = median(list)
+    return sprintf(spread ? "%.2f (%.2f–%.2f)" : "%.2f", middle, low, high)
+}
+
+function all_of(metric, machines, placement, load, form,    names, n, i, text) {
+    n = split(machines, names, " ")
+    for (i = 1; i <= n; i++) text = text (i > 1 ? " / " : "") of(metric, names[i], placement, load, form)
+    return text
+}
+
+function heading(text) { print "\n## " text "\n" }
+
+function transports(    n, names, i, p, place, machines, load) {
+    heading("Transports, one CPU and one queue")
+    machines = "mmio-1/user mmio-msi-1/user pci-1/user"
+    print "The series of 2019 published TCP_RR 32/1024 only: mmio-msi to mmio 1.35, to pci 0.98.\n"
+    print "| load | threads | rate, mmio-msi to mmio | to pci | CPU time, to mmio | to pci | rates, mmio / mmio-msi / pci | exits to user space | KVM exits | interrupts |"
+    print "|---|---|---|---|---|---|---|---|---|---|"
+    n = split(loads, names, " ")
+    for (p = 1; p <= 2; p++) for (i = 1; i <= n; i++) {
+        load = names[i]
+        place = p == 1 ? "colocated" : "apart"
+        if (load == "rr2" || !(load in with_load)) continue
+        print "| " named[load] " | " place " | " ratio("rate", "mmio-msi-1/user", "mmio-1/user", place, load, 1) \
+            " | " ratio("rate", "mmio-msi-1/user", "pci-1/user", place, load, 1) \
+            " | " ratio("cpu_us", "mmio-msi-1/user", "mmio-1/user", place, load) \
+            " | " ratio("cpu_us", "mmio-msi-1/user", "pci-1/user", place, load) \
+            " | " all_of("rate", machines, place, load, "%.0f") \
+            " | " all_of("user_exits", machines, place, load, "%.2f") \
+            " | " all_of("exits", machines, place, load, "%.1f") \
+            " | " all_of("interrupts", machines, place, load, "%.2f") " |"
+    }
+}
+
+function processors(    n, names, i, t, p, place, load, list, one, two) {
+    heading("Two CPUs and two queues, to one CPU and one queue")
+    print "| load | transport | threads | rate | CPU time | exits to user space, 1 / 2 | KVM exits, 1 / 2 | interrupts, 1 / 2 |"
+    print "|---|---|---|---|---|---|---|---|"
+    n = split(loads, names, " ")
+    split("mmio mmio-msi pci", list, " ")
+    for (i = 1; i <= n; i++) for (t = 1; t <= 3; t++) for (p = 1; p <= 2; p++) {
+        load = names[i]
+        place = p == 1 ? "colocated" : "apart"
+        one = list[t] "-1/user"
+        two = list[t] "-2/user"
+        if (ratio("rate", two, one, place, load) == "") continue
+        print "| " named[load] " | " list[t] " | " place " | " ratio("rate", two, one, place, load, 1) \
+            " | " ratio("cpu_us", two, one, place, load) \
+            " | " all_of("user_exits", one " " two, place, load, "%.2f") \
+            " | " all_of("exits", one " " two, place, load, "%.1f") \
+            " | " all_of("interrupts", one " " two, place, load, "%.2f") " |"
+    }
+}
+
+function kicks(    n, names, i, t, p, place, load, base, user, vhost, list) {
+    heading("Kicks: exits, ioeventfds, vhost-net")
+    print "Rates to that of a machine whose kicks are exits. The series of 2010: QEMU and virtio-pci.\n"
+    print "| load | transport | threads | ioeventfd | vhost-net | CPU time, ioeventfd | vhost-net | exits to user space, exits / ioeventfd / vhost-net | series of 2010: ioeventfd, vhost-net |"
+    print "|---|---|---|---|---|---|---|---|---|"
+    n = split(loads, names, " ")
+    split("pci mmio", list, " ")
+    for (i = 1; i <= n; i++) for (t = 1; t <= 2; t++) for (p = 1; p <= 2; p++) {
+        load = names[i]
+        place = p == 1 ? "colocated" : "apart"
+        base = list[t] "-exits/user"
+        user = list[t] "-1/user"
+        vhost = list[t] "-1/vhost"
+        if (ratio("rate", user, base, place, load) == "") continue
+        print "| " named[load] " | " list[t] " | " place " | " ratio("rate", user, base, place, load, 1) \
+            " | " ratio("rate", vhost, base, place, load, 1) \
+            " | " ratio("cpu_us", user, base, place, load) " | " ratio("cpu_us", vhost, base, place, load) \
+            " | " all_of("user_exits", base " " user " " vhost, place, load, "%.2f") \
+            " | " (t == 1 ? published[load] : "") " |"
+    }
+}
+
+function handed_over(    i, t, p, place, list, pairs) {
+    heading("vhost-net, to Paravane's own I/O threads")
+    print "The same guest, with a card each. One CPU and one queue; two connections: two CPUs and two queues.\n"
+    print "| load | transport | threads | rate | CPU time |"
+    print "|---|---|---|---|---|"
+    split("mmio mmio-msi pci", list, " ")
+    split("rr-1 from-guest-1 to-guest-1 rr2-2", pairs, " ")
+    for (i = 1; i <= 4; i++) for (t = 1; t <= 3; t++) for (p = 1; p <= 2; p++) {
+        place = p == 1 ? "colocated" : "apart"
+        load = substr(pairs[i], 1, length(pairs[i]) - 2)
+        machine = list[t] substr(pairs[i], length(pairs[i]) - 1)
+        if (ratio("rate", machine "/vhost", machine "/user", place, load) == "") continue
+        print "| " named[load] " | " list[t] " | " place \
+            " | " ratio("rate", machine "/vhost", machine "/user", place, load, 1) \
+            " | " ratio("cpu_us", machine "/vhost", machine "/user", place, load) " |"
+    }
+}
+
+function other_programs(    n, names, i, k, p, place, load, list, base, theirs, pair) {
+    n = split(loads, names, " ")
+    split("firecracker:mmio firecracker-pci:pci kvmtool:pci microvm:mmio", list, " ")
+    for (k = 1; k <= 4; k++) {
+        split(list[k], pair, ":")
+        theirs = pair[1] "/user"
+        base = pair[2] "-1/user"
+        if (!(theirs in measured)) continue
+        if (!started++) {
+            heading("Other programs")
+            print "Paravane's rate to theirs, on the same transport; one CPU and one queue.\n"
+            print "| load | program | threads | rate, ours to theirs | CPU time | exits to user space, ours / theirs | KVM exits |"
+            print "|---|---|---|---|---|---|---|"
+        }
+        for (i = 1; i <= n; i++) for (p = 1; p <= 2; p++) {
+            load = names[i]
+            place = p == 1 ? "colocated" : "apart"
+            if (ratio("rate", base, theirs, place, load) == "") continue
+            print "| " named[load] " | " pair[1] " (" pair[2] ") | " place " | " ratio("rate", base, theirs, place, load, 1) \
+                " | " ratio("cpu_us", base, theirs, place, load) \
+                " | " all_of("user_exits", base " " theirs, place, load, "%.2f") \
+                " | " all_of("exits", base " " theirs, place, load, "%.1f") " |"
+        }
+    }
+}
+
+function boots(    n, names, i, r, list, exits, ratios, base) {
+    heading("Boot")
+    print "From the start of the program to the guest's init, one CPU; a disk and a card. KVM exits until then.\n"
+    print "| machine | ms | KVM exits | time, to firecracker on the same transport |"
+    print "|---|---|---|---|"
+    n = split("mmio-1 mmio-msi-1 pci-1 firecracker firecracker-pci kvmtool microvm", names, " ")
+    for (i = 1; i <= n; i++) {
+        if (!(names[i] in booted)) continue
+        list = exits = ratios = ""
+        base = names[i] ~ /pci|kvmtool/ ? "firecracker-pci" : "firecracker"
+        for (r = 1; r <= rounds; r++) {
+            if (!(("ms", names[i], r) in boot)) continue
+            list = list " " boot["ms", names[i], r]
+            exits = exits " " boot["exits", names[i], r]
+            if (("ms", base, r) in boot) ratios = ratios " " boot["ms", names[i], r] / boot["ms", base, r]
+        }
+        printf "| %s | %.0f (%.0f–%.0f) | %.0f", names[i], median(list), low, high, median(exits)
+        printf " (%.0f–%.0f) | ", low, high
+        if (ratios != "") printf "%.2f (%.2f–%.2f)", median(ratios), low, high
+        print " |"
+    }
+}
+
+END {
+    print "# Linux guests\n"
+    print "Made by `" command "`: medians of " rounds " rounds, at a load of " load " on two processors."
+    print programs
+    print "Figures in parentheses are the smallest and the largest of the rounds. [How it is measured](../bench.md#linux-guests)\n"
+    print "Exits, interrupts and CPU time are for each transaction, Mbit or read; rates a second."
+    transports()
+    processors()
+    kicks()
+    handed_over()
+    other_programs()
+    boots()
+}
