@@ -1,7 +1,7 @@
 /*
  * Load on a disk by Linux's asynchronous I/O, for the guests of scripts/linux-guest. Blocks of 4 KiB, O_DIRECT.
  *
- *   disk-load reads FILE DEPTH PROCESSES MS      random reads, DEPTH in flight in each process on a CPU of its own;
+ *   disk-load reads FILE DEPTH PROCESSES COUNT   COUNT random reads, by processes on a CPU each with DEPTH in flight;
  *                                                prints reads a second
  *   disk-load writes FILE BLOCKS SECONDS SEED    random writes and reads; what is read must be what was written last.
  *                                                Prints their number. FILE.versions says what the file holds then
@@ -101,36 +101,33 @@ static int completions(struct load *load, struct io_event *events)
 	return done;
 }
 
-/* Returns the number of reads. */
-static long read_for(const char *path, int depth, double seconds, uint64_t seed)
+static void read_blocks(const char *path, int depth, long count, uint64_t seed)
 {
 	struct io_event events[MOST];
 	struct load load;
 	uint64_t blocks;
-	double end;
-	long reads = 0;
+	long begun = 0, ended = 0;
 
 	load_open(&load, path, O_RDONLY);
 	blocks = lseek(load.file, 0, SEEK_END) / BLOCK;
-	for (int slot = 0; slot < depth; slot++)
-		submit(&load, slot, IOCB_CMD_PREAD, next(&seed) % blocks);
-	for (end = now() + seconds; now() < end;) {
+	for (; begun < depth && begun < count; begun++)
+		submit(&load, begun, IOCB_CMD_PREAD, next(&seed) % blocks);
+	while (ended < count) {
 		int done = completions(&load, events);
 
-		reads += done;
-		for (int i = 0; i < done; i++)
+		ended += done;
+		for (int i = 0; i < done && begun < count; i++, begun++)
 			submit(&load, events[i].data, IOCB_CMD_PREAD, next(&seed) % blocks);
 	}
-	return reads;
 }
 
 static int reads(char **arguments)
 {
 	int depth = atoi(arguments[1]), processes = atoi(arguments[2]), failed = 0;
-	double seconds = atof(arguments[3]) / 1000;
-	long *counts = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), sum = 0;
+	long count = atol(arguments[3]);
+	double start = now();
 
-	if (depth < 1 || depth > MOST || processes < 1 || processes > 64)
+	if (depth < 1 || depth > MOST || processes < 1 || processes > 64 || count < processes)
 		return 2;
 	for (int process = 0; process < processes; process++) {
 		cpu_set_t cpu;
@@ -141,7 +138,7 @@ static int reads(char **arguments)
 		CPU_SET(process, &cpu);
 		if (sched_setaffinity(0, sizeof(cpu), &cpu))
 			fail("sched_setaffinity");
-		counts[process] = read_for(arguments[0], depth, seconds, 88172645463325252 + process);
+		read_blocks(arguments[0], depth, count / processes, 88172645463325252 + process);
 		_exit(0);
 	}
 	for (int process = 0; process < processes; process++) {
@@ -149,10 +146,9 @@ static int reads(char **arguments)
 
 		wait(&status);
 		failed |= status;
-		sum += counts[process];
 	}
 	if (!failed)
-		printf("%.1f\n", sum / seconds);
+		printf("%.1f\n", count / processes * processes / (now() - start));
 	return failed != 0;
 }
 
