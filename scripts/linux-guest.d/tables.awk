@@ -54,15 +54,20 @@ function of(metric, machine, placement, load, form,    list, round, key) {
 }
 
 # Median of the ratios within each round, with the smallest and the largest.
-function ratio(metric, machine, base, placement, load, spread,    list, round, one, other, middle) {
+function ratio(metric, machine, base, placement, load, wide,    list, round, one, other) {
     for (round = 1; round <= rounds; round++) {
         one = metric SUBSEP machine SUBSEP placement SUBSEP load SUBSEP round
         other = metric SUBSEP base SUBSEP placement SUBSEP load SUBSEP round
         if (one in value && other in value && value[other] > 0) list = list " " value[one] / value[other]
     }
     if (list == "") return ""
+    return wide ? spread("%.2f", list) : sprintf("%.2f", median(list))
+}
+
+function spread(form, list,    middle) {
+    if (list == "") return ""
     middle = median(list)
-    return sprintf(spread ? "%.2f (%.2f–%.2f)" : "%.2f", middle, low, high)
+    return sprintf(form " (" form "–" form ")", middle, low, high)
 }
 
 function all_of(metric, machines, placement, load, form,    names, n, i, text) {
@@ -71,21 +76,31 @@ function all_of(metric, machines, placement, load, form,    names, n, i, text) {
     return text
 }
 
-function heading(text) { print "\n## " text "\n" }
+# A section appears with its first row.
+function section(title, text, columns) {
+    pending = "\n## " title "\n\n" (text == "" ? "" : text "\n\n") columns "\n"
+    gsub(/[^|\n]+/, "---", columns)
+    pending = pending columns
+}
+
+function row(text) {
+    if (pending != "") print pending
+    pending = ""
+    print text
+}
 
 function transports(    n, names, i, p, place, machines, load) {
-    heading("Transports, one CPU and one queue")
     machines = "mmio-1/user mmio-msi-1/user pci-1/user"
-    print "Beside it the ratios of rates of the [built-in guest](../bench.md#transport), measured on another machine, and those that the"
-    print "[series of 2019](../bench.md#published-figures) published: mmio-msi to mmio, to pci.\n"
-    print "| load | threads | rate, mmio-msi to mmio | to pci | CPU time, to mmio | to pci | rates, mmio / mmio-msi / pci | exits to user space | KVM exits | interrupts | built-in guest | series of 2019 |"
-    print "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    section("Transports, one CPU and one queue", \
+        "Beside it the ratios of rates of the [built-in guest](../bench.md#transport), measured on another machine, and those that the\n" \
+        "[series of 2019](../bench.md#published-figures) published: mmio-msi to mmio, to pci.", \
+        "| load | threads | rate, mmio-msi to mmio | to pci | CPU time, to mmio | to pci | rates, mmio / mmio-msi / pci | exits to user space | KVM exits | interrupts | built-in guest | series of 2019 |")
     n = split(loads, names, " ")
     for (p = 1; p <= 2; p++) for (i = 1; i <= n; i++) {
         load = names[i]
         place = p == 1 ? "colocated" : "apart"
         if (load == "rr2" || !(load in with_load)) continue
-        print "| " named[load] " | " place " | " ratio("rate", "mmio-msi-1/user", "mmio-1/user", place, load, 1) \
+        row("| " named[load] " | " place " | " ratio("rate", "mmio-msi-1/user", "mmio-1/user", place, load, 1) \
             " | " ratio("rate", "mmio-msi-1/user", "pci-1/user", place, load, 1) \
             " | " ratio("cpu_us", "mmio-msi-1/user", "mmio-1/user", place, load) \
             " | " ratio("cpu_us", "mmio-msi-1/user", "pci-1/user", place, load) \
@@ -93,14 +108,13 @@ function transports(    n, names, i, p, place, machines, load) {
             " | " all_of("user_exits", machines, place, load, "%.2f") \
             " | " all_of("exits", machines, place, load, "%.1f") \
             " | " all_of("interrupts", machines, place, load, "%.2f") \
-            " | " (load in others ? others[load] : "|") " |"
+            " | " (load in others ? others[load] : "|") " |")
     }
 }
 
 function processors(    n, names, i, t, p, place, load, list, one, two) {
-    heading("Two CPUs and two queues, to one CPU and one queue")
-    print "| load | transport | threads | rate | CPU time | exits to user space, 1 / 2 | KVM exits, 1 / 2 | interrupts, 1 / 2 |"
-    print "|---|---|---|---|---|---|---|---|"
+    section("Two CPUs and two queues, to one CPU and one queue", "", \
+        "| load | transport | threads | rate | CPU time | exits to user space, 1 / 2 | KVM exits, 1 / 2 | interrupts, 1 / 2 |")
     n = split(loads, names, " ")
     split("mmio mmio-msi pci", list, " ")
     for (i = 1; i <= n; i++) for (t = 1; t <= 3; t++) for (p = 1; p <= 2; p++) {
@@ -109,21 +123,20 @@ function processors(    n, names, i, t, p, place, load, list, one, two) {
         one = list[t] "-1/user"
         two = list[t] "-2/user"
         if (ratio("rate", two, one, place, load) == "") continue
-        print "| " named[load] " | " list[t] " | " place " | " ratio("rate", two, one, place, load, 1) \
+        row("| " named[load] " | " list[t] " | " place " | " ratio("rate", two, one, place, load, 1) \
             " | " ratio("cpu_us", two, one, place, load) \
             " | " all_of("user_exits", one " " two, place, load, "%.2f") \
             " | " all_of("exits", one " " two, place, load, "%.1f") \
-            " | " all_of("interrupts", one " " two, place, load, "%.2f") " |"
+            " | " all_of("interrupts", one " " two, place, load, "%.2f") " |")
     }
 }
 
 function kicks(    n, names, i, t, p, place, load, base, user, vhost, list) {
-    heading("Kicks: exits, ioeventfds, vhost-net")
-    print "Rates to that of a machine whose kicks exit, and signal the I/O thread then. Beside it what the [series of"
-    print "2010](../bench.md#published-figures) published of QEMU and virtio-pci, where the vCPU's thread does the device's work at an"
-    print "exit. [notify](../bench.md#notify) has the same table with the built-in guest.\n"
-    print "| load | transport | threads | ioeventfd | vhost-net | CPU time, ioeventfd | vhost-net | exits to user space, exits / ioeventfd / vhost-net | series of 2010: ioeventfd, vhost-net |"
-    print "|---|---|---|---|---|---|---|---|---|"
+    section("Kicks: exits, ioeventfds, vhost-net", \
+        "Rates to that of a machine whose kicks exit, and signal the I/O thread then. Beside it what the [series of\n" \
+        "2010](../bench.md#published-figures) published of QEMU and virtio-pci, where the vCPU's thread does the device's work at an\n" \
+        "exit. [notify](../bench.md#notify) has the same table with the built-in guest.", \
+        "| load | transport | threads | ioeventfd | vhost-net | CPU time, ioeventfd | vhost-net | exits to user space, exits / ioeventfd / vhost-net | series of 2010: ioeventfd, vhost-net |")
     n = split(loads, names, " ")
     split("pci mmio", list, " ")
     for (i = 1; i <= n; i++) for (t = 1; t <= 2; t++) for (p = 1; p <= 2; p++) {
@@ -133,19 +146,18 @@ function kicks(    n, names, i, t, p, place, load, base, user, vhost, list) {
         user = list[t] "-1/user"
         vhost = list[t] "-1/vhost"
         if (ratio("rate", user, base, place, load) == "") continue
-        print "| " named[load] " | " list[t] " | " place " | " ratio("rate", user, base, place, load, 1) \
+        row("| " named[load] " | " list[t] " | " place " | " ratio("rate", user, base, place, load, 1) \
             " | " ratio("rate", vhost, base, place, load, 1) \
             " | " ratio("cpu_us", user, base, place, load) " | " ratio("cpu_us", vhost, base, place, load) \
             " | " all_of("user_exits", base " " user " " vhost, place, load, "%.2f") \
-            " | " (t == 1 ? published[load] : "") " |"
+            " | " (t == 1 ? published[load] : "") " |")
     }
 }
 
 function handed_over(    i, t, p, place, list, pairs) {
-    heading("vhost-net, to Paravane's own I/O threads")
-    print "The same guest, with a card each. One CPU and one queue; two connections: two CPUs and two queues.\n"
-    print "| load | transport | threads | rate | CPU time |"
-    print "|---|---|---|---|---|"
+    section("vhost-net, to Paravane's own I/O threads", \
+        "The same guest, with a card each. One CPU and one queue; two connections: two CPUs and two queues.", \
+        "| load | transport | threads | rate | CPU time |")
     split("mmio mmio-msi pci", list, " ")
     split("rr-1 from-guest-1 to-guest-1 rr2-2", pairs, " ")
     for (i = 1; i <= 4; i++) for (t = 1; t <= 3; t++) for (p = 1; p <= 2; p++) {
@@ -153,43 +165,37 @@ function handed_over(    i, t, p, place, list, pairs) {
         load = substr(pairs[i], 1, length(pairs[i]) - 2)
         machine = list[t] substr(pairs[i], length(pairs[i]) - 1)
         if (ratio("rate", machine "/vhost", machine "/user", place, load) == "") continue
-        print "| " named[load] " | " list[t] " | " place \
+        row("| " named[load] " | " list[t] " | " place \
             " | " ratio("rate", machine "/vhost", machine "/user", place, load, 1) \
-            " | " ratio("cpu_us", machine "/vhost", machine "/user", place, load) " |"
+            " | " ratio("cpu_us", machine "/vhost", machine "/user", place, load) " |")
     }
 }
 
 function other_programs(    n, names, i, k, p, place, load, list, base, theirs, pair) {
     n = split(loads, names, " ")
+    section("Other programs", "Paravane's rate to theirs, on the same transport; one CPU and one queue.", \
+        "| load | program | threads | rate, ours to theirs | CPU time | exits to user space, ours / theirs | KVM exits |")
     split("firecracker:mmio firecracker-pci:pci kvmtool:pci microvm:mmio", list, " ")
     for (k = 1; k <= 4; k++) {
         split(list[k], pair, ":")
         theirs = pair[1] "/user"
         base = pair[2] "-1/user"
         if (!(theirs in measured)) continue
-        if (!started++) {
-            heading("Other programs")
-            print "Paravane's rate to theirs, on the same transport; one CPU and one queue.\n"
-            print "| load | program | threads | rate, ours to theirs | CPU time | exits to user space, ours / theirs | KVM exits |"
-            print "|---|---|---|---|---|---|---|"
-        }
         for (i = 1; i <= n; i++) for (p = 1; p <= 2; p++) {
             load = names[i]
             place = p == 1 ? "colocated" : "apart"
             if (ratio("rate", base, theirs, place, load) == "") continue
-            print "| " named[load] " | " pair[1] " (" pair[2] ") | " place " | " ratio("rate", base, theirs, place, load, 1) \
+            row("| " named[load] " | " pair[1] " (" pair[2] ") | " place " | " ratio("rate", base, theirs, place, load, 1) \
                 " | " ratio("cpu_us", base, theirs, place, load) \
                 " | " all_of("user_exits", base " " theirs, place, load, "%.2f") \
-                " | " all_of("exits", base " " theirs, place, load, "%.1f") " |"
+                " | " all_of("exits", base " " theirs, place, load, "%.1f") " |")
         }
     }
 }
 
 function boots(    n, names, i, r, list, exits, ratios, base) {
-    heading("Boot")
-    print "From the start of the program to the guest's init, one CPU; a disk and a card. KVM exits until then.\n"
-    print "| machine | ms | KVM exits | time, to firecracker on the same transport |"
-    print "|---|---|---|---|"
+    section("Boot", "From the start of the program to the guest's init, one CPU; a disk and a card. KVM exits until then.", \
+        "| machine | ms | KVM exits | time, to firecracker on the same transport |")
     n = split("mmio-1 mmio-msi-1 pci-1 firecracker firecracker-pci kvmtool microvm", names, " ")
     for (i = 1; i <= n; i++) {
         if (!(names[i] in booted)) continue
@@ -201,10 +207,9 @@ function boots(    n, names, i, r, list, exits, ratios, base) {
             exits = exits " " boot["exits", names[i], r]
             if (("ms", base, r) in boot) ratios = ratios " " boot["ms", names[i], r] / boot["ms", base, r]
         }
-        printf "| %s | %.0f (%.0f–%.0f) | %.0f", names[i], median(list), low, high, median(exits)
-        printf " (%.0f–%.0f) | ", low, high
-        if (ratios != "") printf "%.2f (%.2f–%.2f)", median(ratios), low, high
-        print " |"
+        list = spread("%.0f", list)
+        exits = spread("%.0f", exits)
+        row("| " names[i] " | " list " | " exits " | " spread("%.2f", ratios) " |")
     }
 }
 
