@@ -65,6 +65,10 @@ pub struct LinuxReport {
     pub faults: Vec<String>,
     /// Exits to user space.
     pub exits: u64,
+    /// Exits by KVM's count, if it counts them (Linux 5.14): also those that it handles itself.
+    pub kvm_exits: Option<u64>,
+    /// Seconds from the start of the program to the first kick, of the first start.
+    pub boot_s: Option<f64>,
     /// Each vCPU.
     pub cpus: Vec<CpuFigures>,
     /// Kicks that the I/O threads took.

@@ -93,6 +93,10 @@ pub struct DirtyFigures {
 pub struct CpuFigures {
     /// Exits to user space.
     pub exits: u64,
+    /// Exits by KVM's count: those to user space, and those that KVM handles itself.
+    ///
+    /// `None`: KVM does not count them (Linux 5.14), or there is no KVM.
+    pub kvm_exits: Option<u64>,
     /// CPU time of its thread in seconds: guest code, exits, and the kernel.
     pub cpu_s: f64,
 }
@@ -144,6 +148,8 @@ pub struct PhaseFigures {
     /// Exits to user space.
     #[serde(rename = "exits_by_kind")]
     pub exits: ExitFigures,
+    /// Exits by KVM's count, if it counts them.
+    pub kvm_exits: Option<u64>,
     /// Kicks that reached a device.
     pub kicks: u64,
     /// Interrupts raised by devices.
@@ -154,6 +160,8 @@ pub struct PhaseFigures {
     pub taken: u64,
     /// CPU time of all threads in seconds: user (with guest) and system.
     pub cpu_s: f64,
+    /// Duration in seconds.
+    pub wall_s: f64,
 }
 
 /// Time of a kick by the guest's clock.
@@ -244,6 +252,10 @@ pub struct Report {
     pub nets: Vec<NetResult>,
     /// Exits to user space.
     pub exits: u64,
+    /// Exits by KVM's count: those to user space, and those that KVM handles itself.
+    ///
+    /// `None`: KVM does not count them (Linux 5.14), or there is no KVM.
+    pub kvm_exits: Option<u64>,
     /// Each processor.
     pub cpus: Vec<CpuFigures>,
     /// Exits by cause.
@@ -278,6 +290,10 @@ pub struct Report {
     pub mb_per_cpu_s: f64,
     /// Time from process start to the guest's first request, in milliseconds.
     pub boot_ms: f64,
+    /// Exits to user space until then; `None`: the guest reported no request.
+    pub boot_exits: Option<u64>,
+    /// Exits by KVM's count until then, if it counts them.
+    pub boot_kvm_exits: Option<u64>,
     /// Wall-clock time of the run in seconds.
     pub wall_s: f64,
     /// Guest RAM.

@@ -1,6 +1,6 @@
 //! `paravane run --kernel`.
 use super::progress;
-use super::render::{cpus, guest_memory};
+use super::render::{cpus, guest_memory, kvm_exits};
 use crate::failure::Failure;
 use paravane_command_line::output;
 use paravane_vmm::{LinuxConfig, LinuxEnd, LinuxReport, NamedDevice, Power, Progress};
@@ -45,11 +45,21 @@ fn lines(report: &LinuxReport) -> Vec<String> {
         "paravane: the guest {how} after {wall_s:.1} s{restarts}: {exits} exits, {kicks} kicks, \
          {interrupts} interrupts ({messages} by MSI)"
     );
+    let boot = report.boot_s.map(|boot| format!("  first request: after {boot:.2} s"));
+    let kvm = report.kvm_exits.map(|exits| format!("  KVM exits: {}", kvm_exits(exits)));
     let memory = format!("  guest RAM: {}", guest_memory(&report.memory));
     let cpus = cpus(&report.cpus).enumerate().map(|(number, line)| format!("  CPU {number}: {line}"));
     let registers = registers.iter().map(|line| format!("  {line}"));
     let faults = report.faults.iter().map(|fault| format!("  {fault}"));
-    [sum, memory].into_iter().chain(cpus).chain(registers).chain(faults).collect()
+    [sum]
+        .into_iter()
+        .chain(boot)
+        .chain(kvm)
+        .chain([memory])
+        .chain(cpus)
+        .chain(registers)
+        .chain(faults)
+        .collect()
 }
 
 #[cfg(test)]
@@ -64,7 +74,11 @@ mod tests {
             restarts: 2,
             faults: vec!["device 0: torn".into()],
             exits: 3,
-            cpus: [(1, 0.25), (2, 0.5)].map(|(exits, cpu_s)| CpuFigures { exits, cpu_s }).to_vec(),
+            kvm_exits: Some(70),
+            boot_s: Some(0.5),
+            cpus: [(1, 0.25), (2, 0.5)]
+                .map(|(exits, cpu_s)| CpuFigures { exits, kvm_exits: None, cpu_s })
+                .to_vec(),
             kicks: 2,
             interrupts: 1,
             messages: 0,
@@ -77,8 +91,10 @@ mod tests {
                 .starts_with("paravane: the guest powered off after 1.2 s and 2 restarts: 3 exits, 2 kicks"),
             "{lines:?}"
         );
-        assert_eq!(lines[1], "  guest RAM: 1.0 GiB private, 96.0 MiB used, 64.0 MiB of it in huge pages");
-        assert_eq!(lines[3], "  CPU 1: 2 exits, 0.50 s of CPU time");
-        assert_eq!(lines[4], "  device 0: torn");
+        assert_eq!(lines[1], "  first request: after 0.50 s");
+        assert_eq!(lines[2], "  KVM exits: 70, those that KVM handles included");
+        assert_eq!(lines[3], "  guest RAM: 1.0 GiB private, 96.0 MiB used, 64.0 MiB of it in huge pages");
+        assert_eq!(lines[5], "  CPU 1: 2 exits, 0.50 s of CPU time");
+        assert_eq!(lines[6], "  device 0: torn");
     }
 }

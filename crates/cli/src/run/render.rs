@@ -88,7 +88,7 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     let iommu = if report.iommu { ", devices behind IOMMU domains" } else { "" };
     let version = if report.mmio_version == Some(3) { " version 3" } else { "" };
     row("transport", format!("{}{version}, {} virtqueues{iommu}", report.transport, report.ring))?;
-    row("boot", format!("{:.1} ms from process start to the first request", report.boot_ms))?;
+    row("boot", boot(report))?;
     let ExitFigures { notify, interrupt_status, interrupt_acknowledge, other } = report.exits_by_kind;
     let exits = report.exits;
     row(
@@ -98,6 +98,9 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
              interrupt acknowledgements, {other} other)"
         ),
     )?;
+    if let Some(exits) = report.kvm_exits {
+        row("KVM exits", kvm_exits(exits))?;
+    }
     for (number, line) in cpus(&report.cpus).enumerate() {
         row(&format!("CPU {number}"), line)?;
     }
@@ -128,10 +131,26 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     row("wall time", format!("{:.2} s", report.wall_s))
 }
 
+/// What it took the guest to publish its first request.
+fn boot(report: &Report) -> String {
+    let ms = report.boot_ms;
+    let kvm = report.boot_kvm_exits.map(|exits| format!(", {exits} KVM exits")).unwrap_or_default();
+    let exits = report.boot_exits.map(|exits| format!("; {exits} exits{kvm}")).unwrap_or_default();
+    format!("{ms:.1} ms from process start to the first request{exits}")
+}
+
+/// Exits by KVM's count, in one line.
+pub(super) fn kvm_exits(exits: u64) -> String {
+    format!("{exits}, those that KVM handles included")
+}
+
 /// A line for each processor, if there are several.
 pub(super) fn cpus(cpus: &[CpuFigures]) -> impl Iterator<Item = String> {
     let several = cpus.iter().filter(|_| cpus.len() > 1);
-    several.map(|CpuFigures { exits, cpu_s }| format!("{exits} exits, {cpu_s:.2} s of CPU time"))
+    several.map(|CpuFigures { exits, kvm_exits, cpu_s }| {
+        let kvm = kvm_exits.map(|exits| format!(", {exits} KVM exits")).unwrap_or_default();
+        format!("{exits} exits{kvm}, {cpu_s:.2} s of CPU time")
+    })
 }
 
 /// What the host gave of guest RAM, in one line.
@@ -247,7 +266,8 @@ mod tests {
                 problem: None,
             }],
             exits: 1,
-            cpus: vec![CpuFigures { exits: 1, cpu_s: 0.5 }],
+            kvm_exits: Some(9),
+            cpus: vec![CpuFigures { exits: 1, kvm_exits: Some(9), cpu_s: 0.5 }],
             exits_by_kind: ExitFigures { notify: 1, ..ExitFigures::default() },
             kick_stops: None,
             measured: Some(PhaseFigures { kicks: 1, cpu_s: 0.25, ..PhaseFigures::default() }),
@@ -263,6 +283,8 @@ mod tests {
             host_cpu_s: 0.5,
             mb_per_cpu_s: 10.0,
             boot_ms: 1.5,
+            boot_exits: Some(1),
+            boot_kvm_exits: Some(8),
             wall_s: 2.0,
             memory: MemoryFigures { bytes: 128 << 20, resident: 64 << 20, ..MemoryFigures::default() },
             resident_overhead: 5 << 20,
@@ -288,6 +310,8 @@ mod tests {
             assert!(!value[key].is_null(), "{key}");
         }
         assert_eq!(value["violations"], 0);
+        let kvm = [&value["kvm_exits"], &value["boot_kvm_exits"], &value["cpus"][0]["kvm_exits"]];
+        assert_eq!(kvm.map(|exits| exits.as_u64().unwrap()), [9, 8, 9]);
         assert_eq!(value["memory"]["resident_bytes"], 64 << 20);
         let measured = &value["measured"];
         assert_eq!((&measured["kicks"], &measured["cpu_s"]), (&1.into(), &0.25.into()));
@@ -311,6 +335,17 @@ mod tests {
         let text = text(&report);
         assert!(text.starts_with("GUEST FAILED\n  ! it hung\n    rip=0x1\n"), "{text}");
         assert_eq!(serde_json::to_value(json(&report)).unwrap()["verified"], false);
+    }
+
+    #[test]
+    fn exits_are_counted_until_the_first_request_and_in_all() {
+        let text = text(&report(Outcome::Verified));
+        assert!(text.contains("to the first request; 1 exits, 8 KVM exits\n"), "{text}");
+        assert!(text.contains("KVM exits   9, those that KVM handles included\n"), "{text}");
+        let others =
+            Report { boot_exits: None, boot_kvm_exits: None, kvm_exits: None, ..report(Outcome::Cancelled) };
+        let text = super::text(&others);
+        assert!(text.contains("to the first request\n") && !text.contains("KVM exits"), "{text}");
     }
 
     #[test]

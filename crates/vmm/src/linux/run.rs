@@ -74,6 +74,8 @@ pub fn run(
         restarts,
         faults: faults.collect(),
         exits: counters.exits(),
+        kvm_exits: counters.kvm_exits(),
+        boot_s: counters.first_request().map(|at| at.saturating_duration_since(started).as_secs_f64()),
         cpus: counters.cpus(),
         kicks: counters.kicks(),
         interrupts,

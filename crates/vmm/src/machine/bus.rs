@@ -109,11 +109,13 @@ impl Bus {
         let server = self.server.as_ref().map(|server| server.figures()).unwrap_or_default();
         PhaseFigures {
             exits: counters.exits_by_kind(),
+            kvm_exits: counters.kvm_exits(),
             kicks: counters.kicks() + server.kicks,
             interrupts: self.devices.iter().map(AttachedDevice::interrupts).sum::<u64>() + server.interrupts,
             // The guest's own count comes with its report.
             taken: 0,
             cpu_s: footprint::cpu_seconds() + server.cpu_s,
+            wall_s: footprint::clock_seconds(),
         }
     }
 

@@ -1,4 +1,5 @@
 //! The KVM machine: a VM and its vCPUs.
+pub(crate) mod stats;
 mod vcpu;
 
 use crate::arch::{self, Place};

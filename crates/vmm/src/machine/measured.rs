@@ -40,10 +40,12 @@ impl MeasuredPhase {
                 interrupt_acknowledge: of(|at| at.exits.interrupt_acknowledge),
                 other: of(|at| at.exits.other).saturating_sub(1),
             },
+            kvm_exits: begin.kvm_exits.zip(end.kvm_exits).map(|(begin, end)| end.saturating_sub(begin)),
             kicks: of(|at| at.kicks),
             interrupts: of(|at| at.interrupts),
             taken: of(|at| at.taken),
             cpu_s: (end.cpu_s - begin.cpu_s).max(0.0),
+            wall_s: (end.wall_s - begin.wall_s).max(0.0),
         })
     }
 }
@@ -54,7 +56,15 @@ mod tests {
 
     fn reading(count: u64) -> PhaseFigures {
         let exits = ExitFigures { notify: count, other: 10 * count, ..ExitFigures::default() };
-        PhaseFigures { exits, kicks: 2 * count, interrupts: 3 * count, taken: count, cpu_s: count as f64 }
+        PhaseFigures {
+            exits,
+            kvm_exits: Some(4 * count),
+            kicks: 2 * count,
+            interrupts: 3 * count,
+            taken: count,
+            cpu_s: count as f64,
+            wall_s: 2.0 * count as f64,
+        }
     }
 
     #[test]
@@ -68,7 +78,9 @@ mod tests {
             phase.event(event, || reading(count));
         }
         let exits = ExitFigures { notify: 4, other: 39, ..ExitFigures::default() };
-        let expected = PhaseFigures { exits, kicks: 8, interrupts: 12, taken: 4, cpu_s: 4.0 };
+        let kvm_exits = Some(16);
+        let expected =
+            PhaseFigures { exits, kvm_exits, kicks: 8, interrupts: 12, taken: 4, cpu_s: 4.0, wall_s: 8.0 };
         assert_eq!(phase.figures(), Some(expected));
     }
 
@@ -78,6 +90,7 @@ mod tests {
         phase.event(event::MEASURED, || reading(1));
         assert_eq!(phase.figures(), None);
         phase.event(event::MEASURE, || reading(2));
-        assert_eq!(phase.figures(), Some(PhaseFigures::default()));
+        let nothing = PhaseFigures { kvm_exits: Some(0), ..PhaseFigures::default() };
+        assert_eq!(phase.figures(), Some(nothing));
     }
 }

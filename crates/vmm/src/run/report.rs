@@ -60,6 +60,7 @@ impl Over<'_> {
         }
         let totals = area.totals().unwrap_or_default();
         let entropy_bytes = work.rng.map_or(0, |rng| totals.entropy_bytes.min(rng.bytes));
+        let first = counters.boot();
         let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
         let attached = self.machine.bus.devices();
         Report {
@@ -80,6 +81,7 @@ impl Over<'_> {
             disks,
             nets,
             exits: self.counters.exits(),
+            kvm_exits: self.counters.kvm_exits(),
             cpus: self.counters.cpus(),
             exits_by_kind: self.counters.exits_by_kind(),
             measured: self
@@ -100,6 +102,8 @@ impl Over<'_> {
             host_cpu_s,
             mb_per_cpu_s: moved as f64 / 1e6 / host_cpu_s.max(1e-6),
             boot_ms: boot.map_or(0.0, |boot| boot.as_secs_f64() * 1e3),
+            boot_exits: first.map(|boot| boot.exits),
+            boot_kvm_exits: first.and_then(|boot| boot.kvm_exits),
             wall_s: self.started.elapsed().as_secs_f64(),
             memory: ram::figures(self.region),
             resident_overhead: footprint::resident_beyond(self.region),

@@ -150,5 +150,8 @@ fn a_restarted_guest_finds_new_memory() {
         let (report, said) = go(&last, OnReboot::Restart, 4);
         assert_eq!(said, b"0000", "{last:x?}");
         assert_eq!(report.restarts, 3);
+        // If KVM counts: each life printed.
+        assert!(report.kvm_exits.is_none_or(|exits| exits >= 4), "{:?}", report.kvm_exits);
+        assert_eq!(report.boot_s, None, "it has no driver");
     }
 }

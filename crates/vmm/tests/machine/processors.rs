@@ -49,6 +49,15 @@ pub(crate) fn several_processors_share_the_devices(accel: AccelChoice) {
         assert_eq!(report.cpus.len(), usize::from(CPUS));
         assert_eq!(report.cpus.iter().map(|cpu| cpu.exits).sum::<u64>(), report.exits);
         assert!(report.cpus.iter().all(|cpu| cpu.cpu_s > 0.0), "{:?}", report.cpus);
+        // A host before Linux 5.14 does not count. Of each CPU, KVM counts all that come here.
+        let counted = report.cpus.iter().filter_map(|cpu| cpu.kvm_exits.map(|exits| (exits, cpu.exits)));
+        let counted: Vec<_> = counted.collect();
+        assert!(counted.iter().all(|(kvm, here)| kvm >= here), "{:?}", report.cpus);
+        assert_eq!(report.kvm_exits.unwrap_or(0), counted.iter().map(|(kvm, _)| kvm).sum::<u64>());
+        assert!(report.boot_exits.unwrap() <= report.exits && report.boot_kvm_exits <= report.kvm_exits);
+        if accel == AccelChoice::Thread {
+            assert_eq!((report.kvm_exits, report.boot_kvm_exits), (None, None));
+        }
     }
 }
 

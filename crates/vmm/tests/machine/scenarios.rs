@@ -406,6 +406,8 @@ pub(crate) fn the_measured_phase_is_counted_apart(accel: AccelChoice) {
     // news.
     assert!(phase.interrupts <= 300 && phase.cpu_s > 0.0, "{phase:?}");
     assert!((1..=700).contains(&phase.kicks), "{phase:?}");
+    assert!(0.0 < phase.wall_s && phase.wall_s < report.wall_s, "{phase:?}");
+    assert!(phase.kvm_exits <= report.kvm_exits && phase.kvm_exits != Some(0), "{phase:?}");
     assert!(
         phase.exits.total() < report.exits - 20,
         "set-up is no part of it: {phase:?} of {}",

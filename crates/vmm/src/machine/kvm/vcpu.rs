@@ -3,6 +3,7 @@
 //! A stop takes the thread out of the guest without a race. It first sets `immediate_exit` in the
 //! shared run structure, which makes the next entry fail. Then it sends a signal, which ends the
 //! current one.
+use super::stats::VcpuStats;
 use crate::arch::{self, ArchExit};
 use crate::error::RunError;
 use crate::machine::accel::{Ended, Running, lost};
@@ -106,13 +107,14 @@ impl Shared {
     }
 }
 
-/// Clears the stop target when a vCPU's thread ends, and reports its end if it panics.
+/// Clears the stop target when a vCPU's thread ends, counts it, and reports its end if it panics.
 struct Disarm<'a>(&'a Shared, usize);
 
 impl Drop for Disarm<'_> {
     fn drop(&mut self) {
         let Self(shared, cpu) = *self;
         *lock(&shared.kickouts[cpu].target) = None;
+        shared.bus.console().counters().ends(cpu);
         if std::thread::panicking() {
             shared.ended(cpu, Ended::Host(lost()));
         }
@@ -188,8 +190,11 @@ fn thread(
         let _vm = vm;
         let vcpu = &mut vcpu;
         let _disarm = Disarm(&shared, cpu);
+        match VcpuStats::open(vcpu) {
+            Ok(stats) => shared.bus.console().counters().counts(cpu, stats),
+            Err(error) => tracing::debug!("KVM's counters of CPU {cpu} cannot be read: {error}"),
+        }
         let end = Guest { shared: &shared, cpu }.run(vcpu);
-        shared.bus.console().counters().ends(cpu);
         shared.ended(cpu, end);
     })
 }
