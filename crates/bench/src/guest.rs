@@ -1,4 +1,4 @@
-//! One run of the microVM with one device; only the measured phase counts.
+//! One run of the microVM; only its start or its measured phase counts.
 use crate::BenchError;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use paravane_device::Device;
@@ -45,12 +45,12 @@ impl Image {
     }
 
     /// A write test of all of it.
-    fn disk(&self) -> Result<NamedDevice, String> {
+    fn disk(&self, number: usize) -> Result<NamedDevice, String> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let disk = Blk::open(BlkConfig::new(&path)).map_err(|error| error.to_string())?;
         let image = disk.image().map_err(|error| error.to_string())?;
         let job = DiskJob { work: DiskWork::WriteTest, path: path.into(), image, engine: disk.engine() };
-        Ok(NamedDevice::new("disk 0", Box::new(disk)).with_job(Job::Disk(job)))
+        Ok(NamedDevice::new(&format!("disk {number}"), Box::new(disk)).with_job(Job::Disk(job)))
     }
 }
 
@@ -99,7 +99,7 @@ impl Card {
         Ok((Box::new(card), counters))
     }
 
-    fn device(&self) -> Result<NamedDevice, String> {
+    fn device(&self, number: usize) -> Result<NamedDevice, String> {
         let (network, traffic) = match self.peer {
             Peer::Echo => ("echo-peer", Traffic::Exchange),
             Peer::Sink => ("sink", Traffic::Send),
@@ -108,11 +108,11 @@ impl Card {
         let Self { frames, size, reply, .. } = *self;
         let (device, _) = self.open().map_err(|error| error.to_string())?;
         let job = NetJob { network, traffic, frames, size, reply };
-        Ok(NamedDevice::new("net 0", device).with_job(Job::Net(job)))
+        Ok(NamedDevice::new(&format!("net {number}"), device).with_job(Job::Net(job)))
     }
 }
 
-/// The device of a machine.
+/// A device of a machine.
 #[derive(Clone, Copy)]
 pub(crate) enum OneDevice<'a> {
     /// A disk with this image.
@@ -130,6 +130,14 @@ impl OneDevice<'_> {
             Self::Card(_) => config,
         }
     }
+
+    /// Makes it; `number` is for its name.
+    fn open(&self, number: usize) -> Result<NamedDevice, String> {
+        match self {
+            Self::Disk(image) => image.disk(number),
+            Self::Card(card) => card.device(number),
+        }
+    }
 }
 
 /// The figures of a run.
@@ -141,6 +149,8 @@ pub(crate) struct Sample {
     /// Requests per second.
     pub(crate) per_s: f64,
     /// Microseconds from publishing to completion: median, 99th and 99.9th percentile.
+    ///
+    /// Of several devices, the highest.
     pub(crate) latency: [f64; 3],
     /// Counters of the measured phase.
     pub(crate) phase: PhaseFigures,
@@ -155,38 +165,72 @@ impl Sample {
     }
 }
 
-/// Runs the machine once.
+/// What it took a guest to publish its first request.
+pub(crate) struct Boot {
+    /// "kvm" or "thread".
+    pub(crate) accel: &'static str,
+    /// Milliseconds since the machine was asked for.
+    pub(crate) ms: f64,
+    /// Exits to user space.
+    pub(crate) exits: u64,
+    /// Exits by KVM's count, if it counts them.
+    pub(crate) kvm_exits: Option<u64>,
+}
+
+/// Runs the machine once, for its measured phase.
 ///
 /// # Errors
 /// Why there are no figures, in one line.
-pub(crate) fn run(config: &RunConfig, device: OneDevice<'_>) -> Result<Sample, String> {
-    let device = match device {
-        OneDevice::Disk(image) => image.disk(),
-        OneDevice::Card(card) => card.device(),
-    };
-    let report = paravane_vmm::run(config, vec![device?], &Default::default(), Instant::now())
-        .map_err(|error| error.to_string())?;
-    match &report.outcome {
-        Outcome::Verified => {}
-        Outcome::NotVerified(problems) => return Err(problems.join("; ")),
-        Outcome::Cancelled => return Err("the run was cancelled".into()),
-        Outcome::GuestFailed(failure) => return Err(failure.reason.clone()),
-    }
+pub(crate) fn run(config: &RunConfig, devices: &[OneDevice<'_>]) -> Result<Sample, String> {
+    let report = report(config, devices)?;
     let phase = report.measured.ok_or("the guest reported no measured phase")?;
-    let (count, per_s, latency) = done(&report).ok_or("the machine has no device")?;
-    if count == 0 {
+    let devices = done(&report);
+    let count = devices.iter().map(|(count, ..)| *count).sum::<u64>() as f64;
+    if count == 0.0 {
         return Err("no request completed in the measured phase".into());
     }
-    let stops = report.kick_stops;
-    Ok(Sample { accel: report.accel, count: count as f64, per_s, latency, phase, stops })
+    let per_s = match devices.as_slice() {
+        [(_, per_s, _)] => *per_s,
+        // Each has a rate of its own time, and these differ.
+        _ => count / phase.wall_s.max(1e-9),
+    };
+    let highest = |all: [f64; 3], (_, _, one): &(u64, f64, [f64; 3])| {
+        std::array::from_fn(|percentile| all[percentile].max(one[percentile]))
+    };
+    let latency = devices.iter().fold([0.0; 3], highest);
+    Ok(Sample { accel: report.accel, count, per_s, latency, phase, stops: report.kick_stops })
 }
 
-fn done(report: &Report) -> Option<(u64, f64, [f64; 3])> {
-    let net = report.nets.first().map(|net| (net.frames, net.per_s, [net.p50_us, net.p99_us, net.p999_us]));
-    net.or_else(|| {
-        let disk = report.disks.first()?;
-        Some((disk.requests, disk.iops, [disk.p50_us, disk.p99_us, disk.p999_us]))
-    })
+/// Runs the machine once, for its start.
+///
+/// # Errors
+/// Why there are no figures, in one line.
+pub(crate) fn boot(config: &RunConfig, device: OneDevice<'_>) -> Result<Boot, String> {
+    let report = report(config, &[device])?;
+    let exits = report.boot_exits.ok_or("the guest reported no request")?;
+    Ok(Boot { accel: report.accel, ms: report.boot_ms, exits, kvm_exits: report.boot_kvm_exits })
+}
+
+/// The report of a run that verified.
+fn report(config: &RunConfig, devices: &[OneDevice<'_>]) -> Result<Report, String> {
+    let devices = devices.iter().enumerate().map(|(number, device)| device.open(number));
+    let devices = devices.collect::<Result<_, _>>()?;
+    let report = paravane_vmm::run(config, devices, &Default::default(), Instant::now())
+        .map_err(|error| error.to_string())?;
+    match &report.outcome {
+        Outcome::Verified => Ok(report),
+        Outcome::NotVerified(problems) => Err(problems.join("; ")),
+        Outcome::Cancelled => Err("the run was cancelled".into()),
+        Outcome::GuestFailed(failure) => Err(failure.reason.clone()),
+    }
+}
+
+/// Requests, rate and latencies of each device.
+fn done(report: &Report) -> Vec<(u64, f64, [f64; 3])> {
+    let nets = report.nets.iter().map(|net| (net.frames, net.per_s, [net.p50_us, net.p99_us, net.p999_us]));
+    let disks =
+        report.disks.iter().map(|disk| (disk.requests, disk.iops, [disk.p50_us, disk.p99_us, disk.p999_us]));
+    nets.chain(disks).collect()
 }
 
 /// Checks that KVM can run the guest.

@@ -24,6 +24,15 @@ pub(crate) fn two_cpus() -> (Option<usize>, Option<usize>) {
     }
 }
 
+/// CPUs to pin to, for the host's threads and for a guest with `wanted` CPUs.
+///
+/// Each side has as many as the guest, or half of all if these are fewer. None with one CPU.
+pub(crate) fn cpus_apart(wanted: usize) -> [Vec<usize>; 2] {
+    let all = cpus();
+    let each = wanted.min(all.len() / 2);
+    [all[..each].to_vec(), all[each..2 * each].to_vec()]
+}
+
 /// Keeps the calling thread on a set of CPUs until dropped.
 pub(crate) struct Pinned {
     cpu: usize,

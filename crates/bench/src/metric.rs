@@ -33,10 +33,11 @@ const PLOTTED: [&str; 17] = [
 ];
 
 /// Beginnings of metrics of which less is better.
-const LESS: [&str; 17] = [
+const LESS: [&str; 18] = [
     "latency",
     "kick-stop",
     "exits",
+    "kvm-exits",
     "outage",
     "handover-time",
     "clock-reads",

@@ -22,7 +22,7 @@ pub struct BenchArgs {
     /// Run only cases whose path contains TEXT
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
-    /// Run fewer cases with shorter samples (notify, blk, net, density)
+    /// Run fewer cases with shorter samples (transport, notify, blk, net, density)
     #[arg(long)]
     pub quick: bool,
     /// How the client waits for completions (blk, density)

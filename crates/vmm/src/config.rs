@@ -197,10 +197,10 @@ pub struct RunConfig {
     pub server: Option<Arc<dyn QueueServer>>,
     /// Have the guest time its kicks.
     pub time_kicks: bool,
-    /// CPU for the guest; `None`: any.
+    /// CPUs of the host for the guest's CPUs; empty: any.
     ///
     /// Other threads of the machine run where the caller does.
-    pub vcpu_cpu: Option<usize>,
+    pub vcpu_cpus: Vec<usize>,
     /// Time without progress after which the guest counts as hung.
     pub hang_timeout: Duration,
     /// How often the messages of each disk and echo are moved to another vCPU while it works.
@@ -252,7 +252,7 @@ impl Default for RunConfig {
             longest_poll: Duration::ZERO,
             server: None,
             time_kicks: false,
-            vcpu_cpu: None,
+            vcpu_cpus: Vec::new(),
             hang_timeout: Duration::from_secs(30),
             moves: 0,
             inject: Inject::None,

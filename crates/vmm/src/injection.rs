@@ -9,7 +9,7 @@
 use crate::arch::{self, INTERRUPT_COUNT};
 use crate::config::MsiDelivery;
 use crate::error::RunError;
-use crate::machine::accel::{Accelerator, on_cpu, stop};
+use crate::machine::accel::{Accelerator, on_cpus, stop};
 use crate::machine::bus::Bus;
 use crate::machine::console::Console;
 use crate::machine::counters::RunCounters;
@@ -74,7 +74,7 @@ pub fn measure(
     }
     let bus = Arc::new(Bus::new(Vec::new(), None, Console::new(&memory, Arc::new(RunCounters::new(1)))));
     let (sender, ended) = channel();
-    let running = on_cpu(vcpu_cpu, || Box::new(machine).start(bus, sender))??;
+    let running = on_cpus(vcpu_cpu.as_slice(), || Box::new(machine).start(bus, sender))??;
     let measured = interrupt(&mut memory.handle(), &sinks, samples);
     stop(running, &ended)?;
     measured

@@ -20,7 +20,7 @@ pub use progress::{Phase, Progress};
 
 use crate::config::{DirtyLogging, RunConfig, check};
 use crate::error::RunError;
-use crate::machine::accel::on_cpu;
+use crate::machine::accel::on_cpus;
 use crate::machine::choice::choose;
 use crate::machine::counters::RunCounters;
 use crate::machine::devices::NamedDevice;
@@ -76,7 +76,7 @@ pub fn run(
     } else {
         None
     };
-    let running = on_cpu(config.vcpu_cpu, || accelerator.start(Arc::clone(&machine.bus), sender))??;
+    let running = on_cpus(&config.vcpu_cpus, || accelerator.start(Arc::clone(&machine.bus), sender))??;
     let watch = Watch { machine: &machine, area: &area, progress, hang_timeout: config.hang_timeout };
     let verdict = watch.watch(running, &ended);
     // The images stay locked while the host verifies.

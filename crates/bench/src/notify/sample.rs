@@ -30,7 +30,7 @@ pub(super) fn sample(
         msi_delivery: if subject == Subject::Process { MsiDelivery::Irqfd } else { MsiDelivery::default() },
         ioeventfd: matches!(subject, Subject::IoEventFd | Subject::Process),
         time_kicks: true,
-        vcpu_cpu: cpu,
+        vcpu_cpus: cpu.into_iter().collect(),
         ..case.machine(size, device)
     };
     if subject == Subject::Inline {
@@ -38,12 +38,12 @@ pub(super) fn sample(
         config.server = Some(Arc::new(inline));
     }
     if subject != Subject::Process {
-        return Ok(figures(case, &guest::run(&config, device)?, real_time));
+        return Ok(figures(case, &guest::run(&config, &[device])?, real_time));
     }
     let refused = |error| format!("cannot start a process that serves queues: {error}");
     let process = Process::spawn(config.memory, device, image.fd()).map_err(refused)?;
     config.server = Some(process.clone());
-    let sample = guest::run(&config, device)?;
+    let sample = guest::run(&config, &[device])?;
     process.check()?;
     Ok(figures(case, &sample, real_time))
 }

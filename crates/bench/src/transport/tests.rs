@@ -3,9 +3,9 @@ use super::*;
 use std::time::Duration;
 
 const TINY: SampleSize = SampleSize { exchanges: 60, reading: Duration::from_millis(20), samples: 1 };
-/// Metrics of every case and subject, in order.
+/// Metrics of every case with a rate and subject, in order.
 ///
-/// With KVM, [`IN_KERNEL`] precede the last two.
+/// With KVM, [`IN_KERNEL`] precede the last two, and [`BY_KVM`] these, if KVM counts exits.
 const METRICS: [&str; 11] = [
     "rate",
     "latency-p50",
@@ -20,6 +20,22 @@ const METRICS: [&str; 11] = [
     "cpu",
 ];
 const IN_KERNEL: [&str; 2] = ["kernel-notify", "kernel-eoi"];
+const BY_KVM: &str = "kvm-exits";
+/// The cases, and of those with a rate, whether there is one of one CPU to compare it with.
+const RATES: [(&str, bool); 10] = [
+    ("net/32/1024", false),
+    ("net/32/1024/cpus2", true),
+    ("net/32/1024/cpus4", true),
+    ("net/1/1", false),
+    ("blk/read4k/depth1", false),
+    ("blk/read4k/depth1/cpus2", true),
+    ("blk/read4k/depth1/cpus4", true),
+    ("blk/read4k/depth32", false),
+    ("blk/read4k/depth32/cpus2", true),
+    ("blk/read4k/depth32/cpus4", true),
+];
+const BOOTS: [&str; 3] = ["boot", "boot/cpus2", "boot/cpus4"];
+const SUBJECTS: [&str; 3] = ["mmio", "mmio-msi", "pci"];
 
 /// The row with this case, subject and metric.
 fn find<'a>(rows: &'a [Row], case: &str, subject: &str, metric: &str) -> &'a Row {
@@ -29,19 +45,23 @@ fn find<'a>(rows: &'a [Row], case: &str, subject: &str, metric: &str) -> &'a Row
 }
 
 fn every_case_yields_every_row(accel: AccelChoice) -> Result<(), BenchError> {
-    let rows = measure(&Case::ALL, accel, 1, TINY, &mut |_| {})?;
+    let rows = measure(&Case::all(false), accel, 1, TINY, &mut |_| {})?;
     let kvm = accel == AccelChoice::Kvm;
+    let by_kvm = rows.iter().any(|row| row.metric == BY_KVM);
     let mut metrics = METRICS.to_vec();
     if kvm {
         metrics.splice(9..9, IN_KERNEL);
     }
-    for case in ["net/32/1024", "net/1/1", "blk/read4k/depth1", "blk/read4k/depth32"] {
-        for subject in ["mmio", "mmio-msi", "pci"] {
+    if by_kvm {
+        metrics.insert(9, BY_KVM);
+    }
+    for (case, beside_one) in RATES {
+        for subject in SUBJECTS {
             let of: Vec<&Row> =
                 rows.iter().filter(|row| row.case == case && row.subject == subject).collect();
-            let relative = ["rate-to-mmio", "rate-to-pci"];
-            let expected =
-                if subject == "mmio-msi" { [&metrics[..], &relative].concat() } else { metrics.clone() };
+            let to_one = if beside_one { &["rate-to-1cpu"][..] } else { &[] };
+            let relative = if subject == "mmio-msi" { &["rate-to-mmio", "rate-to-pci"][..] } else { &[] };
+            let expected = [&metrics[..], to_one, relative].concat();
             assert_eq!(of.iter().map(|row| row.metric.as_str()).collect::<Vec<_>>(), expected);
             let how = if kvm { ", KVM" } else { ", thread machine" };
             assert!(of.iter().all(|row| row.bench == NAME && row.method.contains(how)), "{of:?}");
@@ -57,7 +77,14 @@ fn every_case_yields_every_row(accel: AccelChoice) -> Result<(), BenchError> {
             assert_eq!(value("exits-notify"), 0.0, "every kick is an eventfd: {of:?}");
         }
     }
-    assert_eq!(rows.len(), 4 * (3 * metrics.len() + 2));
+    for (case, subject) in BOOTS.iter().flat_map(|case| SUBJECTS.map(|subject| (*case, subject))) {
+        let value = |metric| find(&rows, case, subject, metric).median;
+        assert!(value("start-time") > 0.0 && value("exits") > 0.0, "{case}: {subject}");
+        assert!(!by_kvm || value(BY_KVM) >= value("exits"), "{case}: {subject}");
+    }
+    let to_one = RATES.iter().filter(|(_, beside_one)| *beside_one).count();
+    let boots = 3 * BOOTS.len() * (2 + usize::from(by_kvm));
+    assert_eq!(rows.len(), RATES.len() * (3 * metrics.len() + 2) + 3 * to_one + boots);
     Ok(())
 }
 
@@ -72,6 +99,12 @@ fn every_case_yields_every_row_under_kvm() {
         return;
     }
     every_case_yields_every_row(AccelChoice::Kvm).unwrap();
+}
+
+#[test]
+fn a_quick_run_has_one_cpu() {
+    let names: Vec<_> = Case::all(true).iter().map(Case::to_string).collect();
+    assert_eq!(names, ["net/32/1024", "net/1/1", "blk/read4k/depth1", "blk/read4k/depth32", "boot"]);
 }
 
 #[test]

@@ -72,19 +72,21 @@ pub(crate) trait Accelerator {
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError>;
 }
 
-/// Calls `start` on `cpu`: threads that it starts stay there. `None`: any CPU.
+/// Calls `start` on `cpus`: threads that it starts stay there. None: any CPU.
 ///
 /// # Errors
 /// There is no such CPU, or the host refuses.
-pub(crate) fn on_cpu<T>(cpu: Option<usize>, start: impl FnOnce() -> T) -> Result<T, RunError> {
-    let Some(cpu) = cpu else { return Ok(start()) };
+pub(crate) fn on_cpus<T>(cpus: &[usize], start: impl FnOnce() -> T) -> Result<T, RunError> {
+    if cpus.is_empty() {
+        return Ok(start());
+    }
     let refused = |source: rustix::io::Errno| RunError::Os { what: "choose a CPU", source: source.into() };
-    if cpu >= CpuSet::MAX_CPU {
+    if cpus.iter().any(|&cpu| cpu >= CpuSet::MAX_CPU) {
         return Err(refused(rustix::io::Errno::INVAL));
     }
     let before = sched_getaffinity(None).map_err(refused)?;
     let mut only = CpuSet::new();
-    only.set(cpu);
+    cpus.iter().for_each(|&cpu| only.set(cpu));
     sched_setaffinity(None, &only).map_err(refused)?;
     let started = start();
     sched_setaffinity(None, &before).map_err(refused)?;
