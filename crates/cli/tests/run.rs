@@ -365,8 +365,54 @@ fn kvm_that_is_not_usable_is_refused() {
         return skip(test, "/dev/kvm is open to everybody here");
     }
     if let Some(output) = run_as_nobody(test, &["--accel", "kvm", "--disk", path.to_str().unwrap()]) {
-        assert_refused(&output, "/dev/kvm");
+        assert_refused(&output, "no permission to open /dev/kvm; add your user to the group");
+        let kernel = kernel(dir.path(), &[0xf4]);
+        let output = run_as_nobody(test, &["--kernel", kernel.to_str().unwrap()]);
+        assert_refused(&output.unwrap(), "a Linux guest needs KVM: no permission to open /dev/kvm");
     }
+}
+
+#[test]
+fn a_host_without_kvm_is_told_what_a_kernel_needs() {
+    let test = "a_host_without_kvm_is_told_what_a_kernel_needs";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "sh", "-c"]).stdin(Stdio::null());
+    let dir = tempfile::tempdir().unwrap();
+    let kernel = kernel(dir.path(), &[0xf4]);
+    unshare.arg(r#"mount -t tmpfs none /dev || exit 77; exec "$@""#).arg("sh");
+    let output = unshare.args([env!("CARGO_BIN_EXE_paravane"), "run", "--kernel"]).arg(&kernel).output();
+    match output {
+        Ok(output) if output.status.code() != Some(77) && output.status.code() != Some(1) => {
+            assert_refused(&output, "a Linux guest needs KVM: there is no /dev/kvm; enable virtualization");
+        }
+        other => skip(test, format!("no place of its own for /dev: {other:?}")),
+    }
+}
+
+#[test]
+fn memory_that_the_host_does_not_give_is_refused_with_a_remedy() {
+    assert_refused(&run(&["--memory", "10T"]), "memory of 10485760 MiB: must be from 16 MiB to 3072 MiB");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", r#"ulimit -v 1000000; exec "$@""#, "sh", env!("CARGO_BIN_EXE_paravane"), "run"]);
+    let output = limited.args(["--memory", "3G"]).stdin(Stdio::null()).output().unwrap();
+    assert_refused(&output, "or raise this process's limit of 1024000000 bytes (ulimit -v)");
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    match free.map(|free| free.trim().parse::<u32>()) {
+        Ok(Ok(0..1536)) => {
+            let output = run(&["--memory", "3G", "--hugepages"]);
+            assert_refused(&output, "run sysctl vm.nr_hugepages=");
+        }
+        other => skip(
+            "memory_that_the_host_does_not_give_is_refused_with_a_remedy (huge pages)",
+            format!("free pages: {other:?}"),
+        ),
+    }
+}
+
+#[test]
+fn too_many_cpus_are_refused_by_number() {
+    assert_refused(&run(&["--cpus", "65"]), "65 CPUs: must be 1 to 64");
+    assert_refused(&run(&["--cpus", "0"]), "0 CPUs: must be 1 to 64");
 }
 
 #[test]
@@ -565,8 +611,16 @@ fn a_kernel_that_cannot_run_is_refused() {
     let path = path.to_str().unwrap();
     let junk = image(dir.path(), "junk", 8192);
     let junk = junk.to_str().unwrap();
+    for (magic, what) in [
+        (&b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0"[..], "an ELF file for arm64"),
+        (b"\x1f\x8b\x08", "compressed by gzip (unpack it)"),
+    ] {
+        let path = dir.path().join("other");
+        std::fs::write(&path, magic).unwrap();
+        assert_refused(&run(&["--kernel", path.to_str().unwrap()]), what);
+    }
     assert_refused(&run(&["--kernel", "/nowhere/vmlinuz"]), "/nowhere/vmlinuz");
-    assert_refused(&run(&["--kernel", junk]), "neither a bzImage nor");
+    assert_refused(&run(&["--kernel", junk]), "give a bzImage, or");
     assert_refused(&run(&["--kernel", path, "--accel", "thread"]), "needs KVM");
     for option in ["--write-test", "--iommu", "--json"] {
         assert_refused(&run(&["--kernel", path, option]), option);

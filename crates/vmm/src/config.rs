@@ -1,7 +1,7 @@
 //! Configuration of a run.
 mod check;
 
-pub(crate) use check::{check, refuse};
+pub(crate) use check::{check, refuse, size};
 
 use crate::machine::server::QueueServer;
 use paravane_attach::RingFeatures;

@@ -63,8 +63,8 @@ pub fn measure(
     let region =
         Region::new(RegionConfig { gpa: 0, size: 4 << 20, backing: Backing::Pages, writable: true })?;
     let memory = Memory::new(vec![Arc::clone(&region)])?;
-    let machine =
-        KvmMachine::new(Arc::clone(&region), false, MsiDelivery::default(), 1).map_err(RunError::NoKvm)?;
+    let machine = KvmMachine::new(Arc::clone(&region), false, MsiDelivery::default(), 1)
+        .map_err(|why| RunError::NoKvm(why.to_string()))?;
     arch::start_counter(&region, &machine.vcpus()[0], state == GuestState::Halted)?;
     // Each has its number, as the messages of different devices have.
     let [one, other] = deliveries;

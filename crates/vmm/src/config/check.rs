@@ -27,6 +27,11 @@ pub(crate) fn refuse<T>(what: impl Into<String>) -> Result<T, RunError> {
     Err(RunError::Config(what.into()))
 }
 
+/// A size in MiB, or in bytes if it is not whole.
+pub(crate) fn size(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{bytes} bytes") }
+}
+
 /// Checks the configuration of a machine with this number of devices.
 ///
 /// # Errors
@@ -56,15 +61,16 @@ pub(crate) fn check(config: &RunConfig, devices: usize) -> Result<(), RunError> 
     }
     if config.memory < MIN_MEMORY || config.memory > MAX_MEMORY {
         return refuse(format!(
-            "guest memory of {} bytes: must be from {} MiB to {} MiB",
-            config.memory,
+            "guest memory of {}: must be from {} MiB to {} MiB",
+            size(config.memory),
             MIN_MEMORY >> 20,
             MAX_MEMORY >> 20
         ));
     }
     let page: u64 = if config.hugepages { 2 << 20 } else { 4096 };
     if !config.memory.is_multiple_of(page) {
-        return refuse(format!("guest memory of {} bytes: must be a multiple of {page}", config.memory));
+        let (given, page) = (size(config.memory), size(page));
+        return refuse(format!("guest memory of {given}: must be a multiple of {page}"));
     }
     if config.moves > 0
         && (config.transport == TransportChoice::Mmio || config.completion == Completion::Poll)
@@ -106,7 +112,7 @@ mod tests {
 
     #[test]
     fn each_impossible_configuration_is_refused_by_name() {
-        let configurations: [(&str, Spoil); 15] = [
+        let configurations: [(&str, Spoil); 18] = [
             ("depth of 0", |c| c.depth = 0),
             ("depth of 257", |c| c.depth = 257),
             ("block of 0", |c| c.block = 0),
@@ -114,8 +120,13 @@ mod tests {
             ("101 percent", |c| c.read_percent = 101),
             ("0 CPUs: must be 1 to 64", |c| c.cpus = 0),
             ("65 CPUs", |c| c.cpus = 65),
-            ("from 16 MiB", |c| c.memory = 1 << 20),
+            ("memory of 1 MiB: must be from 16 MiB", |c| c.memory = 1 << 20),
+            ("memory of 10485760 MiB: must be from 16 MiB to 3072 MiB", |c| c.memory = 10 << 40),
+            ("bytes: must be from 16 MiB to 3072 MiB", |c| c.memory = u64::MAX),
             ("multiple of 4096", |c| c.memory += 512),
+            ("memory of 129 MiB: must be a multiple of 2 MiB", |c| {
+                (c.memory, c.hugepages) = (129 << 20, true);
+            }),
             ("interrupts can be moved on mmio-msi", |c| c.moves = 1),
             ("use --transport mmio or mmio-msi", |c| {
                 (c.transport, c.mmio_version) = (TransportChoice::Pci, MmioVersion::V3);

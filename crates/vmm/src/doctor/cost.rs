@@ -51,7 +51,8 @@ pub(super) struct Costs {
 pub(super) fn measure() -> Result<Costs, String> {
     let region = Region::new(RegionConfig { gpa: 0, size: 4 << 20, backing: Backing::Pages, writable: true })
         .map_err(|error| error.to_string())?;
-    let (vm, mut vcpus, region) = KvmMachine::new(region, false, MsiDelivery::default(), 1)?.into_parts();
+    let machine = KvmMachine::new(region, false, MsiDelivery::default(), 1).map_err(|why| why.reason)?;
+    let (vm, mut vcpus, region) = machine.into_parts();
     let vcpu = vcpus.remove(0);
     let mut probe = Probe { vcpu, region };
     let exit_ns = probe.cost(Some(NOP), STORES, true)?;

@@ -2,7 +2,7 @@
 use super::cost::{self, Costs};
 use super::finding::Finding;
 use super::limit::{self, ENOUGH, Limit};
-use crate::machine::kvm as machine;
+use crate::machine::kvm::{self as machine, NoKvm};
 use kvm_bindings::{
     KVM_CAP_IOEVENTFD, KVM_CAP_IOEVENTFD_ANY_LENGTH, KVM_CAP_IRQ_ROUTING, KVM_CAP_IRQFD,
     KVM_CAP_IRQFD_RESAMPLE, KVM_CAP_SIGNAL_MSI,
@@ -34,16 +34,8 @@ pub(super) fn examine() -> Vec<Finding> {
     findings
 }
 
-fn absent(why: &str) -> Finding {
-    let remedy = if why.contains("permission") {
-        "add your user to the group that owns /dev/kvm (usermod -aG kvm USER), then log in again"
-    } else if why.contains("no /dev/kvm") || why.contains("does not exist") {
-        "enable virtualization in the firmware and load kvm_intel or kvm_amd; in a container, pass the device in; \
-         until then, runs use a thread"
-    } else {
-        "use a newer host kernel; until then, runs use a thread"
-    };
-    Finding::missing("kvm", why, remedy)
+fn absent(why: &NoKvm) -> Finding {
+    Finding::missing("kvm", &why.reason, format!("{}; until then, runs use a thread", why.remedy))
 }
 
 /// The value of a capability; 0 if KVM lacks it.
@@ -169,9 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn each_absence_has_its_own_remedy() {
-        assert!(absent("no permission to open /dev/kvm").remedy.contains("usermod"));
-        assert!(absent("there is no /dev/kvm").remedy.contains("kvm_amd"));
-        assert!(absent("/dev/kvm lacks KVM_CAP_IRQFD").remedy.contains("kernel"));
+    fn an_absence_has_its_remedy() {
+        let why = NoKvm { reason: "there is no /dev/kvm".into(), remedy: "load it" };
+        let finding = absent(&why);
+        assert_eq!((finding.level, finding.found.as_str()), (Level::Missing, "there is no /dev/kvm"));
+        assert_eq!(finding.remedy, "load it; until then, runs use a thread");
     }
 }

@@ -121,7 +121,7 @@ impl Life {
         let kernel = linux::load(&memory, region.size(), &config.kernel)?;
         let &RunConfig { msi_delivery, cpus, .. } = machine_config;
         let kvm = KvmMachine::new(Arc::clone(&region), false, msi_delivery, cpus)
-            .map_err(|reason| RunError::Config(format!("a Linux guest needs KVM: {reason}")))?;
+            .map_err(|why| RunError::Config(format!("a Linux guest needs KVM: {why}")))?;
         let attached = attached(machine_config.transport, devices.len());
         let system = SystemDevices::new(kvm.sink(CONSOLE_GSI)?, Box::new(screen));
         let machine = Machine::new(machine_config, &memory, counters, &kvm, devices, Some(system))?;

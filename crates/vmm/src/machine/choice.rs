@@ -1,6 +1,6 @@
 //! The choice of an accelerator.
 use super::accel::Accelerator;
-use super::kvm::KvmMachine;
+use super::kvm::{KvmMachine, NoKvm};
 use super::thread::ThreadMachine;
 use crate::arch::builtin_image;
 use crate::config::{AccelChoice, MsiDelivery};
@@ -29,12 +29,12 @@ pub(crate) fn choose(
         return Ok(thread("asked for with --accel thread".into()));
     }
     let machine = builtin_image()
-        .map_err(|error| error.to_string())
+        .map_err(|reason| NoKvm { reason, remedy: "use --accel thread" })
         .and_then(|_| KvmMachine::new(Arc::clone(region), log, delivery, cpus));
     match (machine, choice) {
         (Ok(machine), AccelChoice::Kvm) => Ok((Box::new(machine), "asked for with --accel kvm".into())),
         (Ok(machine), _) => Ok((Box::new(machine), "/dev/kvm is usable".into())),
-        (Err(reason), AccelChoice::Kvm) => Err(RunError::NoKvm(reason)),
-        (Err(reason), _) => Ok(thread(reason)),
+        (Err(why), AccelChoice::Kvm) => Err(RunError::NoKvm(why.to_string())),
+        (Err(why), _) => Ok(thread(why.reason)),
     }
 }

@@ -15,6 +15,7 @@ use paravane_notify::msi::MsiController;
 use paravane_notify::{
     InterruptSink, IoEventFds, KvmIoEventFds, KvmIrqfd, KvmMsi, KvmMsiDelivery, KvmRoutes, NotifyError,
 };
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -28,39 +29,77 @@ const NEEDED: [(Cap, &str); 6] = [
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
+const LOAD: &str =
+    "enable virtualization in the firmware and load kvm_intel or kvm_amd; in a container, pass the device in";
+const PERMIT: &str =
+    "add your user to the group that owns /dev/kvm (usermod -aG kvm USER), then log in again";
+const UPDATE: &str = "use a newer host kernel";
+
+/// KVM is not usable.
+#[derive(Debug)]
+pub(crate) struct NoKvm {
+    /// The reason, in words for the report.
+    pub(crate) reason: String,
+    /// What to do.
+    pub(crate) remedy: &'static str,
+}
+
+impl NoKvm {
+    fn new(reason: impl Into<String>, remedy: &'static str) -> Self {
+        Self { reason: reason.into(), remedy }
+    }
+}
+
+impl From<String> for NoKvm {
+    /// KVM is there, and refused something.
+    fn from(reason: String) -> Self {
+        Self::new(reason, "look at the kernel log (dmesg)")
+    }
+}
+
+impl fmt::Display for NoKvm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.reason, self.remedy)
+    }
+}
+
 /// Opens /dev/kvm and checks what the machine needs of it.
 ///
 /// # Errors
-/// In words, for the report.
-pub(crate) fn open() -> Result<Kvm, String> {
+/// It is missing, or not what the machine needs.
+pub(crate) fn open() -> Result<Kvm, NoKvm> {
     let kvm = Kvm::new().map_err(|error| match error.errno() {
-        libc::ENOENT => "there is no /dev/kvm".to_owned(),
-        libc::EACCES | libc::EPERM => "no permission to open /dev/kvm".to_owned(),
-        _ => format!("cannot open /dev/kvm: {error}"),
+        libc::ENOENT => NoKvm::new("there is no /dev/kvm", LOAD),
+        libc::ENODEV | libc::ENXIO => NoKvm::new("no driver serves /dev/kvm", LOAD),
+        libc::EACCES | libc::EPERM => NoKvm::new("no permission to open /dev/kvm", PERMIT),
+        _ => NoKvm::from(format!("cannot open /dev/kvm: {error}")),
     })?;
     let version = kvm.get_api_version();
     if version < 0 {
-        return Err("/dev/kvm is not KVM".into());
+        return Err(NoKvm::new("/dev/kvm is not KVM", LOAD));
     }
     if u32::try_from(version) != Ok(KVM_API_VERSION) {
-        return Err(format!("/dev/kvm speaks version {version}, and {KVM_API_VERSION} is needed"));
+        let reason = format!("/dev/kvm speaks version {version}, and {KVM_API_VERSION} is needed");
+        return Err(NoKvm::new(reason, UPDATE));
     }
     match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, name)) => Err(format!("/dev/kvm lacks {name}")),
+        Some((_, name)) => Err(NoKvm::new(format!("/dev/kvm lacks {name}"), UPDATE)),
         None => Ok(kvm),
     }
 }
 
-/// How many vCPUs a machine has that is to have `wanted`, at least one.
-fn vcpus(wanted: u16, kvm: &Kvm) -> u16 {
-    let most = u16::try_from(kvm.get_max_vcpus()).unwrap_or(u16::MAX).max(1);
-    let host = std::thread::available_parallelism().map_or(1, usize::from);
-    if wanted > most {
-        tracing::warn!("KVM gives a VM at most {most} CPUs: the guest has {most}, not {wanted}");
-    } else if usize::from(wanted) > host {
-        tracing::warn!("the guest has {wanted} CPUs and takes turns on {host} of the host");
-    }
-    wanted.clamp(1, most)
+/// How many vCPUs a machine has that is to have `wanted`, at least one, and what is to be said of that.
+///
+/// KVM gives it at most `most`, and the host has `host` CPUs for this process.
+fn vcpus(wanted: u16, most: usize, host: usize) -> (u16, Option<String>) {
+    let most = u16::try_from(most).unwrap_or(u16::MAX).max(1);
+    let warning = if wanted > most {
+        Some(format!("KVM gives a VM at most {most} CPUs: the guest has {most}, not {wanted}; lower --cpus"))
+    } else {
+        (usize::from(wanted) > host)
+            .then(|| format!("the guest has {wanted} CPUs, which share {host} of the host; lower --cpus"))
+    };
+    (wanted.clamp(1, most), warning)
 }
 
 /// The machine before its start.
@@ -97,13 +136,13 @@ impl KvmMachine {
     /// vCPUs it has as many as KVM can give.
     ///
     /// # Errors
-    /// KVM is not usable here; in words, for the report.
+    /// KVM is not usable here.
     pub(crate) fn new(
         region: Arc<Region>,
         log: bool,
         delivery: MsiDelivery,
         cpus: u16,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, NoKvm> {
         let kvm = open()?;
         let failed = |what: &'static str| move |error| format!("KVM cannot {what}: {error}");
         let vm = kvm.create_vm().map_err(failed("make a VM"))?;
@@ -118,7 +157,11 @@ impl KvmMachine {
         // SAFETY: the region is one mapping of that size. It stays mapped as long as the guest
         // runs: the machine and then the vCPU's thread hold its Arc and drop it after the vCPU.
         unsafe { vm.set_user_memory_region(slot) }.map_err(failed("take guest memory"))?;
-        let count = vcpus(cpus, &kvm);
+        let host = std::thread::available_parallelism().map_or(1, usize::from);
+        let (count, warning) = vcpus(cpus, kvm.get_max_vcpus(), host);
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
         let vcpus = (0..count).map(|number| arch::new_vcpu(&kvm, &vm, Place { number, count }));
         let vcpus = vcpus.collect::<Result<_, _>>()?;
         let vm = Arc::new(vm);
@@ -184,5 +227,21 @@ impl Accelerator for KvmMachine {
     fn start(self: Box<Self>, bus: Arc<Bus>, ended: Sender<Ended>) -> Result<Box<dyn Running>, RunError> {
         let (vm, vcpus, region) = self.into_parts();
         Ok(Box::new(vcpu::RunningVcpus::spawn(&vm, vcpus, region, bus, ended)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_cpus_than_there_are_is_said() {
+        assert_eq!(vcpus(4, 64, 4), (4, None));
+        assert_eq!(vcpus(0, 64, 4), (1, None));
+        assert_eq!(vcpus(1, 0, 1), (1, None));
+        let (count, warning) = vcpus(8, 64, 4);
+        assert_eq!((count, warning.unwrap().contains("8 CPUs, which share 4")), (8, true));
+        let (count, warning) = vcpus(64, 16, 4);
+        assert_eq!((count, warning.unwrap().contains("the guest has 16, not 64")), (16, true));
     }
 }

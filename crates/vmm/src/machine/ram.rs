@@ -1,9 +1,11 @@
 //! Guest RAM: the kind of its pages, their allocation, and what the host gave.
 use super::footprint;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, size};
 use crate::error::RunError;
 use crate::report::MemoryFigures;
-use paravane_dma::{Backing, Memory, Region, RegionConfig};
+use paravane_dma::{Backing, Memory, MemoryError, Region, RegionConfig};
+use rustix::process::{Resource, getrlimit};
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 /// Makes the machine's RAM.
@@ -22,12 +24,39 @@ pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError>
         Some(_) => Backing::Pages,
         None => Backing::Private,
     };
-    let region = Region::new(RegionConfig { gpa: 0, size: config.memory, backing, writable: true })?;
+    let region = Region::new(RegionConfig { gpa: 0, size: config.memory, backing, writable: true });
+    let region = region.map_err(|error| unmapped(config.memory, error, getrlimit(Resource::As).current))?;
     if config.prefault {
-        region.populate().map_err(|source| RunError::Os { what: "allocate guest memory", source })?;
+        region.populate().map_err(|source| unallocated(config.memory, &source))?;
     }
     let memory = Memory::new(vec![Arc::clone(&region)])?;
     Ok((region, memory))
+}
+
+/// Says what to do if the host maps no `bytes` of memory; `limit` is this process's, in bytes.
+fn unmapped(bytes: u64, error: MemoryError, limit: Option<u64>) -> RunError {
+    match error {
+        MemoryError::Os { what: "map", source, .. } if source.kind() == ErrorKind::OutOfMemory => {
+            let advice = match limit {
+                Some(limit) => format!("raise this process's limit of {} (ulimit -v)", size(limit)),
+                None => "let the host promise more than it has (sysctl vm.overcommit_memory=0)".to_owned(),
+            };
+            let bytes = size(bytes);
+            RunError::Config(format!(
+                "cannot map guest memory of {bytes}: {source}; lower --memory, or {advice}"
+            ))
+        }
+        other => other.into(),
+    }
+}
+
+/// Says what to do if the host cannot allocate `bytes` of memory now.
+fn unallocated(bytes: u64, source: &io::Error) -> RunError {
+    let advice = match source.kind() {
+        ErrorKind::InvalidInput => "drop --prefault, which needs Linux 5.14",
+        _ => "lower --memory, or drop --prefault",
+    };
+    RunError::Config(format!("cannot allocate guest memory of {}: {source}; {advice}", size(bytes)))
 }
 
 /// Why the host cannot give the memory; `None`: it may be able to.
@@ -44,9 +73,9 @@ fn refusal(config: &RunConfig, meminfo: &str) -> Option<String> {
     let has = field(name)?;
     let wanted = config.memory >> 10;
     (wanted > has).then(|| {
-        let (wanted, has) = (wanted >> 10, has >> 10);
-        let advice = if config.prefault { ", or do not allocate it at the start" } else { "" };
-        format!("guest memory of {wanted} MiB: the host has {has} MiB {what}; give the guest less{advice}")
+        let (wanted, has) = (size(config.memory), has >> 10);
+        let advice = if config.prefault { ", or drop --prefault" } else { "" };
+        format!("guest memory of {wanted}: the host has {has} MiB {what}; lower --memory{advice}")
     })
 }
 
@@ -75,12 +104,35 @@ mod tests {
         assert_eq!(refusal(&config(500, true, true), meminfo), None);
         assert_eq!(refusal(&config(500, true, false), ""), None);
         let most = refusal(&config(101, false, false), meminfo).unwrap();
-        assert_eq!(most, "guest memory of 101 MiB: the host has 100 MiB in all; give the guest less");
+        assert_eq!(most, "guest memory of 101 MiB: the host has 100 MiB in all; lower --memory");
         let now = refusal(&config(51, true, false), meminfo).unwrap();
         assert!(
-            now.contains("has 50 MiB available") && now.ends_with("do not allocate it at the start"),
+            now.contains("has 50 MiB available") && now.ends_with("lower --memory, or drop --prefault"),
             "{now}"
         );
+    }
+
+    #[test]
+    fn memory_that_the_host_does_not_map_or_allocate_is_refused_with_a_remedy() {
+        let refused = |errno| MemoryError::Os {
+            what: "map",
+            size: 1 << 30,
+            source: io::Error::from_raw_os_error(errno),
+        };
+        let told = |limit| unmapped(1 << 30, refused(libc::ENOMEM), limit);
+        for (limit, remedy) in
+            [(Some(512 << 20), "limit of 512 MiB (ulimit -v)"), (None, "overcommit_memory=0")]
+        {
+            let (error, text) = (told(limit), told(limit).to_string());
+            assert!(text.contains("guest memory of 1024 MiB") && text.contains(remedy), "{text}");
+            assert_eq!(error.exit_status(), 2);
+        }
+        assert!(matches!(unmapped(1 << 30, refused(libc::EPERM), None), RunError::Memory(_)));
+        for (errno, remedy) in [(libc::ENOMEM, "lower --memory, or drop"), (libc::EINVAL, "needs Linux 5.14")]
+        {
+            let text = unallocated(1 << 30, &io::Error::from_raw_os_error(errno)).to_string();
+            assert!(text.contains("1024 MiB") && text.contains(remedy), "{text}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! ```
 mod acpi;
 mod cpu;
+mod format;
 mod layout;
 mod load;
 

@@ -8,6 +8,7 @@
 //! initial RAM disk: as high as RAM and kernel allow, above the end of the kernel
 //! ```
 //! The files may contain anything: what does not fit is an error.
+use super::format;
 use super::layout::{ACPI, BOOT_PARAMS, CMDLINE, CMDLINE_ROOM, HIGH, LOW_END};
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult};
 use paravane_dma::interop::View;
@@ -61,8 +62,6 @@ const ENTRY_64: u64 = 0x200;
 /// Limits for command line and RAM disk if the header states none.
 const CMDLINE_DEFAULT: u32 = 2047;
 const RAMDISK_MAX_DEFAULT: u32 = 0x7fff_ffff;
-/// `EM_X86_64`.
-const MACHINE: u16 = 62;
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
@@ -78,11 +77,19 @@ pub enum LoadError {
         /// Cause.
         source: std::io::Error,
     },
-    /// The file is no kernel.
-    #[error("{} is neither a bzImage nor an x86-64 vmlinux", .0.display())]
-    NoKernel(PathBuf),
+    /// The file is no kernel for this machine.
+    #[error("{} is {found}; give a bzImage, or an x86-64 vmlinux", path.display())]
+    NoKernel {
+        /// Path of the file.
+        path: PathBuf,
+        /// What it seems to be.
+        found: String,
+    },
     /// The kernel is too old, or 32-bit.
-    #[error("{} has no 64-bit entry (boot protocol {version:#x})", path.display())]
+    #[error(
+        "{} has no 64-bit entry (boot protocol {version:#x}); give a kernel for x86-64, from Linux 3.8 on",
+        path.display()
+    )]
     No64Bit {
         /// Path of the kernel.
         path: PathBuf,
@@ -103,7 +110,10 @@ pub enum LoadError {
         needed: u64,
     },
     /// The loader refuses the kernel.
-    #[error("{} cannot be loaded into {memory} bytes of guest memory: {reason}", path.display())]
+    #[error(
+        "{} cannot be loaded into {} MiB of guest memory: {reason}; raise --memory, or copy the file again",
+        path.display(), memory >> 20
+    )]
     Refused {
         /// Path of the kernel.
         path: PathBuf,
@@ -113,7 +123,10 @@ pub enum LoadError {
         reason: String,
     },
     /// Guest memory is too small.
-    #[error("guest memory of {memory} bytes is too small: the kernel needs {needed}")]
+    #[error(
+        "guest memory of {} MiB is too small: the kernel needs {} MiB to unpack; raise --memory",
+        memory >> 20, needed.div_ceil(1 << 20)
+    )]
     Room {
         /// End of the unpacked kernel in bytes.
         needed: u64,
@@ -121,7 +134,9 @@ pub enum LoadError {
         memory: u64,
     },
     /// The initial RAM disk is too large.
-    #[error("there is no room for an initial RAM disk of {size} bytes between {start:#x} and {end:#x}")]
+    #[error(
+        "there is no room for an initial RAM disk of {size} bytes between {start:#x} and {end:#x}; raise --memory"
+    )]
     Initrd {
         /// Size of the RAM disk in bytes.
         size: u64,
@@ -194,10 +209,11 @@ pub(crate) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, L
         memory: ram,
         reason: error.to_string(),
     };
+    let no_kernel = |found: String| LoadError::NoKernel { path: path.to_owned(), found };
     let field = |at: usize| u16::from_le_bytes([start[at], start[at + 1]]);
     let kernel = if start.starts_with(b"\x7fELF") {
-        if start[4] != 2 || field(18) != MACHINE {
-            return Err(LoadError::NoKernel(path.to_owned()));
+        if let Some(found) = format::foreign_elf(&start) {
+            return Err(no_kernel(found));
         }
         let loaded = Elf::load(&view, None, &mut file, None).map_err(refused)?;
         vmlinux(&loaded)
@@ -213,10 +229,13 @@ pub(crate) fn kernel(memory: &Memory, ram: u64, path: &Path) -> Result<Kernel, L
         let loaded = BzImage::load(&view, None, &mut file, None).map_err(refused)?;
         bz_image(&loaded, &start)
     } else {
-        return Err(LoadError::NoKernel(path.to_owned()));
+        return Err(no_kernel(format::found(&start).into()));
     };
-    if kernel.end > ram || kernel.entry < HIGH || kernel.entry >= kernel.end {
+    if kernel.end > ram {
         return Err(LoadError::Room { needed: kernel.end, memory: ram });
+    }
+    if kernel.entry < HIGH || kernel.entry >= kernel.end {
+        return Err(no_kernel(format!("a program that begins at {:#x}, where no kernel can", kernel.entry)));
     }
     Ok(kernel)
 }
@@ -345,6 +364,7 @@ mod tests {
 
     const RAM: u64 = 32 << 20;
     const SETUP: usize = 2 * 512;
+    const MACHINE: u16 = 62;
     const CODE: [u8; 0x240] = [0xc5; 0x240];
     const PREFERRED: u64 = 16 << 20;
 
@@ -463,17 +483,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_booted_is_refused() {
-        assert!(matches!(load(b""), Err(LoadError::NoKernel(_))));
-        assert!(matches!(load(&[0x90; 5000]), Err(LoadError::NoKernel(_))));
+        assert!(matches!(load(b""), Err(LoadError::NoKernel { .. })));
+        assert!(matches!(load(&[0x90; 5000]), Err(LoadError::NoKernel { .. })));
         let changed = |mut image: Vec<u8>, at: usize, bytes: &[u8]| {
             image[at..at + bytes.len()].copy_from_slice(bytes);
             load(&image).unwrap_err()
         };
-        assert!(matches!(changed(vmlinux(), 4, &[1]), LoadError::NoKernel(_)));
-        assert!(matches!(changed(vmlinux(), 18, &[183, 0]), LoadError::NoKernel(_)));
+        assert!(matches!(changed(vmlinux(), 4, &[1]), LoadError::NoKernel { .. }));
+        assert!(matches!(changed(vmlinux(), 18, &[183, 0]), LoadError::NoKernel { .. }));
         assert!(matches!(changed(vmlinux(), 88, &RAM.to_le_bytes()), LoadError::Refused { .. }));
         assert!(matches!(changed(vmlinux(), 104, &RAM.to_le_bytes()), LoadError::Room { .. }));
-        assert!(matches!(changed(vmlinux(), 24, &[0; 8]), LoadError::Room { .. }));
+        assert!(matches!(changed(vmlinux(), 24, &[0; 8]), LoadError::NoKernel { .. }));
         assert!(matches!(
             changed(bz_image(), offset::VERSION, &[4, 2]),
             LoadError::No64Bit { version: 0x204, .. }
