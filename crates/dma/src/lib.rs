@@ -87,7 +87,7 @@
 //   sync, access, error               primitives that models replace; direction and order; errors
 //   copy, host_slice                  how bytes move; a piece of mapped memory
 //   sigbus, quota                     truncated files; limits of clients' mappings
-//   backing, ram, view                kinds of pages; host memory; files without system calls
+//   backing, ram, view, meminfo       kinds of pages; host memory; files without system calls; what the host has
 //   bitmap, words, pages, log         dirty pages: format, shared words, reports, marks
 //   region, window, snapshot          a piece of guest memory; how an access sees it; one map
 //   pin_table, reader_slot            mappings of a holder; waiting for holders
@@ -112,6 +112,7 @@ pub mod interop;
 mod line_set;
 mod log;
 mod mapping;
+mod meminfo;
 mod memory;
 mod pages;
 mod pending_marks;
@@ -144,6 +145,7 @@ pub use host_slice::HostSlice;
 pub use in_place::InPlace;
 pub use log::DirtyLog;
 pub use mapping::{GuestRange, Mapping, MappingGuard};
+pub use meminfo::MemInfo;
 pub use memory::{Lent, Memory};
 pub use pages::DirtyPages;
 pub use paravane_spec::queue::Segment;

@@ -1,5 +1,6 @@
 //! What the kernel and the limits of this user offer devices.
 use super::Finding;
+use paravane_dma::MemInfo;
 use rustix::process::{Resource, getrlimit};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -11,7 +12,7 @@ const ENOUGH_MEMLOCK: u64 = 64 << 20;
 
 /// Checks everything that devices use of the kernel.
 pub(super) fn examine() -> Vec<Finding> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let meminfo = MemInfo::read();
     let transparent = |name| {
         std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).unwrap_or_default()
     };
@@ -49,12 +50,6 @@ fn device_file(name: &'static str, path: &'static str, remedy: &'static str) -> 
     }
 }
 
-/// The number of a line of /proc/meminfo.
-fn field(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
-}
-
 /// The bracketed choice of a line such as `always [madvise] never`.
 fn chosen(line: &str) -> &str {
     line.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("unknown", |(word, _)| word)
@@ -76,9 +71,9 @@ fn transparent_hugepages(enabled: &str) -> Finding {
     }
 }
 
-fn hugepages(meminfo: &str) -> Finding {
+fn hugepages(meminfo: &MemInfo) -> Finding {
     let (Some(total), Some(free), Some(kib)) =
-        (field(meminfo, "HugePages_Total"), field(meminfo, "HugePages_Free"), field(meminfo, "Hugepagesize"))
+        (meminfo.get("HugePages_Total"), meminfo.get("HugePages_Free"), meminfo.get("Hugepagesize"))
     else {
         return Finding::missing(
             "hugepages",
@@ -97,11 +92,11 @@ fn hugepages(meminfo: &str) -> Finding {
 }
 
 /// Huge pages for memory that a VMM shares: transparent (memfd) or hugetlb.
-fn shared_hugepages(meminfo: &str, thp: &str) -> Finding {
+fn shared_hugepages(meminfo: &MemInfo, thp: &str) -> Finding {
     let name = "shared hugepages";
     let mode = chosen(thp);
-    let free = field(meminfo, "HugePages_Free").unwrap_or(0);
-    let mib = field(meminfo, "Hugepagesize").unwrap_or(0) >> 10;
+    let free = meminfo.get("HugePages_Free").unwrap_or(0);
+    let mib = meminfo.get("Hugepagesize").unwrap_or(0) >> 10;
     let found = format!("transparent huge pages for shared memory: {mode}; {free} pages of {mib} MiB free");
     match mode {
         "always" | "within_size" | "advise" | "force" => Finding::ok(name, found),
@@ -163,6 +158,10 @@ mod tests {
     const MEMINFO: &str = "MemTotal:       24000000 kB\nHugePages_Total:     512\nHugePages_Free:      0\n\
                            Hugepagesize:       2048 kB\n";
 
+    fn host(text: &str) -> MemInfo {
+        MemInfo::from_text(text)
+    }
+
     #[test]
     fn all_of_it_is_found() {
         let findings = examine();
@@ -182,13 +181,13 @@ mod tests {
 
     #[test]
     fn hugepages_are_counted() {
-        let none_free = hugepages(MEMINFO);
+        let none_free = hugepages(&host(MEMINFO));
         assert_eq!(none_free.level, Level::Warn);
         assert_eq!(none_free.found, "0 of 512 pages of 2 MiB free");
         assert!(none_free.remedy.contains("vm.nr_hugepages=64"));
         let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
-        assert_eq!(hugepages(&some).level, Level::Ok);
-        assert_eq!(hugepages("").level, Level::Missing);
+        assert_eq!(hugepages(&host(&some)).level, Level::Ok);
+        assert_eq!(hugepages(&host("")).level, Level::Missing);
     }
 
     #[test]
@@ -207,11 +206,11 @@ mod tests {
     fn shared_memory_has_huge_pages_of_either_kind() {
         for mode in ["always", "within_size", "advise"] {
             let line = format!("never [{mode}] deny");
-            assert_eq!(shared_hugepages(MEMINFO, &line).level, Level::Ok, "{mode}");
+            assert_eq!(shared_hugepages(&host(MEMINFO), &line).level, Level::Ok, "{mode}");
         }
-        assert_eq!(shared_hugepages(MEMINFO, "always [never] deny").level, Level::Warn);
+        assert_eq!(shared_hugepages(&host(MEMINFO), "always [never] deny").level, Level::Warn);
         let some = MEMINFO.replace("HugePages_Free:      0", "HugePages_Free:      3");
-        assert_eq!(shared_hugepages(&some, "always [never] deny").level, Level::Ok);
+        assert_eq!(shared_hugepages(&host(&some), "always [never] deny").level, Level::Ok);
     }
 
     #[test]

@@ -3,7 +3,7 @@ use super::footprint;
 use crate::config::{RunConfig, size};
 use crate::error::RunError;
 use crate::report::MemoryFigures;
-use paravane_dma::{Backing, Memory, MemoryError, Region, RegionConfig};
+use paravane_dma::{Backing, MemInfo, Memory, MemoryError, Region, RegionConfig};
 use rustix::process::{Resource, getrlimit};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -15,8 +15,7 @@ use std::sync::Arc;
 /// # Errors
 /// The host does not have so much, or not of that kind.
 pub(crate) fn ram(config: &RunConfig) -> Result<(Arc<Region>, Memory), RunError> {
-    let host = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    if let Some(refusal) = refusal(config, &host) {
+    if let Some(refusal) = refusal(config, &MemInfo::read()) {
         return Err(RunError::Config(refusal));
     }
     let backing = match &config.server {
@@ -60,17 +59,13 @@ fn unallocated(bytes: u64, source: &io::Error) -> RunError {
 }
 
 /// Why the host cannot give the memory; `None`: it may be able to.
-fn refusal(config: &RunConfig, meminfo: &str) -> Option<String> {
+fn refusal(config: &RunConfig, host: &MemInfo) -> Option<String> {
     if config.hugepages {
         // Of another pool, which says so itself.
         return None;
     }
-    let field = |name: &str| -> Option<u64> {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix(" kB")?.parse().ok()
-    };
     let (name, what) = if config.prefault { ("MemAvailable", "available") } else { ("MemTotal", "in all") };
-    let has = field(name)?;
+    let has = host.get(name)?;
     let wanted = config.memory >> 10;
     (wanted > has).then(|| {
         let (wanted, has) = (size(config.memory), has >> 10);
@@ -91,21 +86,21 @@ mod tests {
 
     #[test]
     fn memory_that_the_host_lacks_is_refused() {
-        let meminfo =
-            "MemTotal:         102400 kB\nMemFree:            1024 kB\nMemAvailable:      51200 kB\n";
+        let text = "MemTotal:         102400 kB\nMemFree:            1024 kB\nMemAvailable:      51200 kB\n";
+        let host = &MemInfo::from_text(text);
         let config = |mib: u64, prefault, hugepages| RunConfig {
             memory: mib << 20,
             prefault,
             hugepages,
             ..RunConfig::default()
         };
-        assert_eq!(refusal(&config(100, false, false), meminfo), None);
-        assert_eq!(refusal(&config(50, true, false), meminfo), None);
-        assert_eq!(refusal(&config(500, true, true), meminfo), None);
-        assert_eq!(refusal(&config(500, true, false), ""), None);
-        let most = refusal(&config(101, false, false), meminfo).unwrap();
+        assert_eq!(refusal(&config(100, false, false), host), None);
+        assert_eq!(refusal(&config(50, true, false), host), None);
+        assert_eq!(refusal(&config(500, true, true), host), None);
+        assert_eq!(refusal(&config(500, true, false), &MemInfo::from_text("")), None);
+        let most = refusal(&config(101, false, false), host).unwrap();
         assert_eq!(most, "guest memory of 101 MiB: the host has 100 MiB in all; lower --memory");
-        let now = refusal(&config(51, true, false), meminfo).unwrap();
+        let now = refusal(&config(51, true, false), host).unwrap();
         assert!(
             now.contains("has 50 MiB available") && now.ends_with("lower --memory, or drop --prefault"),
             "{now}"
