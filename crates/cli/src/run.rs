@@ -14,6 +14,7 @@ use anyhow::Context;
 use args::RunArgs;
 use devices::Devices;
 use paravane_command_line::output;
+use paravane_spec::builtin::MAX_CPUS;
 use paravane_vmm::{LinuxConfig, Outcome, Progress, RunConfig};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,6 +22,11 @@ use std::time::{Duration, Instant};
 
 pub(crate) fn main(args: &RunArgs, started: Instant) -> Result<ExitCode, Failure> {
     let config = config(args).map_err(Failure::request)?;
+    let host = std::thread::available_parallelism().map_or(1, usize::from);
+    // More than a machine can have are refused later.
+    if (host + 1..=MAX_CPUS).contains(&config.cpus.into()) {
+        tracing::warn!("the guest has {} CPUs, which share {host} of the host; lower --cpus", config.cpus);
+    }
     let mut devices = Devices::open(args).map_err(Failure::request)?;
     if let Some(kernel) = &args.kernel {
         let config = LinuxConfig {

@@ -416,6 +416,21 @@ fn too_many_cpus_are_refused_by_number() {
 }
 
 #[test]
+fn cpus_that_share_those_of_the_host_are_warned_of() {
+    let host = std::thread::available_parallelism().unwrap().get();
+    let arguments = ["--accel", "thread", "--net", "echo,frames=50", "--quiet", "--cpus"];
+    let run = |cpus: usize| run(&[&arguments[..], &[&cpus.to_string()]].concat());
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!said(&run(host.min(64))).contains("which share"));
+    if host >= 64 {
+        return skip("cpus_that_share_those_of_the_host_are_warned_of", format!("{host} CPUs"));
+    }
+    let output = run(host + 1);
+    let expected = format!("the guest has {} CPUs, which share {host} of the host; lower --cpus", host + 1);
+    assert!(output.status.success() && said(&output).contains(&expected), "{}", said(&output));
+}
+
+#[test]
 fn unknown_options_and_nonsense_are_refused() {
     for arguments in [
         &["--frobnicate"][..],
