@@ -10,6 +10,9 @@
 //!                                                                   v
 //!                                  blk::Blk, net::Net, rng::Rng, console::Console --driver_ok--> in use
 //! ```
+//! Each of these has one owner. [`blk::BlkDevice`] and [`net::NetDevice`] set a device up whose queues have
+//! owners: [`blk::RequestQueue`] and [`net::QueuePair`], each used on its processor without a lock.
+//!
 //! The device is hostile: the drivers check everything it says. At worst it supplies wrong data; it
 //! can neither make a driver panic nor keep it in a loop. The first error of a driver latches:
 //! every later call returns it.
@@ -50,8 +53,9 @@
 //!
 //! * `Transport` (what a driver needs of registers), implemented by `mmio` and `pci` (from ECAM
 //!   on); `space`, volatile access to registers; `Virtio` (negotiation, queues) over any; `blk`,
-//!   `net`, `rng`, `console`, which share `channel` (a device with a fixed number of queues),
-//!   `latch` and `slots`; `Pool` (memory shared with devices).
+//!   `net`, `rng`, `console`, which share `channel` (a device with a fixed number of queues and one
+//!   owner), `shared` (a device whose queues have owners), `latch` and `slots`; `Pool` (memory shared
+//!   with devices).
 #![no_std]
 // Only `space`, and the constructor of its registers, reach device memory through raw pointers.
 #![deny(unsafe_code)]
@@ -67,6 +71,7 @@ pub mod net;
 pub mod pci;
 mod pool;
 pub mod rng;
+mod shared;
 mod slots;
 mod space;
 mod transport;

@@ -15,6 +15,7 @@
 //! ```
 use crate::{DmaArea, DriverError, Message, Pool, Transport};
 use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, Ordering};
 use paravane_ring::driver::poll::Poller;
 use paravane_ring::driver::{DriverConfig, Queue};
 use paravane_spec::{feature, mmio, queue, status};
@@ -57,6 +58,8 @@ pub struct NotReset {
 pub struct Virtio<T> {
     transport: T,
     features: u64,
+    /// Whether a message is being changed, which selects a queue first.
+    selecting: AtomicBool,
 }
 
 impl<T: Transport> Virtio<T> {
@@ -90,7 +93,7 @@ impl<T: Transport> Virtio<T> {
         if found != device_id {
             return Err(DriverError::DeviceId { wanted: device_id, found });
         }
-        let mut device = Self { transport, features: 0 };
+        let mut device = Self { transport, features: 0, selecting: AtomicBool::new(false) };
         device.reset()?;
         device.transport.set_status(status::ACKNOWLEDGE);
         device.transport.set_status(status::ACKNOWLEDGE | status::DRIVER);
@@ -328,10 +331,19 @@ impl<T: Transport> Virtio<T> {
 
     /// See [`Transport::set_message`].
     ///
+    /// The owners of several queues may call it at the same time, each on its processor: one waits for
+    /// the other. Do not call it in an interrupt handler.
+    ///
     /// # Errors
     /// As there.
     pub fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
-        self.transport.set_message(number, message)
+        // Acquire, pairs with the release below: the registers are one processor's at a time.
+        while self.selecting.swap(true, Ordering::Acquire) {
+            core::hint::spin_loop();
+        }
+        let set = self.transport.set_message(number, message);
+        self.selecting.store(false, Ordering::Release);
+        set
     }
 
     /// Negotiated features.
