@@ -38,7 +38,7 @@ pub(crate) fn read<P: Platform>(platform: &P) -> Option<Boot> {
 
 fn is_valid(info: &BootInfo) -> bool {
     let count = info.device_count as usize;
-    let reports = DISK_REPORTS + (count * size_of::<DiskReport>()) as u64;
+    let reports = DISK_REPORTS + u64::from(info.report_count) * size_of::<DiskReport>() as u64;
     info.magic == BOOT_MAGIC
         && info.abi == ABI
         && count <= MAX_DEVICES
@@ -54,16 +54,20 @@ fn is_valid(info: &BootInfo) -> bool {
         && info.time_kicks <= 1
         && matches!(info.transport, transport::MMIO | transport::MMIO_MSI | transport::PCI)
         && matches!(info.inject, inject::NONE | inject::CRASH | inject::HANG | inject::PANIC)
-        && info.devices[..count].iter().all(|device| device.cpu < info.cpus && is_job(device))
+        && info.devices[..count].iter().all(|device| {
+            let reports = u64::from(device.report) + u64::from(device.queues);
+            device.cpu < info.cpus && reports <= info.report_count.into() && is_job(device)
+        })
 }
 
 fn is_job(device: &DeviceEntry) -> bool {
     match device.job {
-        job::NONE | job::HASH | job::WRITE_TEST | job::RNG => true,
+        job::NONE => true,
+        job::HASH | job::WRITE_TEST | job::RNG => device.queues > 0,
         job::NET_ECHO | job::NET_MIRROR | job::NET_SEND | job::NET_RECEIVE => {
             let frames = SHORTEST..=MAX_FRAME;
             [device.frame, device.reply].iter().all(|&len| frames.contains(&(len as usize)))
-                && device.pairs > 0
+                && device.queues > 0
                 && device.span > 0
         }
         _ => false,
@@ -83,9 +87,11 @@ mod tests {
         messages: 0,
         message_count: 0,
         frame: 22,
-        pairs: 1,
+        queues: 1,
         reply: 1024,
         cpu: 0,
+        report: 0,
+        reserved: 0,
     };
 
     fn good() -> BootInfo {
@@ -111,6 +117,8 @@ mod tests {
             transport: 0,
             cpus: 1,
             moves: 0,
+            report_count: 3,
+            reserved: 0,
             devices: [DeviceEntry::default(); MAX_DEVICES],
         }
     }
@@ -124,7 +132,7 @@ mod tests {
     #[test]
     fn each_invalid_value_is_refused() {
         type Spoil = fn(&mut BootInfo);
-        let wrong: [(&str, Spoil); 21] = [
+        let wrong: [(&str, Spoil); 23] = [
             ("magic", |info| info.magic ^= 1),
             ("abi", |info| info.abi += 1),
             ("device count", |info| info.device_count = MAX_DEVICES as u32 + 1),
@@ -144,7 +152,11 @@ mod tests {
             ("job", |info| info.devices[0].job = 99),
             ("frame", |info| info.devices[0] = DeviceEntry { frame: 21, ..CARD }),
             ("reply", |info| info.devices[0] = DeviceEntry { reply: 21, ..CARD }),
-            ("no pairs", |info| info.devices[0] = DeviceEntry { pairs: 0, ..CARD }),
+            ("no pairs", |info| info.devices[0] = DeviceEntry { queues: 0, ..CARD }),
+            ("reports that are not there", |info| {
+                info.devices[0] = DeviceEntry { report: 2, queues: 2, ..CARD };
+            }),
+            ("no queues", |info| info.devices[0].job = job::HASH),
             ("no frames", |info| info.devices[0] = DeviceEntry { span: 0, ..CARD }),
         ];
         for (what, spoil) in wrong {

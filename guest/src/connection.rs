@@ -7,8 +7,9 @@ use paravane_driver::mmio::{Mmio, Window};
 use paravane_driver::pci::{Ecam, Function, Pci};
 use paravane_driver::{DriverError, Message, Transport};
 use paravane_spec::builtin::{
-    BootInfo, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, PCI_ECAM, PCI_WINDOW, message_address, transport,
+    BootInfo, DeviceEntry, INTERRUPTS, IRQ_VECTOR_BASE, PCI_ECAM, PCI_WINDOW, job, message_address, transport,
 };
+use paravane_spec::net::PAIR;
 use paravane_spec::pci::{NO_VENDOR, ecam};
 use paravane_spec::queue::QueueAddresses;
 use paravane_spec::{mmio, mmio_msi};
@@ -62,7 +63,7 @@ impl<'p, P: Platform> Registers<'p, P> {
         Ok(match info.transport {
             transport::PCI => {
                 let mut pci = Pci::open(function(platform, entry.base)?)?;
-                let messages = messages(entry);
+                let messages = messages(info, entry);
                 if let Some(last) = messages.len().checked_sub(1) {
                     pci.use_messages(|number| messages[usize::from(number).min(last)]);
                 }
@@ -70,7 +71,7 @@ impl<'p, P: Platform> Registers<'p, P> {
             }
             transport::MMIO_MSI => {
                 let mut mmio = Mmio::new(Window::new(Space(platform), entry.base, mmio_msi::WINDOW))?;
-                mmio.use_messages(messages(entry));
+                mmio.use_messages(messages(info, entry));
                 Self::Mmio(mmio)
             }
             _ => Self::Mmio(Mmio::new(Window::new(Space(platform), entry.base, mmio::WINDOW))?),
@@ -87,13 +88,28 @@ fn function<P: Platform>(platform: &P, base: u64) -> Result<Function<Space<'_, P
 }
 
 /// Messages of the device: for the configuration change, then for its queues.
-fn messages(entry: &DeviceEntry) -> Vec<Message> {
-    let numbers = (entry.messages..).take(entry.message_count.min(INTERRUPTS as u32) as usize);
+fn messages(info: &BootInfo, entry: &DeviceEntry) -> Vec<Message> {
+    let queues = queues_of_lane(entry);
     let message = |number: u32| Message {
-        address: message_address(entry.cpu),
-        data: u32::from(IRQ_VECTOR_BASE).wrapping_add(number),
+        // The configuration change's goes with those of the first lane.
+        address: message_address(lane_cpu(info, entry, number.saturating_sub(1) / queues)),
+        data: u32::from(IRQ_VECTOR_BASE).wrapping_add(entry.messages).wrapping_add(number),
     };
-    numbers.map(message).collect()
+    (0..entry.message_count.min(INTERRUPTS as u32)).map(message).collect()
+}
+
+/// Queues of the device that one lane works on: two of a card, which are a pair.
+pub(crate) fn queues_of_lane(entry: &DeviceEntry) -> u32 {
+    match entry.job {
+        job::NET_ECHO | job::NET_SEND | job::NET_RECEIVE | job::NET_MIRROR => u32::from(PAIR),
+        _ => 1,
+    }
+}
+
+/// Processor of the work on queue or pair `lane` of a device.
+pub(crate) fn lane_cpu(info: &BootInfo, entry: &DeviceEntry, lane: u32) -> u32 {
+    // Queues beyond those in use send nothing.
+    (entry.cpu + lane.min(entry.queues.saturating_sub(1))) % info.cpus.max(1)
 }
 
 impl<P: Platform> Transport for Connection<'_, P> {

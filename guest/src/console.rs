@@ -23,10 +23,12 @@ impl<'p, P: Platform> Console<'p, P> {
         Self { platform, memory }
     }
 
-    /// Prints the failure of the work on device `number`.
-    pub(crate) fn tell(&self, number: usize, failure: &Failure) {
+    /// Prints the failure of the work on device `number`, on its queue or pair `lane`.
+    pub(crate) fn tell(&self, number: usize, lane: u32, failure: &Failure) {
         let Failure { reason, detail, sector, .. } = failure;
-        self.say(format_args!("device {number}: {reason} (sector {sector}, detail {detail:#x})"));
+        self.say(format_args!(
+            "device {number}, queue {lane}: {reason} (sector {sector}, detail {detail:#x})"
+        ));
     }
 
     /// Prints one line.

@@ -1,7 +1,7 @@
 //! Work on disks.
 //!
 //! ```text
-//!   Lane: one disk, its requests in flight, its report
+//!   Lane: one queue of a disk, its requests in flight, its report
 //!     | what next?  -> Job (Hash or WriteTest) -> a Work for a slot
 //!     | done        -> Job: look at the data, go on to the next phase
 //! ```
@@ -14,7 +14,7 @@ mod work;
 mod write_test;
 
 pub(crate) use buffers::Buffers;
-pub(crate) use driver::Disk;
+pub(crate) use driver::{Disk, DiskQueue};
 pub(crate) use hash::Hash;
 pub(crate) use job::Job;
 pub(crate) use lane::Lane;

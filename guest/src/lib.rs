@@ -6,12 +6,13 @@
 //! host thread, linked into the VMM. It is `no_std`; the machine under it is a [`Platform`].
 //!
 //! ```text
-//! program   brings the devices up; processor: the loop over the devices of one, sleeping and waking
-//!   disk    Lane: one disk's requests in flight; Hash and WriteTest decide what they are
+//! program   brings the devices up; processor: the loop over the queues of one, sleeping and waking
+//!   disk    Lane: the requests of one queue of a disk in flight; Hash and WriteTest decide what they are
 //!   entropy draws from an entropy source
+//!   pair    one pair of a card's queues
 //!   ping    frames to an echo and back; mirror is such an echo, on another card
 //!   stream  frames one way, as fast as they go
-//!   report  figures for the VMM; console: messages; boot: the boot information; worker: the work on a device
+//!   report  figures for the VMM; console: messages; boot: the boot information; worker: the work on a queue
 //! ```
 #![no_std]
 // Tests make their own guest memory.
@@ -33,6 +34,7 @@ mod entropy;
 mod failure;
 pub mod histogram;
 mod mirror;
+mod pair;
 pub mod pattern;
 mod ping;
 mod platform;

@@ -1,72 +1,58 @@
 //! Returns each received frame with swapped addresses, until the others finish.
-use crate::ping::{ask_for_pairs, uses_pairs, wrong};
+use crate::pair::CardPair;
+use crate::ping::wrong;
 use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::vec::Vec;
 use paravane_driver::Transport;
-use paravane_driver::net::Net;
 use paravane_spec::builtin::state;
 
-/// A received frame that is not sent back yet.
-struct Held {
-    /// As long as any frame.
-    frame: Vec<u8>,
-    /// 0: there is none.
-    len: usize,
-}
-
-/// A mirror under way.
+/// A mirror under way, on one pair of a card's queues.
 pub(crate) struct Mirror<T> {
-    net: Net<T>,
+    pair: CardPair<T>,
     page: DiskPage,
-    /// The answer to the question for pairs has not come yet.
-    asking: bool,
-    /// Of each pair.
-    held: Vec<Held>,
+    /// A received frame that is not sent back yet, with room for any.
+    frame: Vec<u8>,
+    /// Its length; 0: there is none.
+    len: usize,
     measured: Measured,
 }
 
 impl<T: Transport> Mirror<T> {
-    /// For frames of up to `longest` bytes, on all pairs that the driver has set up.
-    ///
-    /// # Errors
-    /// The driver refuses the question for pairs.
-    pub(crate) fn new(mut net: Net<T>, longest: usize, page: DiskPage) -> Result<Self, Failure> {
-        let asking = ask_for_pairs(&mut net)?;
+    /// For frames of up to `longest` bytes.
+    pub(crate) fn new(pair: CardPair<T>, longest: usize, page: DiskPage) -> Self {
         page.state(state::MIX);
-        let held = (0..net.pairs_set_up()).map(|_| Held { frame: alloc::vec![0; longest], len: 0 }).collect();
-        Ok(Self { net, page, asking, held, measured: Measured::default() })
+        Self { pair, page, frame: alloc::vec![0; longest], len: 0, measured: Measured::default() }
     }
 
     /// Takes what came, and sends it back.
     fn echo(&mut self) -> Result<Step, Failure> {
         let mut step = Step::default();
-        if !uses_pairs(&mut self.net, &mut self.asking)? {
+        if !self.pair.comes_up()? {
             return Ok(step);
         }
-        for (held, pair) in self.held.iter_mut().zip(0..) {
-            loop {
-                if held.len == 0 {
-                    let Some(len) = self.net.receive(pair, &mut held.frame)? else { break };
-                    let frame = held.frame.get_mut(..len).ok_or(too_long(len))?;
-                    let Some((addresses, _)) = frame.split_at_mut_checked(12) else {
-                        return Err(too_long(len));
-                    };
-                    let (to, from) = addresses.split_at_mut(6);
-                    to.swap_with_slice(from);
-                    held.len = len;
-                }
-                if !self.net.send(pair, &held.frame[..held.len])? {
-                    break;
-                }
-                self.measured.ops += 1;
-                self.measured.bytes += held.len as u64;
-                step.sent += 1;
-                held.len = 0;
+        let queues = &mut self.pair.queues;
+        loop {
+            if self.len == 0 {
+                let Some(len) = queues.receive(&mut self.frame)? else { break };
+                let frame = self.frame.get_mut(..len).ok_or(too_long(len))?;
+                let Some((addresses, _)) = frame.split_at_mut_checked(12) else {
+                    return Err(too_long(len));
+                };
+                let (to, from) = addresses.split_at_mut(6);
+                to.swap_with_slice(from);
+                self.len = len;
             }
+            if !queues.send(&self.frame[..self.len])? {
+                break;
+            }
+            self.measured.ops += 1;
+            self.measured.bytes += self.len as u64;
+            step.sent += 1;
+            self.len = 0;
         }
-        step.kicks = u64::from(self.net.kick());
+        step.kicks = u64::from(queues.kick());
         step.completed = step.sent;
         if step.sent > 0 {
             self.page.measured(self.measured);
@@ -90,7 +76,7 @@ impl<P: Platform, T: Transport> Worker<P> for Mirror<T> {
 
     /// Frames go back on the pair on which they came only when all pairs are in use.
     fn is_ready(&self) -> bool {
-        !self.asking
+        self.pair.is_up()
     }
 
     fn finish(&self) {
@@ -98,7 +84,7 @@ impl<P: Platform, T: Transport> Worker<P> for Mirror<T> {
     }
 
     fn driver(&mut self) -> &mut dyn Interrupts {
-        &mut self.net
+        &mut self.pair
     }
 }
 

@@ -1,17 +1,18 @@
 //! Sends frames on a network card whose peer is an echo, and checks the answers.
 //!
 //! ```text
-//!   asking for pairs --yes--> on each pair: sent, in order ---> came back, in order, with its addresses swapped,
-//!                                                              cut to the length of an answer or filled up with 0
+//!   the card uses all pairs --> sent, in order ---> came back, in order, with its addresses swapped,
+//!                                                   cut to the length of an answer or filled up with 0
 //! ```
 use crate::histogram;
+use crate::pair::CardPair;
 use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::ops::Range;
 use paravane_driver::Transport;
-use paravane_driver::net::Net;
 use paravane_spec::builtin::{error, state};
 
 /// Where frames go.
@@ -26,15 +27,15 @@ pub(crate) const NUMBER_AT: usize = 14;
 pub(crate) const SHORTEST: usize = NUMBER_AT + 8;
 
 /// Parameters of an exchange.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PingParams {
-    /// Frames to send.
-    pub(crate) frames: u64,
+    /// Numbers of the frames to send.
+    pub(crate) frames: Range<u64>,
     /// Bytes of each, at least [`SHORTEST`].
     pub(crate) len: usize,
     /// Bytes of each that comes back, at least [`SHORTEST`].
     pub(crate) reply: usize,
-    /// Frames in flight on each pair of queues.
+    /// Frames in flight.
     pub(crate) depth: usize,
 }
 
@@ -45,18 +46,17 @@ struct Flight {
     since: u64,
 }
 
-/// An exchange under way.
+/// An exchange under way, on one pair of a card's queues.
 pub(crate) struct Ping<T> {
-    net: Net<T>,
+    pair: CardPair<T>,
     page: DiskPage,
     terms: PingParams,
-    /// The answer to the question for pairs has not come yet.
-    asking: bool,
-    /// Of each pair, in the order in which they were sent.
-    flights: Vec<VecDeque<Flight>>,
+    /// In the order in which they were sent.
+    flights: VecDeque<Flight>,
     frame: Vec<u8>,
     answer: Vec<u8>,
-    sent: u64,
+    /// Number of the next frame.
+    next: u64,
     began: Option<u64>,
     measured: Measured,
 }
@@ -65,94 +65,61 @@ pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
     Failure { error: error::MISMATCH, detail, sector: 0, reason }
 }
 
-/// Asks the card to use all queue pairs; `true`: an answer will come.
-///
-/// # Errors
-/// The driver refuses.
-pub(crate) fn ask_for_pairs<T: Transport>(net: &mut Net<T>) -> Result<bool, Failure> {
-    let pairs = net.pairs_set_up();
-    if pairs > 1 {
-        net.ask_for_pairs(pairs)?;
-    }
-    Ok(pairs > 1)
-}
-
-/// Takes the answer to [`ask_for_pairs`] if `asking`; `true`: all are in use.
-///
-/// # Errors
-/// The card does not use them, or the control queue is broken.
-pub(crate) fn uses_pairs<T: Transport>(net: &mut Net<T>, asking: &mut bool) -> Result<bool, Failure> {
-    if *asking {
-        match net.answer()? {
-            None => return Ok(false),
-            Some(true) => *asking = false,
-            Some(false) => return Err(wrong(0, "the card refused to use its queue pairs")),
-        }
-    }
-    Ok(true)
-}
-
 impl<T: Transport> Ping<T> {
-    /// On all pairs that the driver has set up.
-    ///
-    /// # Errors
-    /// The driver refuses the question for pairs.
-    pub(crate) fn new(mut net: Net<T>, terms: PingParams, page: DiskPage) -> Result<Self, Failure> {
-        let asking = ask_for_pairs(&mut net)?;
-        let pairs = net.pairs_set_up();
+    pub(crate) fn new(pair: CardPair<T>, terms: PingParams, page: DiskPage) -> Self {
         let mut frame = alloc::vec![0; terms.len];
         frame[..6].copy_from_slice(&FAR);
-        frame[6..12].copy_from_slice(&net.mac().unwrap_or(NEAR));
+        frame[6..12].copy_from_slice(&pair.mac.unwrap_or(NEAR));
         frame[12..NUMBER_AT].copy_from_slice(&ETHERTYPE);
-        page.moved(0, terms.frames * terms.reply as u64);
-        page.state(state::MIX);
-        Ok(Self {
-            net,
-            page,
-            terms,
-            asking,
-            flights: (0..pairs).map(|_| VecDeque::with_capacity(terms.depth)).collect(),
+        let ping = Self {
+            flights: VecDeque::with_capacity(terms.depth),
             frame,
             answer: alloc::vec![0; terms.reply + 1],
-            sent: 0,
+            next: terms.frames.start,
+            pair,
+            page,
+            terms,
             began: None,
             measured: Measured::default(),
-        })
+        };
+        page.moved(0, ping.total());
+        page.state(if ping.is_done() { state::DONE } else { state::MIX });
+        ping
+    }
+
+    /// Bytes that come back in all.
+    fn total(&self) -> u64 {
+        (self.terms.frames.end - self.terms.frames.start) * self.terms.reply as u64
     }
 
     fn is_done(&self) -> bool {
-        self.measured.ops >= self.terms.frames
+        self.measured.ops >= self.terms.frames.end - self.terms.frames.start
     }
 
     /// Takes what came back, and sends more if it may.
     fn exchange(&mut self, may_send: bool, clock: impl Fn() -> u64) -> Result<Step, Failure> {
         let mut step = Step::default();
-        if !uses_pairs(&mut self.net, &mut self.asking)? {
+        if !self.pair.comes_up()? {
             return Ok(step);
         }
-        for pair in 0..self.flights.len() {
-            while let Some(len) = self.net.receive(pair as u16, &mut self.answer)? {
-                self.came(pair, len, clock())?;
-                step.completed += 1;
-            }
+        while let Some(len) = self.pair.queues.receive(&mut self.answer)? {
+            self.came(len, clock())?;
+            step.completed += 1;
         }
-        let pairs = if may_send { self.flights.len() } else { 0 };
-        for pair in 0..pairs {
-            while self.sent < self.terms.frames && self.flights[pair].len() < self.terms.depth {
-                fill(&mut self.frame, self.sent);
-                let since = clock();
-                if !self.net.send(pair as u16, &self.frame)? {
-                    break;
-                }
-                self.began.get_or_insert(since);
-                self.flights[pair].push_back(Flight { number: self.sent, since });
-                self.sent += 1;
-                step.sent += 1;
+        while may_send && self.next < self.terms.frames.end && self.flights.len() < self.terms.depth {
+            fill(&mut self.frame, self.next);
+            let since = clock();
+            if !self.pair.queues.send(&self.frame)? {
+                break;
             }
+            self.began.get_or_insert(since);
+            self.flights.push_back(Flight { number: self.next, since });
+            self.next += 1;
+            step.sent += 1;
         }
-        step.kicks = u64::from(self.net.kick());
+        step.kicks = u64::from(self.pair.queues.kick());
         if step.completed > 0 {
-            self.page.moved(self.measured.bytes, self.terms.frames * self.terms.reply as u64);
+            self.page.moved(self.measured.bytes, self.total());
             self.page.measured(self.measured);
             self.page.verified(self.measured.bytes);
         }
@@ -162,9 +129,9 @@ impl<T: Transport> Ping<T> {
         Ok(step)
     }
 
-    /// Checks the frame of `len` bytes that came on `pair`: the oldest sent there.
-    fn came(&mut self, pair: usize, len: usize, now: u64) -> Result<(), Failure> {
-        let Some(flight) = self.flights[pair].pop_front() else {
+    /// Checks the frame of `len` bytes that came: the oldest that was sent.
+    fn came(&mut self, len: usize, now: u64) -> Result<(), Failure> {
+        let Some(flight) = self.flights.pop_front() else {
             return Err(wrong(len as u64, "an unexpected frame was received"));
         };
         fill(&mut self.frame, flight.number);
@@ -198,8 +165,13 @@ impl<P: Platform, T: Transport> Worker<P> for Ping<T> {
         true
     }
 
+    /// Frames come back on the pair on which they were sent only when all pairs are in use.
+    fn is_ready(&self) -> bool {
+        self.pair.is_up()
+    }
+
     fn driver(&mut self) -> &mut dyn Interrupts {
-        &mut self.net
+        &mut self.pair
     }
 }
 

@@ -37,6 +37,8 @@ pub trait Platform: Sync {
     fn on_each_cpu<W: Send>(&self, work: &mut [W], run: &(dyn Fn(usize, &mut W) + Sync));
     /// Sleeps until the calling processor's count of interrupts is no longer `seen`. May return early.
     fn wait(&self, cpu: usize, seen: u64);
+    /// Lets the host run other threads, for which the calling processor waits in a loop.
+    fn relax(&self);
     /// Does what [`paravane_spec::builtin::inject::CRASH`] asks for.
     fn crash(&self) -> !;
 }

@@ -36,12 +36,12 @@ impl Header {
         for at in (0..end).step_by(zeroes.len()) {
             put(area, at, &zeroes[..zeroes.len().min(end - at)]);
         }
-        put(area, offset_of!(ReportHeader, disk_count), &(count as u32).to_le_bytes());
+        put(area, offset_of!(ReportHeader, count), &(count as u32).to_le_bytes());
         put_u64(area, offset_of!(ReportHeader, magic), REPORT_MAGIC);
         Self { area }
     }
 
-    /// The report of one device; `None` if it would lie outside.
+    /// The report of one queue; `None` if it would lie outside.
     pub(crate) fn disk(&self, index: usize) -> Option<DiskPage> {
         let offset = DISK_REPORTS as usize + index * size_of::<DiskReport>();
         Some(DiskPage { area: self.area.slice(offset, size_of::<DiskReport>())? })
@@ -112,7 +112,7 @@ pub(crate) struct Measured {
     pub(crate) elapsed_ns: u64,
 }
 
-/// One device's report.
+/// One queue's report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskPage {
     area: Area,

@@ -1,7 +1,6 @@
-//! The work on one device, of any kind, and its driver's interrupts.
+//! The work on one queue of a device, of any kind, and its driver's interrupts.
 use crate::platform::Platform;
 use crate::report::Failure;
-use paravane_driver::blk::Blk;
 use paravane_driver::net::Net;
 use paravane_driver::rng::Rng;
 use paravane_driver::{DriverError, Message, Transport};
@@ -19,7 +18,7 @@ pub(crate) struct Step {
     pub(crate) entropy_bytes: u64,
 }
 
-/// The work on one device.
+/// The work on one queue of a device, or on all of a device.
 pub(crate) trait Worker<P: Platform> {
     /// Takes what came back, and sends what can be sent.
     ///
@@ -38,6 +37,12 @@ pub(crate) trait Worker<P: Platform> {
     fn completes_by_interrupt(&self) -> bool {
         false
     }
+
+    /// Does not end the measured phase while `holds`, if its length is free.
+    fn hold(&mut self, holds: bool) {
+        let _ = holds;
+    }
+
     /// Whether it serves the other devices until [`Worker::finish`], and has no end.
     fn serves(&self) -> bool {
         false
@@ -63,8 +68,9 @@ pub(crate) trait Interrupts {
     /// Suppresses interrupts.
     fn disable_interrupts(&mut self);
 
-    /// Reads and acknowledges the causes of an interrupt.
+    /// Reads and acknowledges the causes of an interrupt of the device. For its first queue.
     fn interrupt(&mut self) -> Result<u32, DriverError>;
+
     /// See [`paravane_driver::Transport::set_message`].
     fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError>;
 }
@@ -83,10 +89,11 @@ macro_rules! interrupts {
             fn interrupt(&mut self) -> Result<u32, DriverError> {
                 self.interrupt()
             }
+
             fn set_message(&self, number: u16, message: Message) -> Result<(), DriverError> {
                 self.device().set_message(number, message)
             }
         }
     )*};
 }
-interrupts!(Blk, Net, Rng);
+interrupts!(Net, Rng);

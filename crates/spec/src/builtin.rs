@@ -4,7 +4,7 @@
 //!
 //! The guest is one flat image, loaded at [`IMAGE_BASE`]. It finds a [`BootInfo`] at [`BOOT_INFO`]
 //! and works on the devices listed there. It keeps a [`ReportHeader`] and one [`DiskReport`] per
-//! disk at [`BootInfo::report_addr`] up to date while it runs, so that the VMM can show progress,
+//! queue at [`BootInfo::report_addr`] up to date while it runs, so that the VMM can show progress,
 //! and can report even if the guest is stopped half-way. The VMM trusts none of it. If the same
 //! program runs as a host thread, it gets the same structures at the same guest-physical addresses.
 //!
@@ -24,7 +24,7 @@ pub const IMAGE_MAGIC: u64 = u64::from_le_bytes(*b"PARAIMG1");
 /// "PARAREPT": [`ReportHeader::magic`].
 pub const REPORT_MAGIC: u64 = u64::from_le_bytes(*b"PARAREPT");
 /// Version of this contract.
-pub const ABI: u32 = 9;
+pub const ABI: u32 = 10;
 
 /// Most devices in one machine.
 pub const MAX_DEVICES: usize = 32;
@@ -43,6 +43,8 @@ pub mod control {
     pub const EVENT: u64 = 0x10;
     /// Measures one exit: the VMM does nothing (used by `doctor`).
     pub const NOP: u64 = 0x14;
+    /// Lets the host run other threads, for which the guest may be waiting.
+    pub const YIELD: u64 = 0x18;
 }
 
 /// Values written to [`control::EVENT`].
@@ -166,6 +168,18 @@ pub mod error {
     pub const MEMORY: u32 = 5;
 }
 
+/// Part `number` of `parts` (at least 1) of `units` of work.
+///
+/// A write test has blocks of [`BootInfo::block`] bytes, a hash job requests, the last one of which may
+/// be short, and a network device frames.
+#[must_use]
+pub const fn part(units: u64, parts: u32, number: u32) -> core::ops::Range<u64> {
+    let (parts, number) = (if parts == 0 { 1 } else { parts as u64 }, number as u64);
+    let (each, more) = (units / parts, units % parts);
+    let start = number * each + if number < more { number } else { more };
+    start..start + each + (number < more) as u64
+}
+
 /// Device, as the VMM made it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -201,14 +215,21 @@ pub struct DeviceEntry {
     pub message_count: u32,
     /// Network device: size of a frame in bytes, from 22 to 65549.
     pub frame: u32,
-    /// Network device: number of queue pairs to use.
-    pub pairs: u32,
+    /// Number of a disk's queues, or of a network device's queue pairs, to use; else 1.
+    ///
+    /// Each does a [`part`] of the work. Queue or pair q is the work of processor [`DeviceEntry::cpu`]
+    /// + q, modulo the number of processors, which takes its messages.
+    pub queues: u32,
     /// Network device: size in bytes of each returning frame, from 22 to 65549.
     ///
     /// It starts with the frame that was sent, with its addresses swapped; the rest is 0.
     pub reply: u32,
-    /// Number of the processor that works on it and takes its interrupts.
+    /// Number of the processor that works on its first queue and takes the interrupts of the device.
     pub cpu: u32,
+    /// Number of the [`DiskReport`] of its first queue. Those of the others follow.
+    pub report: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Boot information of the guest.
@@ -255,8 +276,12 @@ pub struct BootInfo {
     pub transport: u32,
     /// Number of processors, at least 1.
     pub cpus: u32,
-    /// How often each device's messages are moved to another processor while it works.
+    /// How often each queue's messages are moved to another processor while it works.
     pub moves: u32,
+    /// Number of [`DiskReport`]s.
+    pub report_count: u32,
+    /// 0.
+    pub reserved: u32,
     /// The devices.
     pub devices: [DeviceEntry; MAX_DEVICES],
 }
@@ -264,7 +289,7 @@ pub struct BootInfo {
 /// Header of the report area.
 ///
 /// A [`CpuReport`] for each processor follows at [`CPU_REPORTS`],
-/// [`ReportHeader::disk_count`] [`DiskReport`]s at [`DISK_REPORTS`].
+/// [`ReportHeader::count`] [`DiskReport`]s at [`DISK_REPORTS`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReportHeader {
@@ -272,8 +297,8 @@ pub struct ReportHeader {
     pub magic: u64,
     /// Number of disk reports.
     ///
-    /// One per device entry, in the same order, also for other jobs.
-    pub disk_count: u32,
+    /// One for each queue in use, in the order of the device entries, also for other jobs.
+    pub count: u32,
     /// Padding.
     pub reserved: u32,
 }
@@ -329,7 +354,7 @@ pub struct KickReport {
     pub histogram: [u32; HIST_BUCKETS],
 }
 
-/// Report on one disk.
+/// Report on the work on one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DiskReport {
@@ -343,7 +368,7 @@ pub struct DiskReport {
     pub error_sector: u64,
     /// Capacity in sectors, as the device's configuration says.
     pub capacity: u64,
-    /// Number of bytes that the whole job will move.
+    /// Number of bytes that the job will move on this queue.
     pub bytes_total: u64,
     /// Number of bytes moved so far, over all phases.
     pub bytes_done: u64,
@@ -363,8 +388,24 @@ pub struct DiskReport {
     pub pass_map: u64,
     /// Write test: number of entries there.
     pub pass_map_blocks: u64,
-    /// SHA-256 of the disk (hash job).
+    /// SHA-256 of the queue's part of the disk (hash job).
     pub sha256: [u8; 32],
     /// Latencies of the measured phase, see [`HIST_BUCKETS`].
     pub histogram: [u32; HIST_BUCKETS],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_everything_once_and_of_nearly_one_size() {
+        for (units, parts) in [(0, 1), (0, 3), (1, 4), (10, 3), (64, 64), (u64::MAX, 64), (7, 0)] {
+            let all: Vec<_> = (0..parts.max(1)).map(|number| part(units, parts, number)).collect();
+            assert_eq!((all[0].start, all[all.len() - 1].end), (0, units));
+            assert!(all.windows(2).all(|two| two[0].end == two[1].start));
+            let sizes = || all.iter().map(|part| part.end - part.start);
+            assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1, "{units} {parts}");
+        }
+    }
 }

@@ -149,7 +149,7 @@ pub struct RunConfig {
     pub hugepages: bool,
     /// Allocate all RAM at the start.
     pub prefault: bool,
-    /// Requests in flight a disk.
+    /// Requests in flight on each queue of a disk.
     pub depth: u32,
     /// Size of a request in bytes.
     pub block: u32,
@@ -203,7 +203,7 @@ pub struct RunConfig {
     pub vcpu_cpus: Vec<usize>,
     /// Time without progress after which the guest counts as hung.
     pub hang_timeout: Duration,
-    /// How often the messages of each disk and echo are moved to another vCPU while it works.
+    /// How often the messages of each queue of a disk or echo are moved to another vCPU while it works.
     ///
     /// The guest checks that no interrupt is lost, and that the old vCPU takes none afterwards.
     pub moves: u32,

@@ -43,10 +43,12 @@ pub struct DiskResult {
     pub job: &'static str,
     /// Size in bytes.
     pub bytes: u64,
+    /// Number of queues that the guest used, each for a part of the job.
+    pub queues: u32,
     /// SHA-256 in hex.
     ///
-    /// Hash job: the guest's, compared with the host's. Write test: the host's, of the image
-    /// afterwards. Empty if the run ended before.
+    /// Hash job: the host's, if the guest's of each queue's part is right. Write test: the host's, of
+    /// the image afterwards. Empty if the run ended before.
     pub sha256: String,
     /// Bytes whose content the host has verified.
     pub bytes_verified: u64,
@@ -215,6 +217,8 @@ pub struct QueueResult {
     pub device_name: Arc<str>,
     /// Queue index.
     pub queue: u16,
+    /// Number of the guest's CPU that works on it; `None`: it has no CPU of its own.
+    pub cpu: Option<u32>,
     /// Number of the I/O thread that served it last.
     pub io_thread: usize,
     /// Changes of thread.
@@ -282,7 +286,7 @@ pub struct Report {
     pub violations: u64,
     /// Entropy bytes that the guest drew.
     pub entropy_bytes: u64,
-    /// Times that the guest moved a device's messages to another processor.
+    /// Times that the guest moved a queue's or pair's messages to another processor.
     pub moves: u64,
     /// CPU time of all threads in seconds: user (with guest) and system.
     pub host_cpu_s: f64,

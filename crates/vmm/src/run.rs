@@ -10,6 +10,7 @@ mod judge;
 mod latency;
 mod plan;
 mod progress;
+mod queue_reports;
 mod report;
 mod report_area;
 mod verify;
@@ -67,7 +68,8 @@ pub fn run(
         &plan::boot_info(config, &work.entries, accelerator.cpus(), accelerator.clock_khz()),
     )?;
 
-    let area = ReportArea::new(&memory, work.disks.iter().map(|disk| disk.number), accelerator.cpus());
+    let reports = work.disks.iter().flat_map(|disk| disk.reports.clone());
+    let area = ReportArea::new(&memory, reports, accelerator.cpus());
     let (sender, ended) = channel();
     accelerator.prepare()?;
     let dirty = if logging {

@@ -1,4 +1,4 @@
-//! Reads a whole disk in order and hashes it. Never writes.
+//! Reads a disk, or a part of it, in order and hashes it. Never writes.
 //!
 //! ```text
 //!   sent:    0 1 2 3 4 5        chunk n goes to slot n modulo depth
@@ -9,13 +9,16 @@ use super::buffers::Buffers;
 use super::work::Work;
 use crate::report::{DiskPage, Failure};
 use alloc::vec::Vec;
+use core::ops::Range;
 use paravane_spec::blk::SECTOR;
-use paravane_spec::builtin::{error, state};
+use paravane_spec::builtin::{error, part, state};
 use sha2::{Digest, Sha256};
 
 /// The state of the job.
 pub(crate) struct Hash {
-    /// Bytes of the disk.
+    /// Where it begins, in bytes.
+    start: u64,
+    /// Bytes to hash.
     bytes: u64,
     /// Bytes a request.
     chunk: usize,
@@ -30,12 +33,17 @@ pub(crate) struct Hash {
 }
 
 impl Hash {
-    /// A job on a disk of `sectors` sectors; `None`: its size exceeds 64 bits.
+    /// A job on part `number` of `parts` of a disk of `sectors` sectors; `None`: its size exceeds 64 bits.
     ///
     /// `depth` requests of `chunk` bytes (whole sectors) are in flight.
-    pub(crate) fn new(sectors: u64, chunk: usize, depth: usize) -> Option<Self> {
+    pub(crate) fn new(sectors: u64, [number, parts]: [u32; 2], chunk: usize, depth: usize) -> Option<Self> {
+        let bytes = sectors.checked_mul(SECTOR)?;
+        let each = chunk as u64;
+        let Range { start, end } = part(bytes.div_ceil(each), parts, number);
+        let start = start.saturating_mul(each).min(bytes);
         Some(Self {
-            bytes: sectors.checked_mul(SECTOR)?,
+            start,
+            bytes: end.saturating_mul(each).min(bytes) - start,
             chunk,
             sent: 0,
             hashed: 0,
@@ -67,7 +75,7 @@ impl Hash {
         let left = self.bytes.checked_sub(offset).filter(|&left| left > 0)?;
         let slot = self.slot(self.sent);
         let len = left.min(self.chunk as u64) as usize;
-        let work = Work::Read { block: self.sent, sector: offset / SECTOR, len };
+        let work = Work::Read { block: self.sent, sector: (self.start + offset) / SECTOR, len };
         self.sent += 1;
         Some((slot, work))
     }
@@ -99,7 +107,7 @@ impl Hash {
 
     /// Puts the digest into the report once everything is hashed.
     ///
-    /// An empty disk is so from the start.
+    /// An empty part is so from the start.
     pub(crate) fn finish_if_all(&mut self, page: &DiskPage) {
         if self.hashed == self.bytes.div_ceil(self.chunk as u64) && !self.finished {
             self.finished = true;

@@ -34,6 +34,13 @@ impl Job {
         }
     }
 
+    /// Keeps the job in its measured phase while `holds`, if the length of that is free.
+    pub(crate) fn hold(&mut self, holds: bool) {
+        if let Self::WriteTest(test) = self {
+            test.hold(holds);
+        }
+    }
+
     /// One of the `state` codes.
     pub(crate) fn state(&self) -> u32 {
         match self {

@@ -1,4 +1,4 @@
-//! One disk at work: keeps requests in flight, and its report up to date.
+//! One queue of a disk at work: keeps requests in flight, and its report up to date.
 use super::buffers::Buffers;
 use super::driver::Disk;
 use super::job::Job;
@@ -12,7 +12,7 @@ use paravane_driver::blk::Request;
 use paravane_spec::blk::S_OK;
 use paravane_spec::builtin::{error, state};
 
-/// One disk and its job.
+/// One queue of a disk, and its part of the job.
 pub(crate) struct Lane<D> {
     disk: D,
     job: Job,
@@ -54,6 +54,11 @@ impl<D: Disk> Lane<D> {
     /// Whether the job is done.
     pub(super) fn is_done(&self) -> bool {
         self.state == state::DONE
+    }
+
+    /// See [`Worker::hold`].
+    pub(super) fn hold(&mut self, holds: bool) {
+        self.job.hold(holds);
     }
 
     /// Takes completed requests, and sends as many as fit.
@@ -168,6 +173,10 @@ impl<P: Platform, D: Disk> Worker<P> for Lane<D> {
 
     fn completes_by_interrupt(&self) -> bool {
         true
+    }
+
+    fn hold(&mut self, holds: bool) {
+        self.hold(holds);
     }
 
     fn driver(&mut self) -> &mut dyn Interrupts {

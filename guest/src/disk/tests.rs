@@ -11,7 +11,7 @@ use paravane_driver::blk::{Done, Request};
 use paravane_driver::{DriverError, Message, Pool};
 use paravane_spec::blk::{S_IOERR, S_OK};
 use paravane_spec::builtin::{
-    ABI, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, error, order, state,
+    ABI, BOOT_MAGIC, BootInfo, DISK_REPORTS, DeviceEntry, DiskReport, MAX_DEVICES, error, order, part, state,
 };
 use sha2::{Digest, Sha256};
 use std::rc::Rc;
@@ -254,7 +254,9 @@ fn info(depth: u32, block: u32, duration_ns: u64, read_percent: u32) -> BootInfo
         transport: 0,
         cpus: 1,
         moves: 0,
-        devices: [DeviceEntry::default(); MAX_DEVICES],
+        report_count: 1,
+        reserved: 0,
+        devices: [DeviceEntry { queues: 1, ..DeviceEntry::default() }; MAX_DEVICES],
     }
 }
 
@@ -275,13 +277,24 @@ fn work(lane: &mut Lane<Fake>) -> Result<(), Failure> {
 
 fn hash(disk: &Fake, memory: &mut Memory, depth: u32) -> Result<(), Failure> {
     let page = memory.header.disk(0).unwrap();
-    let mut lane = hash_lane(disk.clone(), &info(depth, 4096, 0, 0), page, &mut memory.pool)?;
+    let mut lane = hash_lane(disk.clone(), &info(depth, 4096, 0, 0), [0, 1], page, &mut memory.pool)?;
     work(&mut lane)
 }
 
 fn write_test(disk: &Fake, memory: &mut Memory, info: BootInfo, span: u64) -> Result<(), Failure> {
+    write_part(disk, memory, info, span, [0, 1])
+}
+
+fn write_part(
+    disk: &Fake,
+    memory: &mut Memory,
+    mut info: BootInfo,
+    span: u64,
+    [lane, queues]: [u32; 2],
+) -> Result<(), Failure> {
     let page = memory.header.disk(0).unwrap();
-    let mut lane = test_lane(disk.clone(), &info, 0, span, page, &mut memory.pool)?;
+    (info.devices[0].span, info.devices[0].queues) = (span, queues);
+    let mut lane = test_lane(disk.clone(), &info, 0, lane, page, &mut memory.pool)?;
     work(&mut lane)
 }
 
@@ -317,6 +330,74 @@ fn a_disk_of_any_size_is_hashed_in_order() {
         assert_eq!((inside.writes, inside.flushes), (0, 0), "a hash job never writes");
         assert!(inside.most_in_flight <= (depth as usize).min(inside.slots));
     }
+}
+
+#[test]
+fn a_queue_hashes_its_part_alone() {
+    const CHUNK: usize = 64 << 10;
+    for (sectors, parts) in [(1000, 2), (1500, 5), (128, 3), (129, 2)] {
+        let mut read = 0;
+        for number in 0..parts {
+            let (disk, mut memory) = (Fake::new(sectors), memory());
+            let page = memory.header.disk(0).unwrap();
+            let info = info(4, 4096, 0, 0);
+            let lane = hash_lane(disk.clone(), &info, [number, parts], page, &mut memory.pool);
+            work(&mut lane.unwrap()).unwrap();
+            let units = part((sectors as u64 * 512).div_ceil(CHUNK as u64), parts, number);
+            let data = &disk.0.borrow().data;
+            let bytes = |units: u64| (units as usize * CHUNK).min(data.len());
+            let expected: [u8; 32] = Sha256::digest(&data[bytes(units.start)..bytes(units.end)]).into();
+            let report = memory.report();
+            assert_eq!((report.sha256, report.state), (expected, state::DONE), "{number} of {parts}");
+            read += report.bytes_done;
+        }
+        assert_eq!(read, sectors as u64 * 512);
+    }
+}
+
+#[test]
+fn queues_write_their_parts_side_by_side() {
+    const BLOCK: usize = 4096;
+    let disk = Fake::new(1000);
+    let mut passes = Vec::new();
+    for lane in 0..3 {
+        let mut memory = memory();
+        let terms = info(4, BLOCK as u32, 200_000, 50);
+        write_part(&disk, &mut memory, terms, 100 * BLOCK as u64, [lane, 3]).unwrap();
+        let report = memory.report();
+        assert_eq!((report.state, report.pass_map_blocks), (state::DONE, if lane == 0 { 34 } else { 33 }));
+        passes.extend(memory.pass_map());
+    }
+    assert_eq!(passes.len(), 100);
+    assert!(passes.iter().any(|&pass| pass > 1));
+    assert_pattern(&disk, &passes, BLOCK);
+    // Fewer blocks than queues.
+    let refused = write_part(&disk, &mut memory(), info(4, 4096, 0, 50), 2 * 4096, [2, 3]);
+    assert_eq!(refused.unwrap_err().error, error::SETUP);
+}
+
+#[test]
+fn a_mixed_phase_that_is_held_goes_on() {
+    let (disk, mut memory) = (Fake::new(64), memory());
+    let page = memory.header.disk(0).unwrap();
+    let mut info = info(4, 4096, 0, 50);
+    info.devices[0].span = 64 * 512;
+    let mut lane = test_lane(disk, &info, 0, 0, page, &mut memory.pool).unwrap();
+    let now = Cell::new(0);
+    let turn = |lane: &mut Lane<Fake>| {
+        now.set(now.get() + 1000);
+        lane.turn(|| now.get()).unwrap()
+    };
+    lane.hold(true);
+    for _ in 0..1000 {
+        turn(&mut lane);
+    }
+    assert_eq!(memory.report().state, state::MIX);
+    lane.hold(false);
+    for _ in 0..1000 {
+        turn(&mut lane);
+    }
+    assert!(lane.is_done());
 }
 
 #[test]
@@ -482,7 +563,7 @@ fn too_little_memory_is_said_so() {
     let test = write_test(&disk, &mut memory, info(16, 1 << 20, 0, 50), 1 << 24);
     assert_eq!(test.unwrap_err().error, error::MEMORY);
     let page = memory.header.disk(0).unwrap();
-    let lane = hash_lane(disk, &info(16, 1 << 20, 0, 0), page, &mut memory.pool);
+    let lane = hash_lane(disk, &info(16, 1 << 20, 0, 0), [0, 1], page, &mut memory.pool);
     assert_eq!(lane.map(|_| ()).unwrap_err().error, error::MEMORY);
 }
 

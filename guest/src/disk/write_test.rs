@@ -25,7 +25,9 @@ const SECTOR_LEN: usize = SECTOR as usize;
 /// Settings of the test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteTestParams {
-    /// Whole blocks to work on, from the start of the disk; not 0.
+    /// The first block to work on.
+    pub(crate) first: u64,
+    /// Whole blocks to work on; not 0. Their numbers here begin at 0.
     pub(crate) blocks: u64,
     /// Bytes a block, whole sectors.
     pub(crate) block: usize,
@@ -62,12 +64,23 @@ pub(crate) struct WriteTest {
     map: DmaArea,
     verified: u64,
     mixed: u64,
+    /// The mixed phase goes on.
+    is_held: bool,
 }
 
 impl WriteTest {
     /// `map` has four zero bytes for each block.
     pub(crate) fn new(terms: WriteTestParams, chance: Chance, map: DmaArea) -> Self {
-        Self { terms, phase: Phase::Fill { next: 0 }, chance, turn: 0, map, verified: 0, mixed: 0 }
+        Self {
+            terms,
+            phase: Phase::Fill { next: 0 },
+            chance,
+            turn: 0,
+            map,
+            verified: 0,
+            mixed: 0,
+            is_held: false,
+        }
     }
 
     pub(crate) fn state(&self) -> u32 {
@@ -78,6 +91,11 @@ impl WriteTest {
             Phase::ReadBack { .. } => state::READ_BACK,
             Phase::Done => state::DONE,
         }
+    }
+
+    /// Does not end the mixed phase while `holds`.
+    pub(crate) fn hold(&mut self, holds: bool) {
+        self.is_held = holds;
     }
 
     pub(crate) fn is_mixing(&self) -> bool {
@@ -102,7 +120,7 @@ impl WriteTest {
                     self.phase = Phase::Fill { next: next + 1 };
                     return Some((slot, self.write(next, 1, slot, buffers)));
                 }
-                Phase::Mix { end } if now < end => return self.mix(slot, flights, buffers),
+                Phase::Mix { end } if now < end || self.is_held => return self.mix(slot, flights, buffers),
                 Phase::ReadBack { next } if next < blocks => {
                     self.phase = Phase::ReadBack { next: next + 1 };
                     return Some((slot, self.read(next)));
@@ -217,7 +235,7 @@ impl WriteTest {
     }
 
     fn sector(&self, block: u64) -> u64 {
-        block * (self.terms.block as u64 / SECTOR)
+        (self.terms.first + block) * (self.terms.block as u64 / SECTOR)
     }
 
     fn pass(&self, block: u64) -> u32 {

@@ -1,25 +1,31 @@
-//! Moves the messages of a device from processor to processor while it works.
+//! Moves the messages of a queue or pair from processor to processor while it works.
 //!
 //! ```text
 //! arm interrupts -> move to the next processor -> a request completes: an interrupt must have come, somewhere
 //!                     '--> from then on none may come to the processor before
 //! ```
 use super::shared::Shared;
+use crate::connection::queues_of_lane;
 use crate::platform::Platform;
 use crate::report::Failure;
 use crate::worker::Interrupts;
+use core::ops::Range;
 use paravane_driver::Message;
 use paravane_spec::builtin::{DeviceEntry, IRQ_VECTOR_BASE, error, message_address};
 
 /// Time in nanoseconds for an interrupt to arrive.
 const PATIENCE: u64 = 20_000_000_000;
+/// Looks between two that let the host run other threads.
+const SPINS: u32 = 1000;
 /// Interrupt that a processor takes after all messages that were sent to it before.
 const FENCE: u32 = 0;
 
-/// The messages of one device.
+/// The messages of one lane.
 pub(super) struct Mover {
+    /// Their numbers at the device.
+    sources: Range<u16>,
+    /// The interrupt of the first one; those of the others follow.
     first: u32,
-    count: u32,
     /// The processor that they go to now.
     to: usize,
     /// The processor that they must not go to, and its count.
@@ -27,13 +33,22 @@ pub(super) struct Mover {
     /// Interrupts taken when they were armed last, unless one has come since.
     armed: Option<u64>,
     left: u32,
+    /// When it moved last; 0: not yet.
+    moved_at: u64,
 }
 
 impl Mover {
-    /// Of the device of `entry`, whose messages are to move `moves` times.
-    pub(super) fn new(entry: &DeviceEntry, moves: u32) -> Self {
-        let (first, count) = (entry.messages, entry.message_count);
-        Self { first, count, to: entry.cpu as usize, quiet: None, armed: None, left: moves }
+    /// Of queue or pair `lane` of the device of `entry`, whose work is on processor `cpu`.
+    ///
+    /// Its messages are to move `moves` times.
+    pub(super) fn new(entry: &DeviceEntry, lane: u32, cpu: usize, moves: u32) -> Self {
+        let queues = queues_of_lane(entry);
+        // The first one has the configuration change's as well.
+        let start = if lane == 0 { 0 } else { lane * queues + 1 };
+        let end = ((lane + 1) * queues + 1).min(entry.message_count);
+        let sources = start as u16..end as u16;
+        let first = entry.messages + start;
+        Self { sources, first, to: cpu, quiet: None, armed: None, left: moves, moved_at: 0 }
     }
 
     /// Whether there is something left to do.
@@ -43,7 +58,8 @@ impl Mover {
 
     /// Interrupts that a processor has taken on these messages.
     fn taken_by<P: Platform>(&self, platform: &P, cpu: usize) -> u64 {
-        (self.first..self.first + self.count).map(|number| platform.interrupts_on(cpu, number)).sum()
+        let numbers = self.first..self.first + self.sources.len() as u32;
+        numbers.map(|number| platform.interrupts_on(cpu, number)).sum()
     }
 
     fn taken<P: Platform>(&self, shared: &Shared<'_, P>) -> u64 {
@@ -70,6 +86,13 @@ impl Mover {
         if self.armed.is_some() || self.left == 0 {
             return Ok(false);
         }
+        let now = shared.platform.now_ns();
+        if self.moved_at == 0 {
+            self.moved_at = now;
+        }
+        if now.saturating_sub(self.moved_at) > PATIENCE {
+            return Err(failure(u64::from(self.left), "interrupts are never awaited, and cannot be moved"));
+        }
         let before = self.taken(shared);
         if driver.enable_interrupts() {
             // No interrupt comes for what is there.
@@ -81,6 +104,7 @@ impl Mover {
         // They are at home in the end.
         let next = if self.left == 0 { home } else { (self.to + 1) % shared.cpus };
         self.move_to(next, driver, shared)?;
+        self.moved_at = now;
         Ok(true)
     }
 
@@ -92,21 +116,28 @@ impl Mover {
     ) -> Result<(), Failure> {
         self.check_quiet(shared)?;
         let before = core::mem::replace(&mut self.to, next);
-        for (source, number) in (self.first..self.first + self.count).enumerate() {
+        for (source, number) in self.sources.clone().zip(self.first..) {
             let data = u32::from(IRQ_VECTOR_BASE) + number;
-            driver.set_message(source as u16, Message { address: message_address(next as u32), data })?;
+            driver.set_message(source, Message { address: message_address(next as u32), data })?;
         }
         if before != next {
             // Messages that were sent before may be pending at the processor.
-            let platform = shared.platform;
-            let fences = platform.interrupts_on(before, FENCE);
-            platform.interrupt(before, FENCE);
-            self.wait(shared, "a processor takes no interrupts", || {
-                platform.interrupts_on(before, FENCE) != fences
-            })?;
-            self.quiet = Some((before, self.taken_by(platform, before)));
+            self.fence(before, shared)?;
+            self.quiet = Some((before, self.taken_by(shared.platform, before)));
         }
         Ok(())
+    }
+
+    /// Waits until a processor has taken all messages that were sent to it.
+    fn fence<P: Platform>(&self, cpu: usize, shared: &Shared<'_, P>) -> Result<(), Failure> {
+        let platform = shared.platform;
+        let slow = "a processor takes no interrupts";
+        self.wait(shared, slow, || shared.begin_fence(cpu))?;
+        let fences = platform.interrupts_on(cpu, FENCE);
+        platform.interrupt(cpu, FENCE);
+        let taken = self.wait(shared, slow, || platform.interrupts_on(cpu, FENCE) != fences);
+        shared.end_fence(cpu);
+        taken
     }
 
     fn check_quiet<P: Platform>(&mut self, shared: &Shared<'_, P>) -> Result<(), Failure> {
@@ -125,13 +156,19 @@ impl Mover {
         is_over: impl Fn() -> bool,
     ) -> Result<(), Failure> {
         let start = shared.platform.now_ns();
-        while !is_over() {
+        loop {
+            for _ in 0..SPINS {
+                if is_over() {
+                    return Ok(());
+                }
+                core::hint::spin_loop();
+            }
             if shared.platform.now_ns() - start > PATIENCE {
                 return Err(failure(self.to as u64, reason));
             }
-            core::hint::spin_loop();
+            // What it waits for may wait for the host's CPU.
+            shared.platform.relax();
         }
-        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 use crate::console::{Console, milestone};
 use crate::platform::Platform;
 use crate::report::Failure;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use paravane_spec::builtin::{BootInfo, WAKE, completion, event, inject};
 
@@ -19,9 +20,11 @@ pub(crate) struct Shared<'p, P> {
     printing: AtomicBool,
     /// Whether the first request is out.
     started: AtomicBool,
-    /// Devices on which the others cannot rely yet.
+    /// Whether a processor waits for the other to take a fence.
+    fencing: Vec<AtomicBool>,
+    /// Lanes on which the others cannot rely yet.
     unready: AtomicUsize,
-    /// Devices whose work has an end and is not done.
+    /// Lanes whose work has an end and is not done.
     left: AtomicUsize,
     /// Processors in a measured phase.
     measuring: AtomicUsize,
@@ -30,15 +33,15 @@ pub(crate) struct Shared<'p, P> {
 }
 
 impl<'p, P: Platform> Shared<'p, P> {
-    /// For processors with these numbers of devices: all, and those whose work has an end.
+    /// For processors with these numbers of lanes: all, and those whose work has an end.
     pub(crate) fn new(
         platform: &'p P,
         console: Console<'p, P>,
         info: &BootInfo,
-        devices: impl Iterator<Item = [usize; 2]>,
+        lanes: impl Iterator<Item = [usize; 2]>,
     ) -> Self {
         let mut sums = [0, 0];
-        let cpus = devices.map(|[all, ending]| sums = [sums[0] + all, sums[1] + ending]).count();
+        let cpus = lanes.map(|[all, ending]| sums = [sums[0] + all, sums[1] + ending]).count();
         let [unready, left] = sums.map(AtomicUsize::new);
         Self {
             platform,
@@ -48,6 +51,7 @@ impl<'p, P: Platform> Shared<'p, P> {
             console,
             printing: AtomicBool::new(false),
             started: AtomicBool::new(false),
+            fencing: (0..cpus).map(|_| AtomicBool::new(false)).collect(),
             unready,
             left,
             measuring: AtomicUsize::new(0),
@@ -55,7 +59,7 @@ impl<'p, P: Platform> Shared<'p, P> {
         }
     }
 
-    /// Whether every device can be relied on.
+    /// Whether every lane can be relied on.
     pub(super) fn all_are_ready(&self) -> bool {
         // Acquire, pairs with the release of the last `one_is_ready`.
         self.unready.load(Ordering::Acquire) == 0
@@ -67,14 +71,14 @@ impl<'p, P: Platform> Shared<'p, P> {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    /// A device of processor `cpu` can be relied on.
+    /// A lane of processor `cpu` can be relied on.
     pub(super) fn one_is_ready(&self, cpu: usize) {
         if self.unready.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.wake_others(cpu);
         }
     }
 
-    /// A device of processor `cpu` is done.
+    /// A lane of processor `cpu` is done.
     pub(super) fn one_is_done(&self, cpu: usize) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.wake_others(cpu);
@@ -82,7 +86,25 @@ impl<'p, P: Platform> Shared<'p, P> {
     }
 
     fn wake_others(&self, cpu: usize) {
-        (0..self.cpus).filter(|other| *other != cpu).for_each(|other| self.platform.interrupt(other, WAKE));
+        (0..self.cpus).filter(|other| *other != cpu).for_each(|other| self.wake(other));
+    }
+
+    /// Wakes a processor that sleeps, or is about to.
+    pub(super) fn wake(&self, cpu: usize) {
+        self.platform.interrupt(cpu, WAKE);
+    }
+
+    /// Begins to wait for `cpu` to take a fence; `false`: another processor waits for one.
+    ///
+    /// With one fence at a time, the next that is taken is the one that was sent.
+    pub(super) fn begin_fence(&self, cpu: usize) -> bool {
+        // Acquire, pairs with the release in `end_fence`: the count of fences is that after the last.
+        !self.fencing[cpu].swap(true, Ordering::Acquire)
+    }
+
+    /// The fence was taken, or is not waited for any more.
+    pub(super) fn end_fence(&self, cpu: usize) {
+        self.fencing[cpu].store(false, Ordering::Release);
     }
 
     /// Whether a request that was just published is the first of all.
@@ -113,12 +135,12 @@ impl<'p, P: Platform> Shared<'p, P> {
     }
 
     /// Tells the operator of a failure.
-    pub(super) fn tell(&self, number: usize, failure: &Failure) {
+    pub(super) fn tell(&self, number: usize, lane: u32, failure: &Failure) {
         // Acquire and release: the console's memory is one processor's at a time.
         while self.printing.swap(true, Ordering::Acquire) {
             core::hint::spin_loop();
         }
-        self.console.tell(number, failure);
+        self.console.tell(number, lane, failure);
         self.printing.store(false, Ordering::Release);
     }
 

@@ -62,6 +62,7 @@ impl Console {
                     self.counters.first_io();
                 }
             }
+            control::YIELD => std::thread::yield_now(),
             _ => {}
         }
         None

@@ -1,13 +1,15 @@
 //! Judges the jobs: the guest's figures, and whether the host agrees.
+use super::plan::DiskPlan;
+use super::queue_reports::QueueReports;
 use super::report::Over;
 use super::work::{Card, Disk, Entropy};
 use crate::job::{DiskWork, Traffic};
 use crate::report::{DiskResult, GuestFailure, NetResult, Outcome};
-use crate::run::latency;
 use crate::run::verify::{self, Expected, Unfinished};
 use crate::run::watch::Verdict;
 use paravane_device::net::Totals;
 use paravane_spec::builtin::{DiskReport, error, exit, state};
+use std::ops::Range;
 
 impl Over<'_> {
     /// The outcome, the disks' figures, and the bytes moved.
@@ -27,13 +29,11 @@ impl Over<'_> {
         let mut moved = 0_u64;
         let mut results = Vec::with_capacity(disks.len());
         for disk in disks {
-            let report = self.area.device(disk.number);
-            let mut result = figures(disk, report.as_ref());
-            if let Some(report) = &report {
-                moved = moved.saturating_add(report.bytes_done);
-            }
+            let reports = QueueReports::read(self.area, &disk.reports);
+            let mut result = figures(disk, &reports);
+            moved = moved.saturating_add(reports.bytes_done());
             if done && outcome == Outcome::Verified {
-                match self.look(disk, report.as_ref(), &mut result) {
+                match self.look(disk, &reports, &mut result) {
                     Ok(()) => {}
                     Err(Unfinished::Cancelled) => outcome = Outcome::Cancelled,
                     Err(Unfinished::Failed(what)) => result.problem = Some(what),
@@ -55,8 +55,8 @@ impl Over<'_> {
 
     /// Figures of a card, and whether guest and device count the same frames.
     pub(super) fn judge_net(&self, card: &Card, counted: &Totals, finished: bool) -> NetResult {
-        let Card { number, mac, pairs, job: net } = card;
-        let report = self.area.device(*number);
+        let Card { number, mac, pairs, job: net, reports } = card;
+        let reports = QueueReports::read(self.area, reports);
         let mut result = NetResult {
             network: net.network,
             mac: *mac,
@@ -70,20 +70,17 @@ impl Over<'_> {
             p999_us: 0.0,
             problem: None,
         };
-        if let Some(report) = &report {
+        if let Some(all) = reports.all() {
             let (sent, received) = match net.traffic {
                 Traffic::Send => (net.frames, 0),
                 Traffic::Receive => (0, net.frames),
                 Traffic::Exchange | Traffic::Mirror => (net.frames, net.frames),
             };
-            result.frames = report.ops.min(counted.transmitted.max(counted.received));
-            if report.elapsed_ns > 0 {
-                result.per_s = report.ops as f64 / (report.elapsed_ns as f64 * 1e-9);
-            }
-            [result.p50_us, result.p99_us, result.p999_us] =
-                latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
+            result.frames = reports.ops().min(counted.transmitted.max(counted.received));
+            [result.per_s, _] = reports.rates();
+            [result.p50_us, result.p99_us, result.p999_us] = reports.latencies();
             let lost = (counted.transmitted, counted.received) != (sent, received);
-            result.problem = net_problem(report).or_else(|| {
+            result.problem = all.into_iter().find_map(net_problem).or_else(|| {
                 lost.then(|| {
                     format!(
                         "expected {sent} frames sent and {received} received, but the card counted {counted:?}"
@@ -115,82 +112,84 @@ impl Over<'_> {
     }
 
     /// Compares the image with its expected content.
-    fn look(
-        &self,
-        disk: &Disk,
-        report: Option<&DiskReport>,
-        result: &mut DiskResult,
-    ) -> Result<(), Unfinished> {
+    fn look(&self, disk: &Disk, reports: &QueueReports, result: &mut DiskResult) -> Result<(), Unfinished> {
         let unfinished = |what: String| Err(Unfinished::Failed(what));
-        let Some(report) = report else {
+        let Some(reports) = reports.all() else {
             return unfinished("the guest's memory holds no report".into());
         };
-        if let Some(problem) = guest_problem(report) {
+        if let Some(problem) = reports.iter().copied().find_map(guest_problem) {
             return unfinished(problem + &self.fault(disk.number));
         }
+        let Disk { job, plan, .. } = disk;
         let cancel = &self.progress.cancel;
-        match disk.plan.work {
+        match plan.work {
             DiskWork::Hash => {
-                result.sha256 = verify::hex(&report.sha256);
-                let ours = verify::hash(&disk.job.image, disk.plan.bytes, cancel)?;
-                if ours == report.sha256 {
-                    result.bytes_verified = disk.plan.bytes;
-                } else {
-                    result.problem =
-                        Some(format!("the guest's SHA-256 differs from the host's, {}", verify::hex(&ours)));
+                let (ours, of_parts) = verify::hash(&job.image, plan.parts(), cancel)?;
+                result.sha256 = verify::hex(&ours);
+                for (part, (report, ours)) in plan.parts().zip(reports.into_iter().zip(&of_parts)) {
+                    if report.sha256 == *ours {
+                        result.bytes_verified += part.end - part.start;
+                    } else if result.problem.is_none() {
+                        result.problem = Some(wrong_hash(plan, &part, &report.sha256, ours));
+                    }
                 }
             }
             DiskWork::WriteTest => {
                 let block = u64::from(self.config.block);
-                let blocks = disk.plan.span / block;
-                if report.pass_map_blocks != blocks {
-                    let given = report.pass_map_blocks;
-                    return unfinished(format!(
-                        "the guest's pass map has {given} entries instead of {blocks}"
-                    ));
+                for (part, report) in plan.parts().zip(reports) {
+                    let blocks = (part.end - part.start) / block;
+                    if report.pass_map_blocks != blocks {
+                        let given = report.pass_map_blocks;
+                        return unfinished(format!(
+                            "the guest's pass map has {given} entries instead of {blocks}"
+                        ));
+                    }
+                    let expected = Expected { seed: self.config.seed, block, part, map: report.pass_map };
+                    let found = verify::pattern(&job.image, self.area, &expected, cancel)?;
+                    result.bytes_verified += found.verified;
+                    result.problem = result.problem.take().or(found.mismatch);
                 }
-                let expected =
-                    Expected { seed: self.config.seed, block, span: disk.plan.span, map: report.pass_map };
-                let found = verify::pattern(&disk.job.image, self.area, &expected, cancel)?;
-                result.bytes_verified = found.verified;
-                result.problem = found.mismatch;
-                result.sha256 = verify::hex(&verify::hash(&disk.job.image, disk.plan.bytes, cancel)?);
+                let (whole, _) = verify::hash(&job.image, [0..plan.bytes], cancel)?;
+                result.sha256 = verify::hex(&whole);
             }
         }
         Ok(())
     }
 }
 
+/// The problem of a part, or a whole disk, whose hash is not the host's.
+fn wrong_hash(plan: &DiskPlan, part: &Range<u64>, theirs: &[u8; 32], ours: &[u8; 32]) -> String {
+    let [theirs, ours] = [theirs, ours].map(|digest| verify::hex(digest));
+    let of = match plan.queues {
+        1 => String::new(),
+        _ => format!(" of bytes {} to {}", part.start, part.end),
+    };
+    format!("the guest's SHA-256{of}, {theirs}, differs from the host's, {ours}")
+}
+
 /// Rates and latencies, as the guest reports them.
-fn figures(disk: &Disk, report: Option<&DiskReport>) -> DiskResult {
-    let mut result = DiskResult {
+fn figures(disk: &Disk, reports: &QueueReports) -> DiskResult {
+    let [iops, bytes_s] = reports.rates();
+    let [p50_us, p99_us, p999_us] = reports.latencies();
+    DiskResult {
         path: disk.job.path.clone(),
         job: match disk.plan.work {
             DiskWork::Hash => "hash",
             DiskWork::WriteTest => "write-test",
         },
         bytes: disk.plan.bytes,
+        queues: disk.plan.queues,
         sha256: String::new(),
         bytes_verified: 0,
-        requests: 0,
-        iops: 0.0,
-        mb_s: 0.0,
-        p50_us: 0.0,
-        p99_us: 0.0,
-        p999_us: 0.0,
+        requests: reports.ops(),
+        iops,
+        mb_s: bytes_s / 1e6,
+        p50_us,
+        p99_us,
+        p999_us,
         engine: disk.job.engine.clone(),
         problem: None,
-    };
-    let Some(report) = report else { return result };
-    if report.elapsed_ns > 0 {
-        let seconds = report.elapsed_ns as f64 * 1e-9;
-        result.requests = report.ops;
-        result.iops = report.ops as f64 / seconds;
-        result.mb_s = report.bytes as f64 / 1e6 / seconds;
     }
-    [result.p50_us, result.p99_us, result.p999_us] =
-        latency::percentiles(&report.histogram, [50.0, 99.0, 99.9]);
-    result
 }
 
 fn exit_reason(code: u32, last_message: &str) -> String {

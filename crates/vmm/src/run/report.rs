@@ -1,5 +1,6 @@
 //! The report of a run that is over.
 use super::Progress;
+use super::plan;
 use super::report_area::ReportArea;
 use super::watch::Verdict;
 use super::work::Work;
@@ -63,6 +64,7 @@ impl Over<'_> {
         let first = counters.boot();
         let boot = counters.first_request().map(|at| at.saturating_duration_since(self.started));
         let attached = self.machine.bus.devices();
+        let queues = self.machine.named().flat_map(|named| self.queue_results(named)).collect();
         Report {
             outcome,
             accel: self.accel,
@@ -92,7 +94,7 @@ impl Over<'_> {
             kick_stops: self.area.kick_stops(),
             kicks: self.counters.kicks(),
             exit_kicks: attached.iter().map(AttachedDevice::exit_kicks).sum(),
-            queues: self.machine.named().flat_map(queue_results).collect(),
+            queues,
             io_threads: self.machine.figures(),
             interrupts: attached.iter().map(AttachedDevice::interrupts).sum(),
             messages: attached.iter().map(AttachedDevice::messages).sum(),
@@ -109,18 +111,21 @@ impl Over<'_> {
             resident_overhead: footprint::resident_beyond(self.region),
         }
     }
-}
 
-/// The queues of `device` that ran.
-fn queue_results((device, name): (&AttachedDevice, &Arc<str>)) -> Vec<QueueResult> {
-    let result = |queue: &QueueStatus| QueueResult {
-        device: device.number(),
-        device_name: Arc::clone(name),
-        queue: queue.queue,
-        io_thread: queue.thread,
-        moves: queue.moves,
-        kicks_by: queue.kicks_by,
-        exit_kicks: queue.exit_kicks,
-    };
-    device.queues().iter().map(result).collect()
+    /// The queues of `device` that ran.
+    fn queue_results(&self, (device, name): (&AttachedDevice, &Arc<str>)) -> Vec<QueueResult> {
+        let number = device.number();
+        let cpu = |queue| plan::cpu_of(&self.work.entries, number, queue, self.area.cpus());
+        let result = |queue: &QueueStatus| QueueResult {
+            device: number,
+            device_name: Arc::clone(name),
+            queue: queue.queue,
+            cpu: cpu(queue.queue),
+            io_thread: queue.thread,
+            moves: queue.moves,
+            kicks_by: queue.kicks_by,
+            exit_kicks: queue.exit_kicks,
+        };
+        device.queues().iter().map(result).collect()
+    }
 }

@@ -13,15 +13,21 @@ use std::sync::atomic::Ordering;
 /// The report area of one machine.
 pub(crate) struct ReportArea {
     memory: Memory,
+    /// Numbers of the reports on queues of disks.
     disks: Vec<usize>,
     /// Number of processors.
     cpus: u16,
 }
 
 impl ReportArea {
-    /// `disks` are the numbers of the disks among the devices.
+    /// `disks` are the numbers of the reports on queues of disks.
     pub(crate) fn new(memory: &Memory, disks: impl IntoIterator<Item = usize>, cpus: u16) -> Self {
         Self { memory: memory.clone(), disks: disks.into_iter().collect(), cpus }
+    }
+
+    /// Number of processors.
+    pub(crate) fn cpus(&self) -> u16 {
+        self.cpus
     }
 
     /// The counters of all processors; `None` before the guest has started.
@@ -50,8 +56,8 @@ impl ReportArea {
         Some(sum)
     }
 
-    /// Report on one device.
-    pub(crate) fn device(&self, number: usize) -> Option<DiskReport> {
+    /// Report on one queue.
+    pub(crate) fn queue(&self, number: usize) -> Option<DiskReport> {
         let offset = DISK_REPORTS + (number as u64) * size_of::<DiskReport>() as u64;
         self.memory.handle().enter().read_obj(REPORT_BASE + offset, Access::READ).ok()
     }
@@ -73,7 +79,7 @@ impl ReportArea {
     pub(crate) fn show(&self, progress: &Progress) -> u64 {
         let Some(totals) = self.totals() else { return 0 };
         let (mut done, mut total, mut phase) = (0_u64, 0_u64, state::DONE);
-        for report in self.disks.iter().filter_map(|&number| self.device(number)) {
+        for report in self.disks.iter().filter_map(|&number| self.queue(number)) {
             done = done.saturating_add(report.bytes_done.min(report.bytes_total));
             total = total.saturating_add(report.bytes_total);
             phase = phase.min(report.state);
@@ -134,6 +140,6 @@ mod tests {
     fn a_memory_without_a_report_area_has_no_report() {
         let memory = memory(1 << 20);
         let area = ReportArea::new(&memory, [0], 1);
-        assert!(area.totals().is_none() && area.device(0).is_none());
+        assert!(area.totals().is_none() && area.queue(0).is_none());
     }
 }

@@ -5,6 +5,7 @@ use paravane_spec::blk::SECTOR;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,25 +29,35 @@ impl From<io::Error> for Unfinished {
     }
 }
 
-/// SHA-256 of the first `bytes` bytes.
+/// SHA-256 of the bytes of `parts`, which follow each other from 0 on, and of each.
 ///
 /// # Errors
 /// The image could not be read, or the operator cancelled.
-pub(crate) fn hash(image: &File, bytes: u64, cancel: &AtomicBool) -> Result<[u8; 32], Unfinished> {
+pub(crate) fn hash(
+    image: &File,
+    parts: impl IntoIterator<Item = Range<u64>>,
+    cancel: &AtomicBool,
+) -> Result<([u8; 32], Vec<[u8; 32]>), Unfinished> {
     let mut sha256 = Sha256::new();
     let mut buffer = vec![0; CHUNK];
-    let mut at = 0;
-    while at < bytes {
-        let len = buffer.len().min(usize::try_from(bytes - at).unwrap_or(CHUNK));
-        // Relaxed: a request that is seen one chunk later is as good.
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Unfinished::Cancelled);
+    let mut of_parts = Vec::new();
+    for part in parts {
+        let mut of_part = Sha256::new();
+        let mut at = part.start;
+        while at < part.end {
+            let len = buffer.len().min(usize::try_from(part.end - at).unwrap_or(CHUNK));
+            // Relaxed: a request that is seen one chunk later is as good.
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Unfinished::Cancelled);
+            }
+            image.read_exact_at(&mut buffer[..len], at)?;
+            sha256.update(&buffer[..len]);
+            of_part.update(&buffer[..len]);
+            at += len as u64;
         }
-        image.read_exact_at(&mut buffer[..len], at)?;
-        sha256.update(&buffer[..len]);
-        at += len as u64;
+        of_parts.push(of_part.finalize().into());
     }
-    Ok(sha256.finalize().into())
+    Ok((sha256.finalize().into(), of_parts))
 }
 
 /// Hex digits of a digest.
@@ -55,14 +66,14 @@ pub(crate) fn hex(digest: &[u8; 32]) -> String {
 }
 
 /// Content that a write test must have left behind.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Expected {
     /// Seed of the pattern.
     pub(crate) seed: u64,
     /// Size of a block in bytes.
     pub(crate) block: u64,
-    /// Bytes from the start, whole blocks.
-    pub(crate) span: u64,
+    /// Bytes of the image, whole blocks.
+    pub(crate) part: Range<u64>,
     /// Guest-physical address of the pass map.
     pub(crate) map: u64,
 }
@@ -89,17 +100,18 @@ pub(crate) fn pattern(
     let mut found = Found::default();
     let mut buffer = vec![0; CHUNK];
     let mut passes = Passes { area, map: expected.map, first: 0, known: Vec::new() };
-    let blocks = expected.span / expected.block;
-    let mut at = 0;
-    while at < expected.span {
+    let Range { start, end } = expected.part;
+    let blocks = (end - start) / expected.block;
+    let mut at = start;
+    while at < end {
         if cancel.load(Ordering::Relaxed) {
             return Err(Unfinished::Cancelled);
         }
-        let len = CHUNK.min(usize::try_from(expected.span - at).unwrap_or(CHUNK));
+        let len = CHUNK.min(usize::try_from(end - at).unwrap_or(CHUNK));
         image.read_exact_at(&mut buffer[..len], at)?;
         let (sectors, _) = buffer[..len].as_chunks::<SECTOR_LEN>();
         for sector in sectors {
-            let pass = passes.of(at / expected.block, blocks)?;
+            let pass = passes.of((at - start) / expected.block, blocks)?;
             let number = at / SECTOR;
             if pattern::check(sector, expected.seed, number, pass) {
                 found.verified += SECTOR;
@@ -185,7 +197,7 @@ mod tests {
                 image.write_all_at(&sector, number * SECTOR).unwrap();
             }
         }
-        let expected = Expected { seed: 9, block: 1024, span: passes.len() as u64 * 1024, map: MAP };
+        let expected = Expected { seed: 9, block: 1024, part: 0..passes.len() as u64 * 1024, map: MAP };
         (image, memory, expected)
     }
 
@@ -199,6 +211,21 @@ mod tests {
         let (image, memory, expected) = written(&passes);
         let found = look(&image, &memory, &expected);
         assert_eq!(found, Found { verified: 5000 * 1024, mismatch: None });
+    }
+
+    #[test]
+    fn each_part_has_a_map() {
+        let passes: Vec<u32> = (0..100).map(|block| block % 7 + 1).collect();
+        let (image, memory, expected) = written(&passes);
+        for (first, blocks) in [(0, 10), (33, 50), (83, 17)] {
+            // A map of the part alone.
+            for (entry, &pass) in (0_u64..).zip(&passes[first..first + blocks]) {
+                memory.handle().enter().write_obj(0x8000 + entry * 4, &pass, Access::WRITE).unwrap();
+            }
+            let part = first as u64 * 1024..(first + blocks) as u64 * 1024;
+            let found = look(&image, &memory, &Expected { part, map: 0x8000, ..expected.clone() });
+            assert_eq!(found, Found { verified: blocks as u64 * 1024, mismatch: None });
+        }
     }
 
     #[test]
@@ -226,7 +253,8 @@ mod tests {
         let (image, memory, expected) = written(&[1]);
         let area = ReportArea::new(&memory, [0], 1);
         for map in [u64::MAX - 2, 1 << 20, 1 << 40] {
-            let result = pattern(&image, &area, &Expected { map, ..expected }, &AtomicBool::new(false));
+            let result =
+                pattern(&image, &area, &Expected { map, ..expected.clone() }, &AtomicBool::new(false));
             assert!(matches!(result, Err(Unfinished::Failed(_))));
         }
     }
@@ -235,7 +263,7 @@ mod tests {
     fn a_cancelled_look_ends() {
         let (image, memory, expected) = written(&[1]);
         let cancel = AtomicBool::new(true);
-        assert!(matches!(hash(&image, 512, &cancel), Err(Unfinished::Cancelled)));
+        assert!(matches!(hash(&image, [0..512], &cancel), Err(Unfinished::Cancelled)));
         let area = ReportArea::new(&memory, [0], 1);
         assert!(matches!(pattern(&image, &area, &expected, &cancel), Err(Unfinished::Cancelled)));
     }
@@ -244,7 +272,14 @@ mod tests {
     fn the_hash_is_sha256() {
         let image = tempfile::tempfile().unwrap();
         image.write_all_at(b"abc", 0).unwrap();
-        let digest = hash(&image, 3, &AtomicBool::new(false)).unwrap();
-        assert!(hex(&digest).starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"));
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let hash =
+            |parts: &[Range<u64>]| hash(&image, parts.iter().cloned(), &AtomicBool::new(false)).unwrap();
+        let (whole, parts) = hash(&[0..3]);
+        assert_eq!((hex(&whole).as_str(), parts), (abc, vec![whole]));
+        let (whole, parts) = hash(&[0..1, 1..3, 3..3]);
+        assert_eq!((hex(&whole).as_str(), parts.len()), (abc, 3));
+        let of = |bytes: &[u8]| -> [u8; 32] { Sha256::digest(bytes).into() };
+        assert_eq!(parts, [of(b"a"), of(b"bc"), of(b"")]);
     }
 }

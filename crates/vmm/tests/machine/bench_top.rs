@@ -41,7 +41,7 @@ pub(crate) fn config(accel: AccelChoice) -> Machine {
 
 /// The same with one disk.
 pub(crate) fn with_disk(accel: AccelChoice, image: &Path, work: DiskWork) -> Machine {
-    let disk = Disk { path: image.to_owned(), read_only: false, work };
+    let disk = Disk { path: image.to_owned(), read_only: false, queues: 1, work };
     Machine { disks: vec![disk], ..config(accel) }
 }
 

@@ -26,6 +26,7 @@ pub(crate) struct Machine {
 pub(crate) struct Disk {
     pub(crate) path: PathBuf,
     pub(crate) read_only: bool,
+    pub(crate) queues: u16,
     pub(crate) work: DiskWork,
 }
 
@@ -86,8 +87,9 @@ impl Machine {
     fn open(&self) -> Result<Vec<NamedDevice>, OpenError> {
         let mut devices = Vec::new();
         for (number, disk) in self.disks.iter().enumerate() {
-            let Disk { path, read_only, work } = disk.clone();
-            let blk = Blk::open(BlkConfig { read_only, engine: self.engine, ..BlkConfig::new(&path) })?;
+            let Disk { path, read_only, queues, work } = disk.clone();
+            let config = BlkConfig { read_only, queues, engine: self.engine, ..BlkConfig::new(&path) };
+            let blk = Blk::open(config)?;
             let job = DiskJob { work, path, image: blk.image().unwrap(), engine: blk.engine() };
             devices.push(NamedDevice::new(&format!("disk {number}"), Box::new(blk)).with_job(Job::Disk(job)));
         }

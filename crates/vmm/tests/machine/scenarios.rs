@@ -98,7 +98,12 @@ pub(crate) fn two_disks_at_once(accel: AccelChoice) {
     let (written, read) = (image(4 * 2048), image(4 * 2048));
     let before = digest(read.path());
     let mut config = with_disk(accel, written.path(), DiskWork::WriteTest);
-    config.disks.push(Disk { path: read.path().to_owned(), read_only: true, work: DiskWork::Hash });
+    config.disks.push(Disk {
+        path: read.path().to_owned(),
+        read_only: true,
+        queues: 1,
+        work: DiskWork::Hash,
+    });
     let report = go(config);
     assert_verified(&report, accel);
     assert_eq!(report.disks.len(), 2);
@@ -248,7 +253,12 @@ pub(crate) fn messages_of_several_devices_do_not_get_mixed_up(accel: AccelChoice
         // Each message has its route.
         (config.transport, config.msi_delivery) = (transport, MsiDelivery::Irqfd);
         for image in [&second, &third] {
-            config.disks.push(Disk { path: image.path().to_owned(), read_only: false, work: DiskWork::Hash });
+            config.disks.push(Disk {
+                path: image.path().to_owned(),
+                read_only: false,
+                queues: 1,
+                work: DiskWork::Hash,
+            });
         }
         let report = go(config);
         assert_verified_over(transport, &report, accel);
@@ -619,7 +629,7 @@ pub(crate) fn impossible_configurations_touch_nothing() {
     config.disks[0].path = "/nonexistent/a.img".into();
     refused(config, 2, "/nonexistent/a.img");
     let mut config = good.clone();
-    config.disks.push(Disk { path: "/".into(), read_only: false, work: DiskWork::Hash });
+    config.disks.push(Disk { path: "/".into(), read_only: false, queues: 1, work: DiskWork::Hash });
     refused(config, 2, "directory");
     let mut config = good.clone();
     config.disks[0].read_only = true;

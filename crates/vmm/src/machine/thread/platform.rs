@@ -134,6 +134,10 @@ impl Platform for HostThread {
         self.check_stop();
     }
 
+    fn relax(&self) {
+        std::thread::yield_now();
+    }
+
     fn crash(&self) -> ! {
         panic!("an undefined instruction, injected");
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use paravane_guest::{Area, DmaArea, Platform, Space, VolatileSpace};
 use paravane_spec::builtin::{
     BOOT_INFO, BootInfo, HEAP_BASE, IRQ_COUNT, IRQ_VECTOR_BASE, MMIO_BASE, REPORT_BASE, REPORT_SIZE,
-    WAIT_VECTOR,
+    WAIT_VECTOR, control,
 };
 
 /// I/O APIC: selects a register.
@@ -185,6 +185,10 @@ impl Platform for Machine {
 
     fn wait(&self, _cpu: usize, seen: u64) {
         Self::sleep(seen);
+    }
+
+    fn relax(&self) {
+        Self::control(control::YIELD, 0);
     }
 
     fn crash(&self) -> ! {
