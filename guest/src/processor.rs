@@ -11,6 +11,8 @@
 //! count is no longer the sampled one.
 mod mover;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use shared::Shared;
 

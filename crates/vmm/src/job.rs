@@ -4,8 +4,6 @@ use crate::error::RunError;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// Most pairs of queues of a card.
-const MAX_PAIRS: u16 = 8;
 /// Shortest frame of the echo job: addresses, type and a number.
 ///
 /// Longest: the largest MTU and an Ethernet header.
@@ -73,6 +71,9 @@ pub enum Traffic {
 }
 
 impl NetJob {
+    /// Most pairs of queues of a card.
+    pub const MAX_PAIRS: u16 = 8;
+
     /// Checks the job on a card with this number of queue pairs.
     ///
     /// # Errors
@@ -84,8 +85,8 @@ impl NetJob {
                 return refuse(format!("frames of {size} bytes: must be {least} to {most}"));
             }
         }
-        if pairs == 0 || pairs > MAX_PAIRS {
-            return refuse(format!("{pairs} pairs of queues: must be 1 to {MAX_PAIRS}"));
+        if pairs == 0 || pairs > Self::MAX_PAIRS {
+            return refuse(format!("{pairs} pairs of queues: must be 1 to {}", Self::MAX_PAIRS));
         }
         if self.frames == 0 {
             return refuse("no frames to send: a network card needs at least 1");

@@ -81,6 +81,7 @@ impl Mover {
             && let Some(before) = self.armed.take()
         {
             self.wait(shared, "an interrupt was lost", || self.taken(shared) != before)?;
+            self.check_quiet(shared)?;
             driver.disable_interrupts();
         }
         if self.armed.is_some() || self.left == 0 {
@@ -115,6 +116,7 @@ impl Mover {
         shared: &Shared<'_, P>,
     ) -> Result<(), Failure> {
         self.check_quiet(shared)?;
+        self.quiet = None;
         let before = core::mem::replace(&mut self.to, next);
         for (source, number) in self.sources.clone().zip(self.first..) {
             let data = u32::from(IRQ_VECTOR_BASE) + number;
@@ -140,8 +142,8 @@ impl Mover {
         taken
     }
 
-    fn check_quiet<P: Platform>(&mut self, shared: &Shared<'_, P>) -> Result<(), Failure> {
-        match self.quiet.take() {
+    fn check_quiet<P: Platform>(&self, shared: &Shared<'_, P>) -> Result<(), Failure> {
+        match self.quiet {
             Some((cpu, count)) if self.taken_by(shared.platform, cpu) != count => {
                 Err(failure(cpu as u64, "an interrupt came to the processor that it was moved away from"))
             }

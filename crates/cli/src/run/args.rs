@@ -44,7 +44,8 @@ NETWORK is one of:
 
 OPTION is one of:
   mac=MAC       MAC address [default: 52:54:00:00:00:01 and up]
-  queues=N      number of queue pairs; not with tap-fd [default: 1]
+  queues=N      number of queue pairs; not with tap-fd [default: one
+                for each CPU, up to 8; 1 with --kernel]
   frames=N      echo, link: number of frames that the built-in
                 guest sends [default: 10000]
   size=SIZE     echo, link: bytes of each frame [default: 64]
@@ -92,8 +93,9 @@ pub(crate) struct RunArgs {
     pub(crate) on_reboot: OnReboot,
     /// Attach a raw image or block device, read-only with `,ro` (repeatable)
     ///
-    /// A path that contains a comma needs `,rw` or `,ro` behind it.
-    #[arg(long, value_name = "PATH[,ro]")]
+    /// `,queues=N` sets the number of queues [default: one for each CPU; 1 with --kernel]. A path that
+    /// contains a comma needs `,rw` or another option behind it.
+    #[arg(long, value_name = "PATH[,ro][,queues=N]")]
     pub(crate) disk: Vec<DiskArg>,
     /// Write-test the disks not marked `,ro`: OVERWRITES the images
     #[arg(long)]
@@ -113,7 +115,8 @@ pub(crate) struct RunArgs {
     pub(crate) accel: AccelChoice,
     /// Number of the guest's CPUs, 1 to 64
     ///
-    /// The built-in guest works on device n with CPU n, modulo their number.
+    /// The built-in guest works on queue (or pair of queues) q of device n with CPU n + q, modulo their
+    /// number, and that CPU takes the queue's interrupts. Each queue of a disk does a part of the work.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cpus: u16,
     /// Guest memory; k, M, G and T are powers of 1024
@@ -127,7 +130,7 @@ pub(crate) struct RunArgs {
     /// Allocate all guest memory at the start
     #[arg(long)]
     pub(crate) prefault: bool,
-    /// Requests in flight on each disk, frames in flight on each pair of network queues
+    /// Requests in flight on each queue of a disk, frames in flight on each pair of network queues
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) depth: u32,
     /// Request size, a multiple of 512 bytes; reading a whole image uses at least 64k
@@ -200,9 +203,10 @@ pub(crate) struct RunArgs {
     /// Hide the progress bar
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Move the interrupts of each disk and echo N times between CPUs while it works (mmio-msi, pci)
+    /// Move the interrupts of each queue of disks and echoes N times between CPUs (mmio-msi, pci)
     ///
-    /// The guest checks that none is lost, and that the old CPU takes none afterwards.
+    /// The guest checks that none is lost, and that the old CPU takes none afterwards. The mixed phase of
+    /// a write test lasts until the moves are done; reading an image or an echo may end before.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) move_interrupts: u32,
     /// Make the guest fail after its first request (for tests of the report)

@@ -36,15 +36,18 @@ impl Devices {
     /// A device cannot be opened, or the guest cannot use it.
     pub(crate) fn open(args: &RunArgs) -> Result<Self, anyhow::Error> {
         let for_linux = args.kernel.is_some();
-        let cards = net::cards(&args.net, for_linux)?;
+        // The built-in guest works on each device with all its CPUs.
+        let lanes = if for_linux { 1 } else { args.cpus };
+        let cards = net::cards(&args.net, for_linux, lanes)?;
         let mut all = Self::default();
         for disk in &args.disk {
             // Disks that the run does not write are opened read-only.
             let write = (args.write_test || for_linux) && !disk.read_only;
-            all.disk(DiskArg { read_only: !write, ..disk.clone() }, None, args.engine)?;
+            let queues = disk.queues.or(Some(lanes));
+            all.disk(DiskArg { read_only: !write, queues, ..disk.clone() }, None, args.engine)?;
         }
         if args.disk.is_empty() && cards.is_empty() && !for_linux {
-            all.temporary_disk(args.engine)?;
+            all.temporary_disk(args.engine, lanes)?;
         }
         let DeviceArg { kind, spec } = DeviceArg::new(&RNG, [])?;
         let (device, _) = all.device(kind, &*spec)?;
@@ -87,12 +90,13 @@ impl Devices {
     /// Opens a disk, which the report calls `shown`.
     fn disk(
         &mut self,
-        DiskArg { path, read_only }: DiskArg,
+        disk: DiskArg,
         shown: Option<&str>,
         engine: EngineChoice,
     ) -> Result<(), anyhow::Error> {
         let name = format!("disk {}", self.devices.len());
-        let arg = DiskArg { path: path.clone(), read_only }.device(engine)?;
+        let arg = disk.device(engine)?;
+        let DiskArg { path, read_only, .. } = disk;
         let (device, observer) = self.device(&name, &*arg.spec)?;
         let snapshots = observer.snapshots().context("internal error: the disk is not open")?;
         let job = DiskJob {
@@ -106,7 +110,7 @@ impl Devices {
     }
 
     /// Opens an unlinked disk image, which disappears with the process.
-    fn temporary_disk(&mut self, engine: EngineChoice) -> Result<(), anyhow::Error> {
+    fn temporary_disk(&mut self, engine: EngineChoice, queues: u16) -> Result<(), anyhow::Error> {
         let make = || {
             let file = tempfile::tempfile()?;
             file.set_len(TEMPORARY_SIZE)?;
@@ -117,6 +121,7 @@ impl Devices {
         })?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         self.temporary = Some(file);
-        self.disk(DiskArg { path, read_only: false }, Some("temporary"), engine)
+        let disk = DiskArg { path, read_only: false, queues: Some(queues) };
+        self.disk(disk, Some("temporary"), engine)
     }
 }

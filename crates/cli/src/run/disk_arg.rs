@@ -1,4 +1,4 @@
-//! `--disk PATH[,ro]`: a short form of `--device blk,image=PATH`.
+//! `--disk PATH[,OPTION]...`: a short form of `--device blk,image=PATH`.
 use super::device_arg::DeviceArg;
 use crate::choices::name;
 use crate::engine::ENGINES;
@@ -12,6 +12,8 @@ use std::str::FromStr;
 pub(crate) struct DiskArg {
     pub(crate) path: String,
     pub(crate) read_only: bool,
+    /// Number of queues; `None`: that of the guest's kind.
+    pub(crate) queues: Option<u16>,
 }
 
 impl DiskArg {
@@ -26,6 +28,7 @@ impl DiskArg {
         let words = [
             format!("--image={folder}{}", self.path),
             format!("--engine={}", name(ENGINES, &engine)),
+            format!("--queues={}", self.queues.unwrap_or(1)),
             "--queue-size=256".to_owned(),
             "--on-full=error".to_owned(),
         ];
@@ -37,24 +40,35 @@ impl DiskArg {
 impl FromStr for DiskArg {
     type Err = String;
 
-    /// Parses a path, or a path with `,rw` or `,ro` behind it.
+    /// Parses a path and the options behind it: `ro`, `rw`, `queues=N`.
     ///
-    /// Only the text behind the last comma is an option: a path with a comma needs `,rw` or `,ro`.
+    /// Commas before the options are the path's: a path that contains one needs an option.
     fn from_str(text: &str) -> Result<Self, String> {
-        let (path, read_only) = match text.rsplit_once(',') {
-            None => (text, false),
-            Some((path, "ro")) => (path, true),
-            Some((path, "rw")) => (path, false),
-            Some((_, option)) => {
-                return Err(format!(
-                    "unknown disk option {option:?}: use ro or rw; a path that contains a comma needs one of them"
-                ));
+        let mut disk = Self { path: text.into(), read_only: false, queues: None };
+        let mut has_option = false;
+        while let Some((path, option)) = disk.path.rsplit_once(',') {
+            match option.split_once('=') {
+                None if option == "ro" => disk.read_only = true,
+                None if option == "rw" => {}
+                Some(("queues", number)) => {
+                    let number = number.parse().ok().filter(|&number| number > 0);
+                    disk.queues = Some(number.ok_or("queues: not a number from 1 to 65535")?);
+                }
+                _ if has_option => break,
+                _ => {
+                    return Err(format!(
+                        "unknown disk option {option:?}: use ro, rw or queues=N; a path that contains a comma \
+                         needs one of them"
+                    ));
+                }
             }
-        };
-        if path.is_empty() {
+            has_option = true;
+            disk.path = path.into();
+        }
+        if disk.path.is_empty() {
             return Err("empty path".to_owned());
         }
-        Ok(Self { path: path.into(), read_only })
+        Ok(disk)
     }
 }
 
@@ -65,7 +79,7 @@ mod tests {
     #[test]
     fn a_disk_is_a_device_with_a_local_image() {
         for path in ["a,b.img", "nbd://host/export", "/dev/vda"] {
-            let disk = DiskArg { path: path.to_owned(), read_only: true };
+            let disk = DiskArg { path: path.to_owned(), read_only: true, queues: None };
             let device = disk.device(EngineChoice::Threads).unwrap();
             let locations = device.spec.locations();
             assert!(locations[0].path().is_some_and(|file| file.ends_with(path)), "{path}: {locations:?}");
@@ -73,13 +87,18 @@ mod tests {
     }
 
     #[test]
-    fn options_follow_the_last_comma() {
+    fn options_are_behind_the_path() {
         let disk = |text: &str| text.parse::<DiskArg>().unwrap();
-        assert_eq!(disk("a.img"), DiskArg { path: "a.img".into(), read_only: false });
-        assert_eq!(disk("a.img,ro"), DiskArg { path: "a.img".into(), read_only: true });
-        assert_eq!(disk("a,b.img,rw"), DiskArg { path: "a,b.img".into(), read_only: false });
-        assert!("a.img,r0".parse::<DiskArg>().is_err());
-        assert!(",ro".parse::<DiskArg>().is_err());
-        assert!("".parse::<DiskArg>().is_err());
+        let rw = DiskArg { path: "a.img".into(), read_only: false, queues: None };
+        assert_eq!(disk("a.img"), rw);
+        assert_eq!(disk("a.img,ro"), DiskArg { read_only: true, ..rw.clone() });
+        assert_eq!(disk("a,b.img,rw"), DiskArg { path: "a,b.img".into(), ..rw.clone() });
+        let four = DiskArg { queues: Some(4), ..rw.clone() };
+        assert_eq!((disk("a.img,queues=4"), disk("a.img,rw,queues=4")), (four.clone(), four.clone()));
+        assert_eq!(disk("a,b.img,queues=4,ro"), DiskArg { path: "a,b.img".into(), read_only: true, ..four });
+        for wrong in ["a.img,r0", ",ro", "", "a.img,queues=0", "a.img,queues=x", "a.img,queues", "a,ro,b.img"]
+        {
+            assert!(wrong.parse::<DiskArg>().is_err(), "{wrong}");
+        }
     }
 }

@@ -13,7 +13,8 @@ pub(crate) struct NetArg {
     network: Network,
     /// `None`: [`cards`] assigns one.
     mac: Option<[u8; 6]>,
-    queues: u16,
+    /// Pairs of queues; `None`: [`cards`] gives it as many as the guest works on.
+    queues: Option<u16>,
     mtu: Option<u16>,
     offloads: bool,
     vhost: bool,
@@ -43,8 +44,10 @@ impl FromStr for NetArg {
         let mut options = text.split(',');
         let (network, known) = network(options.next().unwrap_or_default())?;
         let queues = match &network {
-            Network::TapFds(numbers) => u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?,
-            _ => 1,
+            Network::TapFds(numbers) => {
+                Some(u16::try_from(numbers.len()).map_err(|_| "too many descriptors")?)
+            }
+            _ => None,
         };
         let (frames, size) = (10_000, 64);
         let mut net =
@@ -66,7 +69,7 @@ impl NetArg {
         let not_a_number = |_| "not a number in range".to_owned();
         match name {
             "mac" => self.mac = Some(mac(value)?),
-            "queues" => self.queues = value.parse().map_err(not_a_number)?,
+            "queues" => self.queues = Some(value.parse().map_err(not_a_number)?),
             "mtu" => self.mtu = Some(value.parse().map_err(not_a_number)?),
             "offloads" => self.offloads = switch(value)?,
             "vhost" => self.vhost = switch(value)?,
@@ -81,6 +84,11 @@ impl NetArg {
             }
         }
         Ok(())
+    }
+
+    /// Pairs of queues.
+    fn pairs(&self) -> u16 {
+        self.queues.unwrap_or(1)
     }
 
     /// Size of an answer in bytes.
@@ -115,7 +123,7 @@ impl NetArg {
         let spec = Net {
             network: self.network.clone(),
             mac: self.mac.unwrap_or(mac),
-            queues: self.queues,
+            queues: self.pairs(),
             queue_size: 256,
             mtu: self.mtu.or_else(|| (longest > 1500).then(|| u16::try_from(longest).unwrap_or(u16::MAX))),
             offloads: self.offloads,
@@ -151,7 +159,7 @@ impl NetArg {
         // A card without an MTU has Ethernet's.
         let mtu = |card: &Self| card.mtu.unwrap_or(1500);
         for (one, other, what) in
-            [(other.queues, self.queues, "pairs of queues"), (mtu(other), mtu(self), "bytes of MTU")]
+            [(other.pairs(), self.pairs(), "pairs of queues"), (mtu(other), mtu(self), "bytes of MTU")]
         {
             if one != other {
                 bail!("link {name:?} joins cards with {one} and {other} {what}: both must be equal");
@@ -188,14 +196,20 @@ fn switch(text: &str) -> Result<bool, String> {
 
 /// The cards. Those without an address get 52:54:00:00:00:01 and up, by position.
 ///
+/// Those without a number of queue pairs have `pairs`, as far as the built-in guest uses so many.
+///
 /// # Errors
 /// The guest cannot use one of them, or a link does not join two like cards.
-pub(crate) fn cards(args: &[NetArg], for_linux: bool) -> Result<Vec<Card>, anyhow::Error> {
+pub(crate) fn cards(args: &[NetArg], for_linux: bool, pairs: u16) -> Result<Vec<Card>, anyhow::Error> {
+    let mut args = args.to_vec();
+    for arg in &mut args {
+        arg.queues.get_or_insert(pairs.min(NetJob::MAX_PAIRS));
+    }
     let one = |(number, arg): (usize, &NetArg)| {
         let earlier = &args[..number];
         arg.check(for_linux, earlier)?;
         let job = arg.job(earlier);
-        job.check(arg.queues)?;
+        job.check(arg.pairs())?;
         Ok(arg.card([0x52, 0x54, 0, 0, 0, (number + 1) as u8], job))
     };
     args.iter().enumerate().map(one).collect()
@@ -209,17 +223,17 @@ mod tests {
     fn options_come_in_any_order() {
         let net = |text: &str| text.parse::<NetArg>().unwrap();
         let echo = net("echo");
-        assert_eq!((echo.queues, echo.frames, echo.size, echo.reply()), (1, 10_000, 64, 64));
+        assert_eq!((echo.queues, echo.frames, echo.size, echo.reply()), (None, 10_000, 64, 64));
         let full = net("echo,size=1k,mac=02:00:00:0a:Ff:01,frames=5,queues=2,reply=2k");
         assert_eq!(full.mac, Some([2, 0, 0, 10, 255, 1]));
-        assert_eq!((full.queues, full.frames, full.size, full.reply()), (2, 5, 1024, 2048));
+        assert_eq!((full.pairs(), full.frames, full.size, full.reply()), (2, 5, 1024, 2048));
         let tap = net("tap=tap0,offloads=off,queues=4,mtu=9000");
-        assert_eq!((tap.network, tap.queues), (Network::Tap("tap0".into()), 4));
+        assert_eq!((tap.network, tap.queues), (Network::Tap("tap0".into()), Some(4)));
         assert_eq!((tap.mtu, tap.offloads), (Some(9000), false));
         assert!(net("link=a").offloads);
         assert!(!net("tap=tap0").vhost && net("tap=tap0,vhost=on").vhost);
         let fds = net("tap-fd=7:9,mac=02:00:00:0a:ff:01");
-        assert_eq!((fds.network, fds.queues), (Network::TapFds(vec![7, 9]), 2));
+        assert_eq!((fds.network, fds.queues), (Network::TapFds(vec![7, 9]), Some(2)));
     }
 
     #[test]
@@ -259,14 +273,23 @@ mod tests {
     fn cards_without_an_address_get_different_ones() {
         let args: Vec<NetArg> =
             ["echo", "echo", "echo,mac=02:00:00:00:00:09"].iter().map(|text| text.parse().unwrap()).collect();
-        let macs: Vec<u8> = cards(&args, false).unwrap().iter().map(|card| card.spec.mac[5]).collect();
+        let macs: Vec<u8> = cards(&args, false, 1).unwrap().iter().map(|card| card.spec.mac[5]).collect();
         assert_eq!(macs, [1, 2, 9]);
     }
 
     fn checked(texts: &[&str], for_linux: bool) -> Result<Vec<Traffic>, String> {
         let args: Vec<NetArg> = texts.iter().map(|text| text.parse().unwrap()).collect();
-        let cards = cards(&args, for_linux).map_err(|error| error.to_string())?;
+        let cards = cards(&args, for_linux, 1).map_err(|error| error.to_string())?;
         Ok(cards.iter().map(|card| card.job.traffic).collect())
+    }
+
+    #[test]
+    fn a_card_has_a_pair_for_each_cpu_that_the_guest_uses() {
+        let args: Vec<NetArg> = ["echo", "echo,queues=2"].map(|text| text.parse().unwrap()).into();
+        for (cpus, pairs) in [(1, [1, 2]), (4, [4, 2]), (64, [8, 2])] {
+            let cards = cards(&args, false, cpus).unwrap();
+            assert_eq!(cards.iter().map(|card| card.spec.queues).collect::<Vec<_>>(), pairs);
+        }
     }
 
     #[test]

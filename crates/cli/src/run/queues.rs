@@ -30,6 +30,11 @@ pub(crate) fn threads(report: &Report) -> Vec<(String, String)> {
     report.io_threads.iter().enumerate().map(line).collect()
 }
 
+/// The queues that CPU `cpu` of the guest works on.
+pub(crate) fn of_cpu(queues: &[QueueResult], cpu: u32) -> String {
+    names(queues.iter().filter(|queue| queue.cpu == Some(cpu)))
+}
+
 /// Time spent polling, if any.
 fn polls(&IoThreadFigures { polled_ns, fruitful_polls, fruitless_polls, .. }: &IoThreadFigures) -> String {
     if fruitful_polls + fruitless_polls == 0 {
@@ -61,7 +66,7 @@ mod tests {
 
     fn queue(device: usize, queue: u16, kicks_by: KickPath) -> QueueResult {
         let device_name = NAMES[device].into();
-        QueueResult { device, device_name, queue, io_thread: 0, moves: 0, kicks_by, exit_kicks: 0 }
+        QueueResult { device, device_name, queue, cpu: None, io_thread: 0, moves: 0, kicks_by, exit_kicks: 0 }
     }
 
     #[test]
@@ -81,6 +86,9 @@ mod tests {
         assert_eq!(polls(&thread), "; polled 1.5 ms: 3 polls found work, 1 did not");
         assert_eq!(polls(&IoThreadFigures::default()), "");
         assert_eq!(names(all.iter()), "disk 0 queue 0, rng queues 0 2, net 0 queue 0");
+        let on_cpu = |number, cpu| QueueResult { cpu: Some(cpu), ..queue(0, number, KickPath::Exits) };
+        let lanes = [on_cpu(0, 0), on_cpu(1, 1), on_cpu(2, 0)];
+        assert_eq!((of_cpu(&lanes, 0).as_str(), of_cpu(&lanes, 2).as_str()), ("disk 0 queues 0 2", ""));
         assert_eq!(paths(&all[..1]), "1 kicked by ioeventfd, 0 by exit");
     }
 }

@@ -101,8 +101,10 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
     if let Some(exits) = report.kvm_exits {
         row("KVM exits", kvm_exits(exits))?;
     }
-    for (number, line) in cpus(&report.cpus).enumerate() {
-        row(&format!("CPU {number}"), line)?;
+    for (line, number) in cpus(&report.cpus).zip(0..) {
+        let names = queues::of_cpu(&report.queues, number);
+        let names = if names.is_empty() { names } else { format!("; {names}") };
+        row(&format!("CPU {number}"), line + &names)?;
     }
     row("kicks", format!("{} ({} by exit)", report.kicks, report.exit_kicks))?;
     row("queues", queues::paths(&report.queues))?;
@@ -120,7 +122,7 @@ fn write_text(out: &mut String, report: &Report) -> std::fmt::Result {
         row("dirty log", dirty_log(dirty))?;
     }
     if report.moves > 0 {
-        row("moves", format!("{} of a device's interrupts to another CPU", report.moves))?;
+        row("moves", format!("{} of a queue's interrupts to another CPU", report.moves))?;
     }
     if report.entropy_bytes > 0 {
         row("entropy", format!("{} read by the guest", bytes(report.entropy_bytes)))?;
@@ -177,9 +179,10 @@ fn dirty_log(dirty: &DirtyFigures) -> String {
 }
 
 fn write_disk(out: &mut String, disk: &DiskResult) -> std::fmt::Result {
+    let queues = if disk.queues == 1 { String::new() } else { format!(", {} queues", disk.queues) };
     writeln!(
         out,
-        "  disk        {} ({}, {}, {})",
+        "  disk        {} ({}, {}{queues}, {})",
         disk.path.display(),
         bytes(disk.bytes),
         disk.job,
@@ -241,6 +244,7 @@ mod tests {
                 path: "a.img".into(),
                 job: "hash",
                 bytes: 1 << 20,
+                queues: 1,
                 sha256: "ab".repeat(32),
                 bytes_verified: 1 << 20,
                 requests: 1,
@@ -321,9 +325,18 @@ mod tests {
             assert!(!value["nets"][0][key].is_null(), "{key}");
         }
         let disk = &value["disks"][0];
-        for key in
-            ["path", "bytes", "sha256", "bytes_verified", "iops", "mb_s", "p50_us", "p99_us", "p999_us"]
-        {
+        for key in [
+            "path",
+            "bytes",
+            "queues",
+            "sha256",
+            "bytes_verified",
+            "iops",
+            "mb_s",
+            "p50_us",
+            "p99_us",
+            "p999_us",
+        ] {
             assert!(!disk[key].is_null(), "{key}");
         }
     }
