@@ -93,8 +93,8 @@ pub(crate) struct RunArgs {
     pub(crate) on_reboot: OnReboot,
     /// Attach a raw image or block device, read-only with `,ro` (repeatable)
     ///
-    /// `,queues=N` sets the number of queues [default: one for each CPU; 1 with --kernel]. A path that
-    /// contains a comma needs `,rw` or another option behind it.
+    /// `,queues=N` sets the number of queues: by default one for each CPU, and 1 with --kernel. A path
+    /// that contains a comma needs `,rw` or another option behind it.
     #[arg(long, value_name = "PATH[,ro][,queues=N]")]
     pub(crate) disk: Vec<DiskArg>,
     /// Write-test the disks not marked `,ro`: OVERWRITES the images
