@@ -77,6 +77,8 @@ fn is_job(device: &DeviceEntry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
+    use paravane_spec::builtin::part;
 
     const CARD: DeviceEntry = DeviceEntry {
         base: 0,
@@ -163,6 +165,17 @@ mod tests {
             let mut info = good();
             spoil(&mut info);
             assert!(!is_valid(&info), "{what}");
+        }
+    }
+
+    #[test]
+    fn parts_are_everything_once_and_of_nearly_one_size() {
+        for (units, parts) in [(0, 1), (0, 3), (1, 4), (10, 3), (64, 64), (u64::MAX, 64), (7, 0)] {
+            let all: Vec<_> = (0..parts.max(1)).map(|number| part(units, parts, number)).collect();
+            assert_eq!((all[0].start, all[all.len() - 1].end), (0, units));
+            assert!(all.windows(2).all(|two| two[0].end == two[1].start));
+            let sizes = || all.iter().map(|part| part.end - part.start);
+            assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1, "{units} {parts}");
         }
     }
 }

@@ -8,6 +8,11 @@ pub(crate) fn refusal(reason: &'static str) -> Failure {
     Failure { error: error::SETUP, detail: 0, sector: 0, reason }
 }
 
+/// Failure of a network job: a frame that is not as it must be.
+pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
+    Failure { error: error::MISMATCH, detail, sector: 0, reason }
+}
+
 /// An error of a driver that is being set up.
 pub(crate) fn set_up(driver: DriverError) -> Failure {
     let (code_of_error, reason) = match driver {

@@ -1,6 +1,6 @@
 //! Returns each received frame with swapped addresses, until the others finish.
+use crate::failure::wrong;
 use crate::pair::CardPair;
-use crate::ping::wrong;
 use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};

@@ -1,6 +1,5 @@
 //! A pair of a card's queues, as the work on it needs it.
-use crate::failure::set_up;
-use crate::ping::wrong;
+use crate::failure::{set_up, wrong};
 use crate::report::Failure;
 use crate::worker::Interrupts;
 use alloc::vec::Vec;

@@ -4,6 +4,7 @@
 //!   the card uses all pairs --> sent, in order ---> came back, in order, with its addresses swapped,
 //!                                                   cut to the length of an answer or filled up with 0
 //! ```
+use crate::failure::wrong;
 use crate::histogram;
 use crate::pair::CardPair;
 use crate::platform::Platform;
@@ -13,7 +14,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 use paravane_driver::Transport;
-use paravane_spec::builtin::{error, state};
+use paravane_spec::builtin::state;
 
 /// Where frames go.
 const FAR: [u8; 6] = [2, 0, 0, 0, 0, 0xee];
@@ -59,10 +60,6 @@ pub(crate) struct Ping<T> {
     next: u64,
     began: Option<u64>,
     measured: Measured,
-}
-
-pub(crate) fn wrong(detail: u64, reason: &'static str) -> Failure {
-    Failure { error: error::MISMATCH, detail, sector: 0, reason }
 }
 
 impl<T: Transport> Ping<T> {

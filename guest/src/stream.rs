@@ -3,7 +3,8 @@
 //! ```text
 //!   out: sent, each kicked for ---> taken back by the card      in: received, compared ---> its slot on offer again
 //! ```
-use crate::ping::{NUMBER_AT, SHORTEST, wrong};
+use crate::failure::wrong;
+use crate::ping::{NUMBER_AT, SHORTEST};
 use crate::platform::Platform;
 use crate::report::{DiskPage, Failure, Measured};
 use crate::worker::{Interrupts, Step, Worker};

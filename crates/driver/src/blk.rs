@@ -27,6 +27,7 @@
 //! }
 //! ```
 mod device;
+mod limits;
 mod queue;
 
 pub use device::BlkDevice;

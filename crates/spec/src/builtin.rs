@@ -393,19 +393,3 @@ pub struct DiskReport {
     /// Latencies of the measured phase, see [`HIST_BUCKETS`].
     pub histogram: [u32; HIST_BUCKETS],
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_everything_once_and_of_nearly_one_size() {
-        for (units, parts) in [(0, 1), (0, 3), (1, 4), (10, 3), (64, 64), (u64::MAX, 64), (7, 0)] {
-            let all: Vec<_> = (0..parts.max(1)).map(|number| part(units, parts, number)).collect();
-            assert_eq!((all[0].start, all[all.len() - 1].end), (0, units));
-            assert!(all.windows(2).all(|two| two[0].end == two[1].start));
-            let sizes = || all.iter().map(|part| part.end - part.start);
-            assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1, "{units} {parts}");
-        }
-    }
-}

@@ -1,25 +1,12 @@
 //! A disk apart from its queues.
+use super::limits::Limits;
 use super::queue::{RequestQueue, start};
 use crate::shared::SharedDevice;
 use crate::{DriverError, Pool, Transport, Virtio};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::mem::offset_of;
-use paravane_spec::blk::{
-    Config, F_BLK_SIZE, F_DISCARD, F_FLUSH, F_MQ, F_RO, F_SEG_MAX, F_TOPOLOGY, F_WRITE_ZEROES, SECTOR,
-};
+use paravane_spec::blk::{F_BLK_SIZE, F_DISCARD, F_FLUSH, F_MQ, F_RO, F_SEG_MAX, F_TOPOLOGY, F_WRITE_ZEROES};
 use paravane_spec::{device_id, feature, mmio};
-
-/// Fields of the configuration space, read at set-up.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Limits {
-    capacity: u64,
-    blk_size: u32,
-    pub(super) discard_sectors: u32,
-    pub(super) write_zeroes_sectors: u32,
-    pub(super) may_unmap: bool,
-    queues: u16,
-}
 
 /// A disk with several queues, apart from those: what its queues have in common.
 ///
@@ -113,33 +100,5 @@ impl<T: Transport> BlkDevice<T> {
             self.limits.capacity = limits.map_err(|error| self.shared.fail(error))?.capacity;
         }
         Ok(causes)
-    }
-}
-
-impl Limits {
-    /// Reads the fields that the negotiated features make valid, consistently.
-    pub(super) fn read<T: Transport>(device: &Virtio<T>, features: u64) -> Result<Self, DriverError> {
-        let has = |bit: u64| features & bit != 0;
-        device.consistently(|config| {
-            let word = |offset: usize, bit: u64| if has(bit) { config.word(offset as u64) } else { 0 };
-            let mut limits = Self {
-                capacity: config.long(offset_of!(Config, capacity) as u64),
-                blk_size: word(offset_of!(Config, blk_size), F_BLK_SIZE),
-                discard_sectors: word(offset_of!(Config, max_discard_sectors), F_DISCARD),
-                write_zeroes_sectors: word(offset_of!(Config, max_write_zeroes_sectors), F_WRITE_ZEROES),
-                may_unmap: false,
-                queues: 1,
-            };
-            if has(F_MQ) {
-                limits.queues = config.half(offset_of!(Config, num_queues) as u64);
-            }
-            if has(F_WRITE_ZEROES) {
-                limits.may_unmap = config.byte(offset_of!(Config, write_zeroes_may_unmap) as u64) != 0;
-            }
-            if !has(F_BLK_SIZE) {
-                limits.blk_size = SECTOR as u32;
-            }
-            limits
-        })
     }
 }

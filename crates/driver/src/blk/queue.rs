@@ -1,5 +1,5 @@
 //! One request queue of a disk, with its slots.
-use super::device::Limits;
+use super::limits::Limits;
 use super::{Done, Request};
 use crate::channel::add;
 use crate::latch::Latch;

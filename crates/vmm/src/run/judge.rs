@@ -124,7 +124,7 @@ impl Over<'_> {
         let cancel = &self.progress.cancel;
         match plan.work {
             DiskWork::Hash => {
-                let (ours, of_parts) = verify::hash(&job.image, plan.parts(), cancel)?;
+                let (ours, of_parts) = verify::hash(&job.image, plan.parts().map(|part| part.end), cancel)?;
                 result.sha256 = verify::hex(&ours);
                 for (part, (report, ours)) in plan.parts().zip(reports.into_iter().zip(&of_parts)) {
                     if report.sha256 == *ours {
@@ -149,7 +149,7 @@ impl Over<'_> {
                     result.bytes_verified += found.verified;
                     result.problem = result.problem.take().or(found.mismatch);
                 }
-                let (whole, _) = verify::hash(&job.image, [0..plan.bytes], cancel)?;
+                let (whole, _) = verify::hash(&job.image, [plan.bytes], cancel)?;
                 result.sha256 = verify::hex(&whole);
             }
         }
@@ -159,7 +159,7 @@ impl Over<'_> {
 
 /// The problem of a part, or a whole disk, whose hash is not the host's.
 fn wrong_hash(plan: &DiskPlan, part: &Range<u64>, theirs: &[u8; 32], ours: &[u8; 32]) -> String {
-    let [theirs, ours] = [theirs, ours].map(|digest| verify::hex(digest));
+    let [theirs, ours] = [theirs, ours].map(verify::hex);
     let of = match plan.queues {
         1 => String::new(),
         _ => format!(" of bytes {} to {}", part.start, part.end),
