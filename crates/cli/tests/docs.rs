@@ -1,7 +1,9 @@
 //! Relative links of all Markdown pages, their anchors, and the pages of the book.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use paravane_spec::mmio_msi::{self as msi, command, state};
 
 fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
@@ -203,4 +205,71 @@ fn the_tests_that_answer_reviews_exist() {
         }
     }
     assert!(count > 12, "{count} tests");
+}
+
+/// Numbers of the lines that a patch of `contrib/linux` adds as `#define NAME NUMBER` to `header`.
+fn defined(header: &str) -> BTreeMap<String, u64> {
+    let folder = repository().join("contrib/linux");
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("the series").map(|entry| entry.expect("an entry").path()) {
+        let patch = fs::read_to_string(entry).expect("a patch");
+        let files = patch
+            .split("\ndiff --git ")
+            .filter(|file| file.lines().next().is_some_and(|names| names.ends_with(&format!("/{header}"))));
+        for line in files.flat_map(|file| file.lines()) {
+            let Some(definition) = line.strip_prefix("+#define ") else { continue };
+            let (name, value) = definition.split_once(char::is_whitespace).expect("name and value");
+            found.insert(name.to_owned(), number(value.trim()));
+        }
+    }
+    found
+}
+
+/// A number as headers of Linux have it: `12`, `0x0c`, `(1 << 3)`.
+fn number(text: &str) -> u64 {
+    if let Some(bit) = text.strip_prefix("(1 << ").and_then(|rest| rest.strip_suffix(')')) {
+        return 1 << number(bit);
+    }
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[test]
+fn the_linux_series_has_the_numbers_of_the_reference() {
+    let features = [("NOTIFICATION", msi::F_NOTIFICATION), ("MSI", msi::F_MSI)];
+    let features =
+        features.map(|(name, mask)| (format!("VIRTIO_F_MMIO_{name}"), mask.trailing_zeros().into()));
+    let mut expected = BTreeMap::from(features);
+    // The end of the transports' bits lies behind them.
+    expected.insert("VIRTIO_TRANSPORT_F_END".to_owned(), u64::from(msi::F_MSI.trailing_zeros()) + 1);
+    assert_eq!(defined("include/uapi/linux/virtio_config.h"), expected);
+
+    let registers = [
+        ("NOTIFY_BASE", msi::NOTIFY_BASE),
+        ("NOTIFY_ALIGN", 4096),
+        ("NOTIFY_MULTIPLIER", msi::NOTIFY_MULTIPLIER),
+        ("MSI_LIMIT", msi::MSI_LIMIT),
+        ("MSI_ADDRESS_LOW", msi::MSI_ADDRESS_LOW),
+        ("MSI_ADDRESS_HIGH", msi::MSI_ADDRESS_HIGH),
+        ("MSI_DATA", msi::MSI_DATA),
+        ("MSI_COMMAND", msi::MSI_COMMAND),
+        ("MSI_STATE", msi::MSI_STATE),
+        ("QUEUE_SEL_CONFIG", msi::SELECT_CONFIGURATION.into()),
+        ("MSI_CMD_ENABLE", command::ENABLE.into()),
+        ("MSI_CMD_DISABLE", command::DISABLE.into()),
+        ("MSI_CMD_CONFIGURE", command::CONFIGURE.into()),
+        ("MSI_CMD_MASK", command::MASK.into()),
+        ("MSI_CMD_UNMASK", command::UNMASK.into()),
+        ("MSI_CMD_UNCONFIGURE", command::UNCONFIGURE.into()),
+        ("MSI_STATE_ON", state::ON.into()),
+        ("MSI_STATE_CONFIGURED", state::CONFIGURED.into()),
+        ("MSI_STATE_MASKED", state::MASKED.into()),
+        ("MSI_STATE_PENDING", state::PENDING.into()),
+        ("MSI_STATE_REFUSED", state::REFUSED.into()),
+    ];
+    let registers = registers.map(|(name, number)| (format!("VIRTIO_MMIO_{name}"), number));
+    assert_eq!(defined("include/uapi/linux/virtio_mmio.h"), BTreeMap::from(registers));
 }
