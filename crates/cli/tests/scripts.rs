@@ -114,8 +114,10 @@ fn every_check_of_reports_and_metrics_is_installed() {
 #[test]
 fn checks_compute_what_they_report_before_they_report_it() {
     let mut checks = 0;
-    for entry in fs::read_dir(workspace().join("scripts")).expect("scripts") {
-        let path = entry.expect("a file").path();
+    let folder = |name| fs::read_dir(workspace().join(name)).expect("a folder");
+    let entries = folder("scripts").chain(folder("scripts/linux-guest.d"));
+    let files = entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
+    for path in files {
         let text = fs::read_to_string(&path).expect("text").replace("\\\n", " ");
         for line in text.lines().filter(|line| line.contains("echo \"ok ") || line.contains(": passed")) {
             checks += 1;

@@ -36,8 +36,8 @@ impl Devices {
     /// A device cannot be opened, or the guest cannot use it.
     pub(crate) fn open(args: &RunArgs) -> Result<Self, anyhow::Error> {
         let for_linux = args.kernel.is_some();
-        // The built-in guest works on each device with all its CPUs.
-        let lanes = if for_linux { 1 } else { args.cpus };
+        // The built-in guest works on each device with all its CPUs; a guest without is refused later.
+        let lanes = if for_linux { 1 } else { args.cpus.max(1) };
         let cards = net::cards(&args.net, for_linux, lanes)?;
         let mut all = Self::default();
         for disk in &args.disk {
