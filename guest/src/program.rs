@@ -120,26 +120,7 @@ fn bring_up<'p, P: Platform>(
                 .extend(pages.first().map(|&page| Box::new(Draw::new(rng, entry.span, page)) as Work<'p, P>));
         }
         job::NET_ECHO | job::NET_MIRROR => {
-            let [len, reply] = [entry.frame, entry.reply].map(|len| (len as usize).max(ping::SHORTEST));
-            let options = NetOptions {
-                pairs: queues,
-                receive_slots: depth as u16,
-                transmit_slots: depth as u16,
-                frame: len.max(reply),
-                // A frame lies in one slot, so that as many slots as frames in flight are enough.
-                receive_slot: usize::MAX,
-            };
-            let pairs = CardPair::open(connection()?, options, pool)?;
-            for (pair, (lane, page)) in all(pairs, pages)?.into_iter().zip(lanes) {
-                let frames = part(entry.span, entry.queues, lane);
-                works.push(match entry.job {
-                    job::NET_ECHO => {
-                        let terms = ping::PingParams { frames, len, reply, depth: depth as usize };
-                        Box::new(Ping::new(pair, terms, page))
-                    }
-                    _ => Box::new(Mirror::new(pair, options.frame, page)),
-                });
-            }
+            works = frames(connection()?, entry, depth as u16, pages, pool)?;
         }
         job::NET_SEND | job::NET_RECEIVE => {
             let direction = if entry.job == job::NET_SEND { Direction::Out } else { Direction::In };
@@ -162,6 +143,34 @@ fn bring_up<'p, P: Platform>(
         _ => {}
     }
     Ok(works)
+}
+
+/// The echo or its mirror on each pair of a card.
+fn frames<'p, P: Platform>(
+    connection: Connection<'p, P>,
+    entry: &DeviceEntry,
+    depth: u16,
+    pages: &[DiskPage],
+    pool: &mut Pool,
+) -> Result<Vec<Work<'p, P>>, Failure> {
+    let [len, reply] = [entry.frame, entry.reply].map(|len| (len as usize).max(ping::SHORTEST));
+    let options = NetOptions {
+        pairs: u16::try_from(entry.queues).unwrap_or(u16::MAX),
+        receive_slots: depth,
+        transmit_slots: depth,
+        frame: len.max(reply),
+        // A frame lies in one slot, so that as many slots as frames in flight are enough.
+        receive_slot: usize::MAX,
+    };
+    let pairs = all(CardPair::open(connection, options, pool)?, pages)?;
+    let works = pairs.into_iter().zip(0..).zip(pages).map(|((pair, lane), &page)| -> Work<'p, P> {
+        if entry.job == job::NET_MIRROR {
+            return Box::new(Mirror::new(pair, options.frame, page));
+        }
+        let frames = part(entry.span, entry.queues, lane);
+        Box::new(Ping::new(pair, ping::PingParams { frames, len, reply, depth: depth.into() }, page))
+    });
+    Ok(works.collect())
 }
 
 /// The queues that the driver got, if there is one for each report.
