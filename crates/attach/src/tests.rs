@@ -376,42 +376,60 @@ fn a_suspended_device_goes_on_where_it_was() {
     assert!(!rig.needs_reset());
 }
 
-/// An entropy device whose host side changes once.
-struct Changes(Rng, bool);
+/// An entropy device whose host side may change once, and whose reset may panic.
+struct Altered {
+    rng: Rng,
+    changes: bool,
+    reset_panics: bool,
+}
 
-impl Device for Changes {
+impl Altered {
+    fn new() -> Self {
+        Self { rng: Rng::new(), changes: false, reset_panics: false }
+    }
+}
+
+impl Device for Altered {
     fn device_id(&self) -> u32 {
-        self.0.device_id()
+        self.rng.device_id()
     }
 
     fn features(&self) -> u64 {
-        self.0.features()
+        self.rng.features()
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        self.0.queue_sizes()
+        self.rng.queue_sizes()
     }
 
     fn read_config(&self, offset: u32, out: &mut [u8]) {
-        self.0.read_config(offset, out);
+        self.rng.read_config(offset, out);
     }
 
     fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
-        self.0.start_queue(index, features)
+        self.rng.start_queue(index, features)
     }
 
     fn refresh(&mut self) -> io::Result<bool> {
-        Ok(std::mem::take(&mut self.1))
+        Ok(std::mem::take(&mut self.changes))
+    }
+
+    fn reset(&mut self) {
+        assert!(!self.reset_panics, "as the test asks");
+        self.rng.reset();
     }
 }
 
 #[test]
 fn a_refresh_of_a_suspended_device_interrupts_once_at_its_resumption() {
     let memory = memory();
-    let mut rig =
-        Rig::attached(Box::new(Changes(Rng::new(), true)), &memory, Arc::new(NoIoEventFds), 0, |builder| {
-            builder.suspendable().mmio(BASE, InterruptFn::new(|| ())).unwrap()
-        });
+    let mut rig = Rig::attached(
+        Box::new(Altered { changes: true, ..Altered::new() }),
+        &memory,
+        Arc::new(NoIoEventFds),
+        0,
+        |builder| builder.suspendable().mmio(BASE, InterruptFn::new(|| ())).unwrap(),
+    );
     rig.extension = feature::SUSPEND;
     rig.start(DESC as u32);
     let generation = rig.read(CONFIG_GENERATION);

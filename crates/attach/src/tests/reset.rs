@@ -1,35 +1,6 @@
 //! Resets with version 3 of virtio-mmio. `tests/reset.rs` has those that wait for requests.
 use super::*;
 
-/// An entropy device whose reset panics.
-struct Panics(Rng);
-
-impl Device for Panics {
-    fn device_id(&self) -> u32 {
-        self.0.device_id()
-    }
-
-    fn features(&self) -> u64 {
-        self.0.features()
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        self.0.queue_sizes()
-    }
-
-    fn read_config(&self, offset: u32, out: &mut [u8]) {
-        self.0.read_config(offset, out);
-    }
-
-    fn start_queue(&mut self, index: u16, features: u64) -> io::Result<Box<dyn QueueHandler>> {
-        self.0.start_queue(index, features)
-    }
-
-    fn reset(&mut self) {
-        panic!("as the test asks");
-    }
-}
-
 #[test]
 fn a_driver_that_polls_starts_again_and_again() {
     let mut rig = Rig::with(&memory(), Arc::new(LocalIoEventFds::default()), Builder::mmio_version_3);
@@ -44,10 +15,13 @@ fn a_driver_that_polls_starts_again_and_again() {
 
 #[test]
 fn a_reset_that_panics_does_not_end_and_holds_nobody_up() {
-    let mut rig =
-        Rig::attached(Box::new(Panics(Rng::new())), &memory(), Arc::new(NoIoEventFds), 0, |builder| {
-            builder.mmio_version_3().mmio(BASE, InterruptFn::new(|| ())).unwrap()
-        });
+    let mut rig = Rig::attached(
+        Box::new(Altered { reset_panics: true, ..Altered::new() }),
+        &memory(),
+        Arc::new(NoIoEventFds),
+        0,
+        |builder| builder.mmio_version_3().mmio(BASE, InterruptFn::new(|| ())).unwrap(),
+    );
     rig.start(DESC as u32);
     let running = rig.read(STATUS);
     rig.write(STATUS, 0);
