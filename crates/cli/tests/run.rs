@@ -385,7 +385,7 @@ fn a_host_without_kvm_is_told_what_a_kernel_needs() {
         Ok(output) if output.status.code() != Some(77) && output.status.code() != Some(1) => {
             assert_refused(&output, "a Linux guest needs KVM: there is no /dev/kvm; enable virtualization");
         }
-        other => skip(test, format!("no place of its own for /dev: {other:?}")),
+        other => skip(test, format!("cannot hide /dev from a program: {other:?}")),
     }
 }
 

@@ -97,7 +97,7 @@ pub struct CpuFigures {
     pub exits: u64,
     /// Exits by KVM's count: those to user space, and those that KVM handles itself.
     ///
-    /// `None`: KVM does not count them (Linux 5.14), or there is no KVM.
+    /// `None`: without KVM, or with one older than Linux 5.14.
     pub kvm_exits: Option<u64>,
     /// CPU time of its thread in seconds: guest code, exits, and the kernel.
     pub cpu_s: f64,
@@ -258,7 +258,7 @@ pub struct Report {
     pub exits: u64,
     /// Exits by KVM's count: those to user space, and those that KVM handles itself.
     ///
-    /// `None`: KVM does not count them (Linux 5.14), or there is no KVM.
+    /// `None`: without KVM, or with one older than Linux 5.14.
     pub kvm_exits: Option<u64>,
     /// Each processor.
     pub cpus: Vec<CpuFigures>,
